@@ -1,0 +1,31 @@
+"""Errors that are the user's to mend: shown as a message, without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Something in a spec, a plugin or a path is wrong; the message says what, where and what to do."""
+
+
+class PluginError(UserError):
+    """A plugin is unknown, ambiguous, incomplete, or does not keep to the contract of its kind."""
+
+
+class SpecError(UserError):
+    """A spec is wrong. `errors` holds every problem found, each as `file:line: path: message`."""
+
+    def __init__(self, errors: Sequence[str]) -> None:
+        super().__init__("\n".join(errors))
+        self.errors = tuple(errors)
+
+    def __reduce__(self) -> tuple[type[SpecError], tuple[tuple[str, ...]]]:
+        return type(self), (self.errors,)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest known name, or nothing."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,267 @@
+"""The mathematics of the algorithms as pure functions on tensors; definitions as in docs/algorithms.md.
+
+T chunk steps, N trajectories or rows, C actions in a chunk, M tokens in an action. Shapes are checked, never
+broadcast: `[B]` against `[B, 1]` is an outer product. Losses return one value an entry; `weighted_sum` reduces them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Rate
+
+Granularity = Literal["chunk", "action", "token"]
+LOG_RATIO_LIMIT = 20.0
+
+
+class ShapeError(UserError, ValueError):
+    """Tensors that must agree in shape do not."""
+
+
+def check_shapes(**tensors: Tensor | None) -> None:
+    """Raise ShapeError unless all given tensors (None is skipped) have one shape."""
+    given = [(name, tuple(t.shape)) for name, t in tensors.items() if t is not None]
+    if len({shape for _, shape in given}) > 1:
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in given)
+        raise ShapeError(f"shapes differ, and are never broadcast: {listed}")
+
+
+# ---------------------------------------------------------------------------------------- masks and reductions
+
+
+def valid_until_end(ended: Tensor) -> Tensor:
+    """Mask of the steps up to and including the first end of each column.
+
+    Args:
+        ended: bool [S, N], time-major.
+    Returns: bool [S, N].
+    """
+    before = ended.long().cumsum(0) - ended.long()
+    return before == 0
+
+
+def weighted_sum(entries: Tensor, weights: Tensor) -> Tensor:
+    """sum(weights * entries), where entries that are not weighted may hold anything, NaN included."""
+    check_shapes(entries=entries, weights=weights)
+    return torch.where(weights != 0, entries * weights, torch.zeros_like(entries)).sum()
+
+
+def reduce_tokens(per_token: Tensor, valid: Tensor, granularity: Granularity) -> Tensor:
+    """Sum log-probs (or entropies) of tokens to the granularity of the ratio; invalid actions add nothing.
+
+    Args:
+        per_token: [B, C, M].   valid: bool [B, C].
+    Returns: [B] for "chunk", [B, C] for "action", [B, C, M] for "token".
+    """
+    check_shapes(per_token=per_token[..., 0], valid=valid)
+    masked = torch.where(valid.unsqueeze(-1), per_token, torch.zeros_like(per_token))
+    if granularity == "token":
+        return masked
+    return masked.sum(-1) if granularity == "action" else masked.sum((-1, -2))
+
+
+def expand_to(coarse: Tensor, fine: Tensor, mean: bool = False) -> Tensor:
+    """Repeat [B] or [B, C] over the trailing dimensions of `fine`; `mean` divides by the number of repeats, so that
+    weights keep their sum. Leading dimensions must agree."""
+    if coarse.shape != fine.shape[: coarse.dim()]:
+        raise ShapeError(f"{list(coarse.shape)} cannot be expanded to {list(fine.shape)}: leading dimensions differ")
+    repeats = math.prod(fine.shape[coarse.dim() :])
+    expanded = coarse.reshape(*coarse.shape, *[1] * (fine.dim() - coarse.dim())).expand(fine.shape)
+    return expanded / repeats if mean else expanded
+
+
+def episode_lengths(valid: Tensor, ended: Tensor) -> Tensor:
+    """For each entry the number of valid entries of its episode within the column.
+
+    Args:
+        valid, ended: bool [S, N], time-major; an episode's last entry is the one where `ended`.
+    Returns: float32 [S, N], at least 1.
+    """
+    check_shapes(valid=valid, ended=ended)
+    index = ended.long().cumsum(0) - ended.long()
+    counts = torch.zeros(valid.shape[0] + 1, valid.shape[1], dtype=torch.float32)
+    counts.scatter_add_(0, index, valid.float())
+    return counts.gather(0, index).clamp(min=1.0)
+
+
+def loss_weights(valid: Tensor, ended: Tensor, aggregation: str) -> tuple[Tensor, Tensor]:
+    """Weights and divisor counts of the named aggregation.
+
+    Args:
+        valid, ended: bool [S, N], time-major (S chunk steps or actions).
+        aggregation: "step-mean": every valid entry alike; "trajectory-mean": 1/T_i an entry, so that every episode
+            weighs the same (RLinf-VLA, eq. 12); "rlinf": T_max/T_i over the count of *all* entries.
+    Returns: (weights, counts), float32 [S, N]; the loss is sum(weights * l) / sum(counts).
+    """
+    check_shapes(valid=valid, ended=ended)
+    mask = valid.float()
+    if aggregation == "step-mean":
+        return mask, mask
+    weights = mask / episode_lengths(valid, ended)
+    if aggregation == "trajectory-mean":
+        return weights, weights
+    if aggregation == "rlinf":
+        return weights * valid.shape[0], torch.ones_like(weights)
+    raise UserError(f"unknown aggregation {aggregation!r}; there are: step-mean, trajectory-mean, rlinf")
+
+
+def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
+    """(values - mean) / (std + eps) with the statistics of the entries in `mask` (unbiased std); 0 elsewhere."""
+    check_shapes(values=values, mask=mask)
+    inside = values[mask]
+    if inside.numel() < 2:
+        return torch.zeros_like(values)
+    return torch.where(mask, (values - inside.mean()) / (inside.std() + eps), torch.zeros_like(values))
+
+
+# ------------------------------------------------------------------------------------------------- advantages
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation with terminations and truncations apart (Schulman et al. 2016, eq. 11-16):
+
+        delta_t = r_t + gamma * V_{t+1} * (1 - terminated_t) - V_t,   A_t = delta_t + gamma * lam * (1 - ended_t) * A_{t+1}
+
+    Args:
+        rewards, values: float [S, N], time-major.
+        next_values: float [S, N]: read where an entry is truncated (value of the episode's *final* observation) and
+            in the last entry (value of the next observation); elsewhere V_{t+1} = values[t + 1].
+        terminated, truncated: bool [S, N]; ended = terminated | truncated.
+    Returns: (advantages, returns = advantages + values), float [S, N].
+    """
+    check_shapes(rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated)
+    ended = terminated | truncated
+    advantages = torch.zeros_like(rewards)
+    running = torch.zeros_like(rewards[0])
+    for t in reversed(range(rewards.shape[0])):
+        following = next_values[t] if t == rewards.shape[0] - 1 else torch.where(ended[t], next_values[t], values[t + 1])
+        delta = rewards[t] + gamma * following * (~terminated[t]).float() - values[t]
+        running = delta + gamma * lam * (~ended[t]).float() * running
+        advantages[t] = running
+    return advantages, advantages + values
+
+
+def group_advantages(scores: Tensor, groups: Tensor, *, normalize_by_std: bool = True, eps: float = 1e-6) -> Tensor:
+    """GRPO (Shao et al. 2024): (score - mean of its group) / (unbiased std of its group + eps); 0 in a group of one
+    and in a group of equal scores. `normalize_by_std=False` is Dr. GRPO (Liu et al. 2025).
+
+    Args:
+        scores: float [N].   groups: int64 [N], equal numbers are one group.
+    Returns: float [N].
+    """
+    check_shapes(scores=scores, groups=groups)
+    out = torch.zeros_like(scores)
+    for group in groups.unique():
+        members = groups == group
+        inside = scores[members]
+        if inside.numel() < 2 or bool((inside == inside[0]).all()):
+            continue
+        centred = inside - inside.mean()
+        out[members] = centred / (inside.std() + eps) if normalize_by_std else centred
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------- losses
+
+
+def log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """log r = lp - lp_old, clamped to +-20 so that exp stays finite."""
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs)
+    return (log_probs - old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def clipped_surrogate(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    low: float,
+    high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """PPO's clipped objective an entry, to be minimised: max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(lp - lp_old).
+
+    Args:
+        log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
+        dual_clip: c > 1 bounds the loss by -A c where A < 0 (Ye et al. 2020).
+    Schulman et al. 2017, eq. 7; `low != high` is the clip-higher of DAPO (Yu et al. 2025).
+    """
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    ratio = log_ratio(log_probs, old_log_probs).exp()
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    return loss
+
+
+def clipped(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
+    """bool: entries where the clip took the gradient away (the clipped branch is the larger loss and is outside)."""
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    ratio = log_ratio(log_probs, old_log_probs).exp()
+    return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
+
+
+def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
+    """KL(pi || other) an entry, from samples of pi (Schulman 2020): with d = lp_other - lp,
+    k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
+    d = log_ratio(other_log_probs, log_probs)
+    return {"k1": lambda: -d, "k2": lambda: d.square() / 2, "k3": lambda: d.exp() - 1 - d}[estimator]()
+
+
+def value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None, huber_delta: float | None
+) -> Tensor:
+    """Critic loss an entry: max(h(R - v), h(R - v_clip)), v_clip = v_old + clip(v - v_old, -c, c).
+
+    Args:
+        values, returns, old_values: one shape; gradients flow through the first only.
+        clip: c, None: no clipping.   huber_delta: h is Huber's loss with this delta; None: half the squared error.
+    """
+    check_shapes(values=values, returns=returns, old_values=old_values)
+
+    def penalty(error: Tensor) -> Tensor:
+        if huber_delta is None:
+            return error.square() / 2
+        small = error.abs() <= huber_delta
+        return torch.where(small, error.square() / 2, huber_delta * (error.abs() - huber_delta / 2))
+
+    loss = penalty(returns - values)
+    if clip is not None:
+        loss = torch.maximum(loss, penalty(returns - (old_values + (values - old_values).clamp(-clip, clip))))
+    return loss
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - var(R - v) / var(R) over the entries in mask; 0 when the returns do not vary."""
+    check_shapes(values=values, returns=returns, mask=mask)
+    inside = returns[mask]
+    if inside.numel() < 2 or float(inside.var()) == 0.0:
+        return 0.0
+    return 1.0 - float((inside - values[mask]).var() / inside.var())
+
+
+# ------------------------------------------------------------------------------------------------- statistics
+
+
+def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
+    """Success rate with the 95 % interval of Wilson (1927); n = 0 gives the whole unit interval."""
+    if n == 0:
+        return Rate(rate=0.0, n=0, low=0.0, high=1.0)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return Rate(rate=p, n=n, low=max(0.0, centre - half), high=min(1.0, centre + half))

@@ -1,0 +1,241 @@
+"""The contracts of vla-rl: one abstract class a kind of plugin.
+
+Each method is also a pluggy hook specification: subclassing is all an author does, and `@hookimpl(wrapper=True)`
+functions of the same name wrap every component of that kind. Specifications and implementations take no default
+arguments (pluggy drops them); an implementation may leave out arguments that it does not use.
+Shapes: N simulator rows, B samples, C actions in a chunk, A action dimensions, M log-probs an action.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from vla_rl.core.randomness import Noise
+    from vla_rl.core.types import (
+        Advantages,
+        Array,
+        Batch,
+        Chunk,
+        ChunkResult,
+        Cluster,
+        EnvInfo,
+        Evaluation,
+        Job,
+        Loss,
+        Observation,
+        Plan,
+        ResetState,
+        Rollout,
+        Run,
+        Scores,
+    )
+
+hookspec = pluggy.HookspecMarker("vla_rl")
+hookimpl = pluggy.HookimplMarker("vla_rl")
+
+
+class VLAModel(ABC):
+    """A policy over action chunks; owns an `nn.Module`. Entry-point group `vla_rl.models`."""
+
+    module: torch.nn.Module
+    """All parameters; those with `requires_grad` are trained. Names that start with `value_head.` are the critic."""
+    tokens_per_action: int
+    """M."""
+
+    @hookspec(firstresult=True)
+    def encode_actions(self, actions: Array) -> torch.Tensor:
+        """float [B, C, A] in the simulator's units -> int64 [B, C, M]. Raises TypeError for a model without tokens."""
+        raise TypeError(f"{type(self).__name__} has no action tokens")
+
+    @hookspec(firstresult=True)
+    def decode_actions(self, tokens: Array) -> torch.Tensor:
+        """int64 [B, C, M] -> float32 [B, C, A], un-normalised with the checkpoint's statistics."""
+        raise TypeError(f"{type(self).__name__} has no action tokens")
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        """Choose a chunk for each row, without gradient. `noise` hands out keyed uniforms and normals a row (tokens
+        are drawn by inverse CDF); `greedy` takes the mode. `log_probs` are those of the distribution sampled."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
+        """Score recorded chunks with gradient: log_probs and entropy [B, C, M], values [B] | [B, C] | None.
+        With the weights that sampled them, log_probs equal the recorded ones."""
+
+    @hookspec(firstresult=True)
+    def values(self, obs: Observation) -> torch.Tensor:
+        """Critic only: no gradient, no action generation. -> [B] or [B, C]. Raises TypeError without a value head."""
+        raise TypeError(f"{type(self).__name__} has no value head")
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def imitation_loss(self, obs: Observation, actions: Array) -> torch.Tensor:
+        """Behaviour cloning of float [B, C, A], with gradient: a scalar, mean over the batch."""
+
+    @hookspec(firstresult=True)
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Trainable (name, tensor) pairs in publishing order."""
+        return [(name, p.detach()) for name, p in self.module.named_parameters() if p.requires_grad]
+
+    @hookspec(firstresult=True)
+    def load_weights(self, pairs: Iterable[tuple[str, Array]]) -> bool:
+        """Copy published pairs into the module. -> True. Raises KeyError for a name that is not there."""
+        import torch
+
+        own = dict(self.module.named_parameters())
+        with torch.no_grad():
+            for name, tensor in pairs:
+                own[name].copy_(torch.as_tensor(tensor))
+        return True
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def save(self, folder: Path) -> bool:
+        """Write the model's own public format, statistics included, loadable as `checkpoint:`. -> True."""
+
+
+class SimEnv(ABC):
+    """A batch of N simulator rows. Core adds resets, limits, masks, groups and statistics (`core/episodes.py`).
+    Entry-point group `vla_rl.envs`."""
+
+    num_envs: int
+    info: EnvInfo
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def reset_states(self, split: str) -> tuple[ResetState, ...]:
+        """Fixed initial states of "train" or "eval", in a stable order. The two never share an id or a scene."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def reset(self, rows: Array, state_ids: Array, seed: Array) -> Observation:
+        """Put rows (int64 [R]) into states (int64 [R]); `seed` (int64 [R]) keys whatever else is random in the
+        episode. -> Observation of those R rows, in that order; the other rows are untouched."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def chunk_step(self, actions: Array, active: Array, stop_at_end: bool) -> ChunkResult:
+        """Apply up to C actions, float [N, C, A], to the rows where `active` (bool [N]). `stop_at_end`: a row stops
+        executing at its first terminated or truncated action; else it executes all. Cameras render once, at the end."""
+
+    @hookspec(firstresult=True)
+    def expert_chunk(self) -> Array:
+        """Optional: a scripted demonstrator's next chunk from the current states, float32 [N, C, A] with C as in
+        `Context.chunk`. Has no effect on the rows."""
+        raise TypeError(f"{type(self).__name__} has no scripted expert")
+
+    @hookspec(firstresult=True)
+    def snapshot(self) -> Any:
+        """Optional, for offload: everything `restore` needs to go on where this left off."""
+        raise TypeError(f"{type(self).__name__} cannot be offloaded")
+
+    @hookspec(firstresult=True)
+    def restore(self, snapshot: Any) -> bool:
+        """Optional, for offload. -> True."""
+        raise TypeError(f"{type(self).__name__} cannot be offloaded")
+
+    @hookspec(firstresult=True)
+    def close(self) -> bool:
+        """Free processes and GL contexts; may be called twice. -> True."""
+        return True
+
+
+class Algorithm(ABC):
+    """Advantages and a loss; no model, no simulator, no device choice, no logging. Group `vla_rl.algorithms`."""
+
+    needs: frozenset[str] = frozenset()
+    """Of "values", "groups", "reference": provided by the runtime, refused early when impossible."""
+    value_granularity: str = "chunk"
+    """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
+
+    @hookspec(firstresult=True)
+    def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
+        """Optional; runs where the heavy part is. N arrays uint8 [frames, H, W, 3] -> float32 [N, D] for
+        `Rollout.features`."""
+        return None
+
+    @hookspec(firstresult=True)
+    def shape_rewards(self, rollout: Rollout) -> Rollout:
+        """The rollout with rewards rewritten. Default: unchanged."""
+        return rollout
+
+    @hookspec(firstresult=True)
+    def select(self, rollout: Rollout) -> torch.Tensor:
+        """bool [N]: trajectories to keep. What is dropped leaves loss, normalisers and counts. Default: all."""
+        import torch
+
+        return torch.ones(rollout.valid.shape[1], dtype=torch.bool)
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def advantages(self, rollout: Rollout) -> Advantages:
+        """From the light part of the whole (selected) rollout, without gradient."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        """The loss of one micro-batch on a learner rank; totals are summed, so weights carry the normalisation."""
+
+
+class Placement(ABC):
+    """Resources in, plan out; pure, Ray never appears here. Entry-point group `vla_rl.placement`."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def plan(self, cluster: Cluster, job: Job) -> Plan:
+        """Slots of each role, stages, window, max_lag, offload. Raises `DoesNotFit` with the numbers."""
+
+
+class RunEvents:
+    """Listeners, called on the driver; every one hears every event. Entry-point group `vla_rl.hooks`."""
+
+    @hookspec
+    def on_run_start(self, run: Run) -> None:
+        """Before the first evaluation or rollout, in a fresh or a resumed run."""
+
+    @hookspec
+    def frames_wanted(self, step: int) -> int:
+        """Before the evaluation at `step`: of how many episodes frames shall be recorded; the largest answer wins."""
+
+    @hookspec
+    def on_rollout_end(self, run: Run, step: int, rollout: Rollout, metrics: dict[str, float]) -> None:
+        """After the rollout of `step`, before its update."""
+
+    @hookspec
+    def on_update_end(self, run: Run, step: int, metrics: dict[str, float]) -> None:
+        """After the optimiser steps of `step`; `metrics` holds everything measured in the whole iteration."""
+
+    @hookspec
+    def on_weights_published(self, run: Run, step: int, version: int) -> None:
+        """After policies hold `version`."""
+
+    @hookspec
+    def on_eval_end(self, run: Run, step: int, evaluation: Evaluation) -> None:
+        """After an evaluation (step 0: before training)."""
+
+    @hookspec
+    def on_checkpoint(self, run: Run, step: int, folder: Path) -> None:
+        """After a checkpoint was renamed to its final place."""
+
+    @hookspec
+    def on_progress(self, run: Run, phase: str, done: int, total: int) -> None:
+        """Now and then within a phase ("warmup", "rollout", "update", "eval"): `done` of `total`."""
+
+    @hookspec
+    def on_fault(self, run: Run, step: int, message: str) -> None:
+        """After something broke that the run survives."""
+
+    @hookspec
+    def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
+        """Last; `results` is the content of results.json."""

@@ -1,0 +1,173 @@
+"""From what workers report to one light rollout, and from its samples to the optimiser steps of each rank. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from attrs import field, frozen
+
+from vla_rl.core.randomness import generator
+from vla_rl.core.runtime.lanes import LaneSlice
+from vla_rl.core.runtime.learner import OptimizerStep
+from vla_rl.core.types import Advantages, Rollout
+
+Array = np.ndarray[Any, Any]
+Result = dict[str, Any]
+
+
+@frozen(kw_only=True)
+class Block:
+    """One lane in one round: columns `first` .. `first + lane.rows - 1` of the rollout."""
+
+    lane: LaneSlice
+    round_index: int
+    first: int
+    sim: Result
+    policy: Result
+
+
+@frozen(kw_only=True, eq=False)
+class Samples:
+    """The trainable samples (chunk steps) of a rollout: where each lies in time-major order."""
+
+    steps: Array
+    columns: Array
+    """int64 [S]: t and n."""
+    blocks: Array
+    places: Array
+    """int64 [S]: index of the block, and place on its worker's shelf."""
+
+
+def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int) -> tuple[Rollout, Array, Array]:
+    """-> (light rollout, shelf place of each chunk step int64 [T, N] (-1: none), block of each column int64 [N])."""
+    columns = max(block.first + block.lane.rows for block in blocks)
+    length = max(block.sim["light"]["valid"].shape[0] for block in blocks)
+
+    def gather(part: str, key: str, fill: float = 0) -> torch.Tensor | None:
+        if key not in getattr(blocks[0], part)["light"]:
+            return None
+        sample = getattr(blocks[0], part)["light"][key]
+        out = np.full((length, columns, *sample.shape[2:]), fill, sample.dtype)
+        for block in blocks:
+            array = getattr(block, part)["light"][key]
+            out[: array.shape[0], block.first : block.first + block.lane.rows] = array
+        return torch.from_numpy(out)
+
+    column = np.arange(columns)
+    success = np.zeros(columns, bool)
+    owner = np.zeros(columns, np.int64)
+    for index, block in enumerate(blocks):
+        owner[block.first : block.first + block.lane.rows] = index
+        for row, episode in block.sim["first_episode"].items():
+            success[block.first + row] = episode.success_once
+    tensors = {key: gather("sim", key) for key in ("rewards", "terminated", "truncated", "valid")}
+    tensors |= {key: gather("policy", key) for key in ("log_probs", "values", "next_values", "versions")}
+    rollout = Rollout(
+        step=step,
+        groups=torch.from_numpy(column // num_envs * (num_envs // group_size) + column % num_envs // group_size),
+        success=torch.from_numpy(success),
+        episodes=tuple(episode for block in blocks for episode in block.sim["episodes"]),
+        **tensors,  # type: ignore[arg-type]
+    )
+    places = gather("policy", "sample", fill=-1)
+    assert places is not None
+    return rollout, places.numpy(), owner
+
+
+def take_columns(rollout: Rollout, columns: Array) -> Rollout:
+    """The rollout of these trajectories only; episodes stay for the record."""
+    index = torch.from_numpy(columns)
+    changes = {}
+    for name in ("rewards", "terminated", "truncated", "valid", "log_probs", "values", "next_values", "versions"):
+        tensor = getattr(rollout, name)
+        changes[name] = None if tensor is None else tensor[:, index]
+    for name in ("groups", "success", "features"):
+        tensor = getattr(rollout, name)
+        changes[name] = None if tensor is None else tensor[index]
+    return attrs.evolve(rollout, **changes)
+
+
+def find_samples(rollout: Rollout, columns: Array, places: Array, owner: Array) -> Samples:
+    """Samples of a rollout that was cut to `columns`, in time-major order."""
+    steps, kept = np.nonzero(rollout.samples.numpy())
+    return Samples(steps=steps, columns=kept, blocks=owner[columns[kept]], places=places[steps, columns[kept]])
+
+
+def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> dict[str, Array | None]:
+    """`Batch`'s light fields [S, ...] of all samples, weights not yet divided, plus "counts" and "value_counts" [S]."""
+
+    def pick(tensor: torch.Tensor | None) -> Array | None:
+        return None if tensor is None else tensor.numpy()[samples.steps, samples.columns]
+
+    def total(tensor: torch.Tensor | None) -> Array:
+        array = pick(tensor)
+        return np.zeros(len(samples.steps)) if array is None else array.reshape(len(array), -1).sum(1, dtype=np.float64)
+
+    counts = advantages.weights if advantages.counts is None else advantages.counts
+    return {
+        "valid": pick(rollout.valid),
+        "log_probs": pick(rollout.log_probs),
+        "values": pick(rollout.values),
+        "versions": pick(rollout.versions),
+        "advantages": pick(advantages.advantages),
+        "weights": pick(advantages.weights),
+        "returns": pick(advantages.returns),
+        "value_weights": pick(advantages.value_weights),
+        "counts": total(counts),
+        "value_counts": total(advantages.value_weights),
+    }
+
+
+@frozen(kw_only=True, eq=False)
+class Share:
+    """What one learner rank trains on: samples in its own order, and its micro-batches of each optimiser step."""
+
+    samples: Array
+    """int64: indices into all samples."""
+    steps: list[OptimizerStep] = field(factory=list)
+
+
+def share_out(
+    ranks: Array,
+    order: Array,
+    light: dict[str, Array | None],
+    *,
+    world: int,
+    seed: int,
+    step: int,
+    epochs: int,
+    global_batch: int | None,
+    micro_batch: int,
+) -> list[Share]:
+    """Optimiser steps of one iteration. Which sample is in which step depends on (seed, step, epoch) alone, never on
+    the number of ranks; divisors count the whole step.
+
+    Args:
+        ranks: int64 [S], learner rank of each sample.   order: int64 [S], sort key of a sample within its rank.
+    """
+    count = len(ranks)
+    size = global_batch or count
+    counts, value_counts = light["counts"], light["value_counts"]
+    assert counts is not None and value_counts is not None
+    shares = [Share(samples=np.lexsort((order, ranks != rank))[: int((ranks == rank).sum())]) for rank in range(world)]
+    place = np.zeros(count, np.int64)
+    for share in shares:
+        place[share.samples] = np.arange(len(share.samples))
+    for epoch in range(epochs):
+        shuffled = generator(seed, "mini-batches", step, epoch).permutation(count)
+        for start in range(0, count, size):
+            members = shuffled[start : start + size]
+            for rank, share in enumerate(shares):
+                own = place[members[ranks[members] == rank]]
+                share.steps.append(
+                    OptimizerStep(
+                        micro_batches=tuple(own[i : i + micro_batch] for i in range(0, len(own), micro_batch)),
+                        divisor=max(float(counts[members].sum()), 1e-8),
+                        value_divisor=max(float(value_counts[members].sum()), 1e-8),
+                    )
+                )
+    return shares

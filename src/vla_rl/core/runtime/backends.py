@@ -1,0 +1,195 @@
+"""Where workers live: in this process (for the debugger and golden tests), or as Ray actors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from time import time
+from typing import Any
+
+import psutil
+import torch
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.runtime.worker import Seat, Worker
+from vla_rl.core.spec import Spec
+from vla_rl.core.types import Cluster
+
+
+class WorkerDied(UserError):
+    """A worker's process ended while it was needed."""
+
+
+class CallHung(UserError):
+    """A call outlasted `runtime.deadline_s`."""
+
+
+class Backend(ABC):
+    """Calls to workers by index; a reference stands for a result that may still be on its way."""
+
+    @abstractmethod
+    def cluster(self) -> Cluster: ...
+
+    @abstractmethod
+    def start(self, spec: Spec, seats: Sequence[Seat]) -> None: ...
+
+    @abstractmethod
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+        """-> a reference, or a list of `returns` references. Arguments may be references."""
+
+    @abstractmethod
+    def get(self, reference: Any) -> Any:
+        """Wait for a result; raises what the call raised, WorkerDied, or CallHung."""
+
+    @abstractmethod
+    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+        """Wait until at least one is there (or the timeout), -> those that are."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers; may be called twice, also after an error."""
+
+
+class LocalBackend(Backend):
+    """One worker with all roles in this process. References are the results themselves."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+
+    def cluster(self) -> Cluster:
+        return machine()
+
+    def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
+        self.worker = Worker(spec, seats[0])
+
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+        assert self.worker is not None
+        return self.worker.call(role, method, *arguments)
+
+    def get(self, reference: Any) -> Any:
+        return reference
+
+    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+        return list(references)
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
+
+
+class RayBackend(Backend):
+    """One Ray actor a worker; arguments and results travel through Ray's object store, by reference."""
+
+    def __init__(self, address: str | None, deadline_s: float):
+        import ray
+
+        self.ray, self.deadline = ray, deadline_s
+        self.actors: list[Any] = []
+        self.names: list[str] = []
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        path = os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, sys.path)]))
+        self.owner = not ray.is_initialized()
+        if self.owner:
+            try:
+                ray.init(
+                    address=address or "local",
+                    include_dashboard=False if address is None else None,
+                    logging_level="ERROR",
+                    log_to_driver=True,
+                    runtime_env={"env_vars": {"PYTHONPATH": path}},
+                )
+            except (ConnectionError, ValueError) as exc:
+                raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
+
+    def cluster(self) -> Cluster:
+        resources = self.ray.cluster_resources()
+        return Cluster(
+            cpus=resources.get("CPU", 1.0), gpus=int(resources.get("GPU", 0)), memory=int(resources.get("memory", 0))
+        )
+
+    def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
+        data = spec.to_dict()
+        actor = self.ray.remote(_Actor)
+        for place in seats:
+            slot = place.slot
+            options = {"num_cpus": slot.cpus, "num_gpus": slot.gpus, "concurrency_groups": {"monitor": 1}}
+            self.actors.append(actor.options(**options).remote(data, place))
+            self.names.append(f"worker {place.index} ({', '.join(slot.roles)})")
+
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+        return self.actors[worker].call.options(num_returns=returns).remote(role, method, *arguments)
+
+    def get(self, reference: Any) -> Any:
+        while True:
+            there, _ = self.ray.wait([reference], timeout=self.deadline)
+            if there:
+                return self._result(there[0])
+            self._raise_if_hung()
+
+    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+        there, _ = self.ray.wait(list(references), num_returns=1, timeout=self.deadline if timeout is None else timeout)
+        if not there and timeout is None:
+            self._raise_if_hung()
+        more, _ = self.ray.wait(list(references), num_returns=len(references), timeout=0)
+        return list(more)
+
+    def close(self) -> None:
+        actors, self.actors = self.actors, []
+        if not self.ray.is_initialized():
+            return
+        closing = [actor.call.remote("worker", "close") for actor in actors]
+        if closing:
+            self.ray.wait(closing, num_returns=len(closing), timeout=10)
+        for actor in actors:
+            self.ray.kill(actor)
+        if self.owner:
+            self.ray.shutdown()
+
+    def _result(self, reference: Any) -> Any:
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as exc:
+            cause = exc.cause
+            if isinstance(cause, Exception):
+                cause.add_note(f"raised in a Ray worker:\n{exc.traceback_str}")
+                raise cause from None
+            raise
+        except self.ray.exceptions.RayActorError as exc:
+            dead = [name for actor, name in zip(self.actors, self.names, strict=True) if actor._actor_id.hex() in str(exc)]
+            raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {exc}") from exc
+
+    def _raise_if_hung(self) -> None:
+        """Ask every worker what it is doing; a second thread answers while the first is stuck."""
+        for actor, name in zip(self.actors, self.names, strict=True):
+            answer = actor.doing.remote()
+            there, _ = self.ray.wait([answer], timeout=10)
+            if not there:
+                raise CallHung(f"{name} does not answer (deadline {self.deadline:g} s, runtime.deadline_s)")
+            what, since = self._result(answer)
+            if what != "idle" and time() - since > self.deadline:
+                raise CallHung(
+                    f"{what} has not returned for {time() - since:.0f} s (deadline {self.deadline:g} s, "
+                    f"runtime.deadline_s); its output is above"
+                )
+
+
+class _Actor:
+    def __init__(self, data: dict[str, Any], place: Seat):
+        self.worker = Worker(data, place)
+
+    def call(self, role: str, method: str, *arguments: Any) -> Any:
+        return self.worker.call(role, method, *arguments)
+
+    def doing(self) -> tuple[str, float]:
+        return self.worker.doing
+
+    doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+
+def machine() -> Cluster:
+    """This machine."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Cluster(cpus=float(cpus), gpus=torch.cuda.device_count(), memory=psutil.virtual_memory().available)

@@ -1,0 +1,404 @@
+"""The runtime as the loop sees it: roll out, update, evaluate, warm up, save. It starts the plan's workers and passes
+references between them; frames and weights never go through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.functional import wilson
+from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plugins import build, hook_modules, load
+from vla_rl.core.randomness import generator
+from vla_rl.core.runtime.assemble import Block, assemble, find_samples, light_arrays, share_out
+from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
+from vla_rl.core.runtime.lanes import Lane, LaneSlice, Mode, drive
+from vla_rl.core.runtime.sim import EvalItem
+from vla_rl.core.runtime.worker import Seat, build_algorithm
+from vla_rl.core.seats import seat
+from vla_rl.core.spec import Spec
+from vla_rl.core.types import Advantages, Cluster, Context, Episode, Evaluation, Job, Plan, Rollout, Slot, Window
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, int, int], None]
+SUPPORTED_NEEDS = frozenset({"values", "groups"})
+
+
+def plan_for(spec: Spec, cluster: Cluster) -> Plan:
+    """Ask the placement plugin. Raises DoesNotFit."""
+    component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
+    placement: Placement = seat("placement", component, spec.placement.type, hook_modules(spec.plugins))
+    job = Job(
+        num_envs=spec.env.num_envs,
+        group_size=spec.rollout.group_size,
+        env=spec.env.type,
+        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+    )
+    return placement.plan(cluster, job)
+
+
+def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
+    """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker."""
+    sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
+    for role, slots in (("sim", sims), ("policy", policies), ("learner", learners)):
+        if not slots:
+            raise UserError(f"the placement has no slot for the {role} role")
+    count = len(sims) * plan.stages
+    if num_envs % count:
+        raise UserError(f"{num_envs} rows cannot be shared evenly by {count} lanes ({len(sims)} sim slots x {plan.stages})")
+    rows = num_envs // count
+    lanes = [LaneSlice(index=i, first_row=i * rows, rows=rows) for i in range(count)]
+    if one_process:
+        slot = Slot(
+            roles=("sim", "policy", "learner"),
+            device=plan.slots[policies[0]].device,
+            cpus=sum(s.cpus for s in plan.slots),
+        )
+        window = Window(max_batch=_window_rows(plan, lanes, len(policies)))
+        return [Seat(index=0, slot=slot, lanes=tuple(lanes), served=tuple(lanes), window=window, rank=0, world=1)]
+    of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
+    server = {slot: slot if slot in policies else policies[i % len(policies)] for i, slot in enumerate(sims)}
+    return [
+        Seat(
+            index=i,
+            slot=slot,
+            lanes=of_sim.get(i, ()),
+            served=tuple(lane for sim in sims if server[sim] == i for lane in of_sim[sim]),
+            window=Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait),
+            rank=learners.index(i) if i in learners else -1,
+            world=len(learners),
+        )
+        for i, slot in enumerate(plan.slots)
+    ]
+
+
+def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
+    """Rows of one inference: as the plan says; with stages a lane, so that lanes overlap; else all of a policy's rows."""
+    if plan.window.max_batch is not None:
+        return plan.window.max_batch
+    return lanes[0].rows if plan.stages > 1 else sum(lane.rows for lane in lanes) // policies
+
+
+class Runtime:
+    def __init__(self, spec: Spec):
+        self.spec = spec
+        self.algorithm = build_algorithm(spec)
+        self._check_needs()
+        local = spec.runtime.backend == "local"
+        self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
+        try:
+            self.plan = plan_for(spec, self.backend.cluster())
+            self.seats = seats_for(self.plan, spec.env.num_envs, one_process=local)
+            self._start()
+        except BaseException:
+            self.backend.close()
+            raise
+        self.version = 0
+        self.progress: Progress = lambda phase, done, total: None
+
+    # -------------------------------------------------------------------------------------------------- rollout
+
+    def rollout(self, step: int) -> tuple[Rollout, dict[str, float]]:
+        """Play one rollout everywhere. -> (its light part, metrics)."""
+        before = perf_counter()
+        spec = self.spec
+        rounds = 1 if spec.rollout.auto_reset != "off" else (spec.rollout.episodes or 0) // spec.env.num_envs
+        mode = Mode(purpose="action", greedy=False, keep=True)
+        pending = {s.index: self._call(s.index, "worker", "play_train", step, rounds) for s in self.seats if s.near}
+        played: dict[tuple[int, int], tuple[Any, Any]] = {}
+        for place in self.policies:
+            if place.near:
+                continue
+            for r in range(rounds):
+                self._drive(place, mode, lambda lane, r=r: ("begin_train", lane.slice.index, step, r))
+                for lane in place.served:
+                    sim = self._call(self.home[lane.index], "sim", "collect", lane.index)
+                    policy = self._call(place.index, "policy", "collect", lane.index, r, lane.rows)
+                    played[r, lane.index] = (self.backend.get(sim), self.backend.get(policy))
+        for index, reference in pending.items():
+            for r, results in enumerate(self.backend.get(reference)):
+                for lane, pair in zip(self.seats[index].lanes, results, strict=True):
+                    played[r, lane.index] = pair
+        blocks = [
+            Block(lane=lane, round_index=r, first=r * spec.env.num_envs + lane.first_row, sim=sim, policy=policy)
+            for r in range(rounds)
+            for lane in self.lanes
+            for sim, policy in (played[r, lane.index],)
+        ]
+        rollout, places, owner = assemble(step, blocks, spec.env.num_envs, spec.rollout.group_size)
+        self._shelf = (blocks, places, owner)
+        seconds = perf_counter() - before
+        return rollout, self._rollout_metrics(rollout, blocks, seconds)
+
+    def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
+        """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
+        before = perf_counter()
+        spec, (blocks, places, owner) = self.spec, self._shelf
+        samples = find_samples(kept, keep, places, owner)
+        count = len(samples.steps)
+        light = light_arrays(kept, advantages, samples)
+        maker = np.array([self.server[block.lane.index] for block in blocks])[samples.blocks]
+        ranks = self._ranks_of(maker)
+        order = (maker * len(blocks) + samples.blocks) * (int(samples.places.max()) + 1) + samples.places
+        shares = share_out(
+            ranks,
+            order,
+            light,
+            world=len(self.learners),
+            seed=spec.seed,
+            step=kept.step,
+            epochs=spec.train.epochs,
+            global_batch=spec.train.global_batch,
+            micro_batch=spec.train.micro_batch,
+        )
+        pending = []
+        for place, share in zip(self.learners, shares, strict=True):
+            wanted: dict[int, list[Any]] = {}
+            for b in dict.fromkeys(samples.blocks[share.samples].tolist()):
+                block = blocks[b]
+                inside = samples.places[share.samples[samples.blocks[share.samples] == b]]
+                wanted.setdefault(self.server[block.lane.index], []).append(((block.lane.index, block.round_index), inside))
+            own = wanted.pop(place.index, None)
+            parts = [self._call(worker, "policy", "take_heavy", keys, True) for worker, keys in sorted(wanted.items())]
+            of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
+            pending.append(
+                self._call(place.index, "worker", "update", kept.step, own, of_rank, share.steps, *parts)
+            )
+        results = [self.backend.get(reference) for reference in pending]
+        self.version += 1
+        self._publish()
+        metrics: dict[str, float] = {"update/samples": float(count), "update/optimizer_steps": float(len(shares[0].steps))}
+        for result in results:
+            for name, value in result["sums"].items():
+                metrics[name] = metrics.get(name, 0.0) + value
+            for name, value in result["maxima"].items():
+                metrics[name] = max(metrics.get(name, value), value)
+        metrics["time/learner"] = max(result["seconds"] for result in results)
+        metrics["time/update"] = perf_counter() - before
+        return metrics
+
+    # ----------------------------------------------------------------------------------- evaluation and warm-up
+
+    def evaluate(self, step: int, frames: int = 0) -> Evaluation:
+        """Every evaluation state once per repeat. The result does not depend on how rows are placed."""
+        before = perf_counter()
+        spec, num_envs = self.spec, self.spec.env.num_envs
+        items = self._eval_items(frames)
+        episodes: list[Episode] = []
+        recorded: list[Any] = []
+        mode = Mode(purpose="evaluation", greedy=spec.eval.greedy, keep=False)
+        for start in range(0, len(items), num_envs):
+            self.progress("eval", start, len(items))
+            round_items: list[EvalItem | None] = [*items[start : start + num_envs]]
+            round_items += [None] * (num_envs - len(round_items))
+            of_lane = {s.index: round_items[s.first_row : s.first_row + s.rows] for s in self.lanes}
+            pending = [
+                self._call(s.index, "worker", "play_eval", {lane.index: of_lane[lane.index] for lane in s.lanes}, mode.greedy)
+                for s in self.seats
+                if s.near
+            ]
+            results = []
+            for place in self.policies:
+                if place.near:
+                    continue
+                self._drive(place, mode, lambda lane, of=of_lane: ("begin_eval", lane.slice.index, of[lane.slice.index]))
+                for lane in place.served:
+                    results.append(self.backend.get(self._call(self.home[lane.index], "sim", "collect", lane.index)))
+            for reference in pending:
+                results.extend(self.backend.get(reference))
+            for result in results:
+                episodes.extend(result["episodes"])
+                recorded.extend(result["frames"])
+        episodes.sort(key=lambda e: (e.episode, e.row))
+        repeats = range(spec.eval.repeats)
+        tasks = list(dict.fromkeys(e.task for e in episodes))
+        return Evaluation(
+            step=step,
+            success=_rate(episodes),
+            tasks={task: _rate([e for e in episodes if e.task == task]) for task in tasks},
+            repeats=tuple(_rate([e for e in episodes if e.episode == r]).rate for r in repeats),
+            episodes=tuple(episodes),
+            seconds=perf_counter() - before,
+            frames=tuple(recorded),
+        )
+
+    def warm_up(self) -> dict[str, float]:
+        """Clone the simulator's scripted expert (`warmup:` in the spec). -> metrics."""
+        before = perf_counter()
+        warm = self.spec.warmup
+        assert warm is not None
+        per_lane = -(-warm.episodes // len(self.lanes))
+        self.progress("demonstrations", 0, warm.episodes)
+        data = {
+            lane.index: self._call(self.home[lane.index], "sim", "demonstrate", lane.index, per_lane, warm.noise, returns=2)
+            for lane in self.lanes
+        }
+        stats = {lane: self.backend.get(reference) for lane, (_, reference) in data.items()}
+        samples, good, tried = (sum(s[i] for s in stats.values()) for i in range(3))
+        if not samples:
+            raise UserError(f"the expert of env {self.spec.env.type!r} solved none of {tried} episodes; nothing to clone")
+        world = len(self.learners)
+        of_rank: list[list[int]] = [[] for _ in self.learners]
+        for i, lane in enumerate(self.lanes):
+            own = [r for r, place in enumerate(self.learners) if place.index == self.home[lane.index]]
+            of_rank[own[0] if own else i % world].append(lane.index)
+        for place, lanes in zip(self.learners, of_rank, strict=True):
+            self.backend.get(self._call(place.index, "learner", "hold", *(data[lane][0] for lane in lanes)))
+            self.backend.get(self._call(place.index, "learner", "set_learning_rate", warm.lr))
+        sizes = [sum(stats[lane][0] for lane in lanes) for lanes in of_rank]
+        batch = max(1, warm.batch // world)
+        updates = max(-(-size // batch) for size in sizes)
+        loss = 0.0
+        for epoch in range(warm.epochs):
+            self.progress("warmup", epoch, warm.epochs)
+            pending = []
+            for rank, place in enumerate(self.learners):
+                shuffled = generator(self.spec.seed, "warm-up", rank, epoch).permutation(sizes[rank])
+                steps = [shuffled[i * batch : (i + 1) * batch] for i in range(updates)]
+                pending.append(self._call(place.index, "learner", "imitate", steps))
+            loss = float(np.mean([self.backend.get(reference) for reference in pending]))
+        for place in self.learners:
+            self.backend.get(self._call(place.index, "learner", "hold"))
+            self.backend.get(self._call(place.index, "learner", "set_learning_rate", None))
+            self.backend.get(self._call(place.index, "learner", "reset_optimizer"))
+        self._publish()
+        return {
+            "warmup/samples": float(samples),
+            "warmup/expert_success": good / tried,
+            "warmup/loss": loss,
+            "time/warmup": perf_counter() - before,
+        }
+
+    # ------------------------------------------------------------------------------------------ state and weights
+
+    def save(self, model_folder: Path, trainer_folder: Path) -> None:
+        """The model in its public format, and the exact state to go on from."""
+        first = self.learners[0].index
+        self.backend.get(self._call(first, "learner", "save", model_folder, trainer_folder / "learner.pt"))
+
+    def load(self, trainer_folder: Path) -> None:
+        for place in self.learners:
+            self.version = self.backend.get(
+                self._call(place.index, "learner", "load", trainer_folder / "learner.pt")
+            )
+        self._publish()
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def _publish(self) -> None:
+        """Policies beside a learner already hold the weights; the others get them by reference."""
+        reference = None
+        pending = []
+        for place in self.policies:
+            near = "learner" in place.slot.roles
+            if not near and reference is None:
+                reference = self._call(self.learners[0].index, "learner", "weights")
+            pending.append(self._call(place.index, "policy", "load", self.version, None if near else reference))
+        for loading in pending:
+            self.backend.get(loading)
+
+    # --------------------------------------------------------------------------------------------------- inside
+
+    def _check_needs(self) -> None:
+        algorithm, spec = self.spec.algorithm.type, self.spec
+        unknown = self.algorithm.needs - SUPPORTED_NEEDS
+        if unknown:
+            raise UserError(
+                f"algorithm {algorithm!r} needs {', '.join(sorted(unknown))}, which this runtime does not provide; "
+                f"it provides: {', '.join(sorted(SUPPORTED_NEEDS))}"
+            )
+        if "groups" in self.algorithm.needs and (spec.rollout.group_size < 2 or spec.rollout.auto_reset != "off"):
+            raise UserError(
+                f"algorithm {algorithm!r} compares trajectories of a group: it needs rollout.group_size >= 2 (got "
+                f"{spec.rollout.group_size}) and rollout.auto_reset: off (got {spec.rollout.auto_reset})"
+            )
+
+    def _start(self) -> None:
+        self.policies = [s for s in self.seats if s.served]
+        self.learners = sorted((s for s in self.seats if s.rank >= 0), key=lambda s: s.rank)
+        self.home = {lane.index: s.index for s in self.seats for lane in s.lanes}
+        self.server = {lane.index: s.index for s in self.policies for lane in s.served}
+        self.lanes = sorted((lane for s in self.seats for lane in s.lanes), key=lambda lane: lane.index)
+        self.backend.start(self.spec, self.seats)
+        starting = [self._call(s.index, "worker", "start_sim") for s in self.seats if s.lanes]
+        self.info = [self.backend.get(reference) for reference in starting][0]
+        starting = [
+            self._call(s.index, "worker", "start_model", self.info)
+            for s in self.seats
+            if {"policy", "learner"} & set(s.slot.roles)
+        ]
+        for reference in starting:
+            self.backend.get(reference)
+        if len(self.learners) > 1:
+            address = self.backend.get(self._call(self.learners[0].index, "worker", "rendezvous"))
+            joining = [self._call(s.index, "learner", "join", address, s.rank) for s in self.learners]
+            for reference in joining:
+                self.backend.get(reference)
+        self.eval_states = self.backend.get(self._call(self.home[0], "sim", "eval_states"))
+
+    def _call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+        return self.backend.call(worker, role, method, *arguments, returns=returns)
+
+    def _drive(self, place: Seat, mode: Mode, begin: Callable[[Lane], tuple[Any, ...]]) -> None:
+        def handle(worker: int, role: str) -> Callable[..., Any]:
+            return lambda method, *arguments, returns=1: self._call(worker, role, method, *arguments, returns=returns)
+
+        lanes = [Lane(slice=lane, sim=handle(self.home[lane.index], "sim")) for lane in place.served]
+        drive(lanes, handle(place.index, "policy"), mode, place.window, begin, self.backend.get, self.backend.ready)
+
+    def _ranks_of(self, maker: Array) -> Array:
+        """Samples stay on a worker that learns; others are shared out evenly, in order."""
+        rank_of = {place.index: place.rank for place in self.learners}
+        if all(worker in rank_of for worker in np.unique(maker).tolist()):
+            return np.array([rank_of[worker] for worker in maker.tolist()], np.int64)
+        return np.arange(len(maker)) * len(self.learners) // max(len(maker), 1)
+
+    def _eval_items(self, frames: int) -> list[EvalItem]:
+        spec, states = self.spec, list(self.eval_states)
+        if spec.eval.episodes_per_task is not None:
+            seen: dict[str, int] = {}
+            chosen = []
+            for state in states:
+                seen[state.task] = seen.get(state.task, 0) + 1
+                if seen[state.task] <= spec.eval.episodes_per_task:
+                    chosen.append(state)
+            states = chosen
+        if not states:
+            raise UserError(f"env {spec.env.type!r} offers no reset states in its eval split")
+        shown = set(np.linspace(0, len(states) - 1, min(frames, len(states))).astype(int).tolist()) if frames else set()
+        return [
+            EvalItem(state=state, index=i, repeat=repeat, record=repeat == 0 and i in shown)
+            for repeat in range(spec.eval.repeats)
+            for i, state in enumerate(states)
+        ]
+
+    def _rollout_metrics(self, rollout: Rollout, blocks: Sequence[Block], seconds: float) -> dict[str, float]:
+        episodes = rollout.episodes
+        n = max(len(episodes), 1)
+        busy: dict[str, dict[int, float]] = {"env": {}, "policy": {}}
+        for block in blocks:
+            sim, policy = self.home[block.lane.index], self.server[block.lane.index]
+            busy["env"][sim] = busy["env"].get(sim, 0.0) + block.sim["seconds"]
+            busy["policy"][policy] = busy["policy"].get(policy, 0.0) + block.policy["seconds"]
+        steps = sum(block.sim["env_steps"] for block in blocks)
+        return {
+            "env/success_rate": sum(e.success_once for e in episodes) / n,
+            "env/success_at_end": sum(e.success_at_end for e in episodes) / n,
+            "env/return": sum(e.total_reward for e in episodes) / n,
+            "env/episode_length": sum(e.steps for e in episodes) / n,
+            "rollout/episodes": float(len(episodes)),
+            "rollout/env_steps": float(steps),
+            "time/rollout": seconds,
+            "time/env": max(busy["env"].values()),
+            "time/policy": max(busy["policy"].values()),
+        }
+
+
+def _rate(episodes: Sequence[Episode]) -> Any:
+    return wilson(sum(e.success_once for e in episodes), len(episodes))

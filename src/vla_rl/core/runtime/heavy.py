@@ -1,0 +1,48 @@
+"""The heavy part of a rollout: what a model saw and how it chose. It stays where it was made until a learner needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.types import Observation, concat, to_numpy
+
+Array = Any
+
+
+@frozen(kw_only=True, eq=False)
+class Heavy:
+    """B samples: observations, chosen actions [B, C, A] and the model's own trace, batch first."""
+
+    obs: Observation
+    actions: Array
+    trace: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.obs)
+
+    def take(self, indices: np.ndarray[Any, Any]) -> Heavy:
+        if np.array_equal(indices, np.arange(len(self))):
+            return self
+        return Heavy(
+            obs=self.obs.take(indices),
+            actions=self.actions[indices],
+            trace={name: tensor[indices] for name, tensor in self.trace.items()},
+        )
+
+    def numpy(self) -> Heavy:
+        trace = {name: to_numpy(tensor) for name, tensor in self.trace.items()}
+        return Heavy(obs=self.obs.numpy(), actions=to_numpy(self.actions), trace=trace)
+
+    @staticmethod
+    def concat(parts: Sequence[Heavy]) -> Heavy:
+        if len(parts) == 1:
+            return parts[0]
+        return Heavy(
+            obs=Observation.concat([part.obs for part in parts]),
+            actions=concat([part.actions for part in parts]),
+            trace={name: concat([part.trace[name] for part in parts]) for name in parts[0].trace},
+        )

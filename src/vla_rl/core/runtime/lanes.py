@@ -1,0 +1,133 @@
+"""Lanes: the stream observe -> act -> chunk_step of a slice of simulator rows, and the window that batches them.
+
+The same function drives lanes inside a worker (direct calls) and from the driver (Ray calls): there it only chains
+object references, so observations and actions go from actor to actor, and lanes overlap by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+from attrs import frozen
+
+from vla_rl.core.types import Window
+
+Call = Callable[..., Any]
+"""(method, *arguments, returns=n) -> a reference, or a list of n references."""
+
+
+@frozen(kw_only=True)
+class LaneSlice:
+    """Rows first_row .. first_row + rows - 1 of the run."""
+
+    index: int
+    first_row: int
+    rows: int
+
+
+@frozen(kw_only=True)
+class Lane:
+    slice: LaneSlice
+    sim: Call
+
+
+@frozen(kw_only=True)
+class Mode:
+    """How a policy acts in a phase, and whether it keeps records for learning."""
+
+    purpose: str
+    greedy: bool
+    keep: bool
+
+
+def groups_of(lanes: Sequence[Lane], window: Window) -> list[list[Lane]]:
+    """Consecutive lanes that are inferred together: as many as fit into `max_batch` rows."""
+    if window.max_batch is None:
+        return [list(lanes)]
+    groups: list[list[Lane]] = []
+    for lane in lanes:
+        rows = sum(other.slice.rows for other in groups[-1]) if groups else 0
+        if groups and rows + lane.slice.rows <= window.max_batch:
+            groups[-1].append(lane)
+        else:
+            groups.append([lane])
+    return groups
+
+
+def drive(
+    lanes: Sequence[Lane],
+    policy: Call,
+    mode: Mode,
+    window: Window,
+    begin: Callable[[Lane], tuple[Any, ...]],
+    value_of: Callable[[Any], Any],
+    ready: Callable[[Sequence[Any], float | None], list[Any]] | None = None,
+) -> None:
+    """Run one round of every lane to its end.
+
+    Args:
+        begin: lane -> (method, *arguments) of its sim worker; the method returns (request, done).
+        value_of: waits for a reference.
+        ready: (references, timeout) -> those that are there; needed with `window.max_wait`.
+    """
+    if window.max_wait is None:
+        _lockstep(groups_of(lanes, window), policy, mode, begin, value_of)
+    elif ready is None:
+        raise ValueError("a window with max_wait needs a backend that runs lanes side by side")
+    else:
+        _windowed(lanes, policy, mode, window, begin, value_of, ready)
+
+
+def _act_and_step(group: Sequence[Lane], requests: Sequence[Any], policy: Call, mode: Mode) -> list[list[Any]]:
+    indices = tuple(lane.slice.index for lane in group)
+    actions = policy("act", mode, indices, *requests, returns=len(group))
+    actions = actions if len(group) > 1 else [actions]
+    return [lane.sim("step", lane.slice.index, a, returns=2) for lane, a in zip(group, actions, strict=True)]
+
+
+def _lockstep(groups: list[list[Lane]], policy: Call, mode: Mode, begin: Any, value_of: Any) -> None:
+    """Each group runs in step; the driver is one step ahead of the answers, so its own latency is hidden. The step
+    that is issued after a group's end finds nothing to do."""
+    state = {i: [lane.sim(*begin(lane), returns=2) for lane in group] for i, group in enumerate(groups)}
+    while state:
+        for i in list(state):
+            issued = _act_and_step(groups[i], [request for request, _ in state[i]], policy, mode)
+            over = all(value_of(done) for _, done in state[i])
+            state[i] = issued
+            if over:
+                for _, done in state.pop(i):
+                    value_of(done)
+
+
+def _windowed(
+    lanes: Sequence[Lane], policy: Call, mode: Mode, window: Window, begin: Any, value_of: Any, ready: Any
+) -> None:
+    """Fire as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds (from its own arrival)."""
+    limit = window.max_batch or sum(lane.slice.rows for lane in lanes)
+    running = {lane.slice.index: (lane, *lane.sim(*begin(lane), returns=2)) for lane in lanes}
+    waiting: list[tuple[float, Lane, Any, bool]] = []
+    while running or waiting:
+        timeout = None if not waiting else max(0.0, waiting[0][0] + (window.max_wait or 0.0) - monotonic())
+        if running:
+            arrived = set(ready([done for _, _, done in running.values()], timeout))
+            for index, (lane, request, done) in list(running.items()):
+                if done in arrived:
+                    del running[index]
+                    waiting.append((monotonic(), lane, request, value_of(done)))
+        rows = sum(lane.slice.rows for _, lane, _, _ in waiting)
+        due = bool(waiting) and monotonic() - waiting[0][0] >= (window.max_wait or 0.0)
+        if not (due or rows >= limit or not running):
+            continue
+        batch, taken = [], 0
+        while waiting and (not batch or taken + waiting[0][1].slice.rows <= limit):
+            entry = waiting.pop(0)
+            taken += entry[1].slice.rows
+            batch.append(entry)
+        steps = _act_and_step([lane for _, lane, _, _ in batch], [request for _, _, request, _ in batch], policy, mode)
+        for (_, lane, _, over), (request, done) in zip(batch, steps, strict=True):
+            if over:
+                value_of(done)
+            else:
+                running[lane.slice.index] = (lane, request, done)

@@ -1,0 +1,153 @@
+"""The policy role: a model that acts for lanes and keeps what learning needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+
+from vla_rl.core.episodes import Request
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.runtime.heavy import Heavy
+from vla_rl.core.runtime.lanes import Mode
+from vla_rl.core.types import Chunk, Observation, to_numpy
+
+Array = np.ndarray[Any, Any]
+
+
+@define
+class _Record:
+    """One chunk step of one lane."""
+
+    positions: Array
+    log_probs: Array
+    values: Array | None
+    version: int
+    heavy: Heavy
+    final_positions: Array = field(factory=lambda: np.zeros(0, np.int64))
+    final_values: Array = field(factory=lambda: np.zeros(0, np.float32))
+
+
+class PolicyRole:
+    def __init__(self, model: VLAModel, *, name: str, seed: int):
+        self.model, self.name, self.seed = model, name, seed
+        self.version = 0
+        self.seconds = 0.0
+        self.records: dict[int, list[_Record]] = {}
+        self.shelf: dict[tuple[int, int], Heavy] = {}
+
+    def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> Any:
+        """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions (a single
+        array for a single lane)."""
+        before = perf_counter()
+        if mode.keep:
+            self._value_finals(lanes, requests)
+        busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]
+        actions: dict[int, Array] = {}
+        if busy:
+            obs = Observation.concat([request.obs for _, request in busy if request.obs is not None])
+            noise = Noise(
+                self.seed,
+                mode.purpose,
+                np.concatenate([request.rows for _, request in busy]).tolist(),
+                np.concatenate([request.episodes for _, request in busy]).tolist(),
+                np.concatenate([request.chunks for _, request in busy]).tolist(),
+            )
+            chunk = self.model.sample_chunk(obs, noise, mode.greedy)
+            chosen = to_numpy(chunk.actions).astype(np.float32)
+            self._check(chosen, chunk)
+            start = 0
+            for lane, request in busy:
+                part = slice(start, start + len(request.positions))
+                actions[lane] = chosen[part]
+                if mode.keep:
+                    self._keep(lane, request, chunk, part)
+                start = part.stop
+        self.seconds += perf_counter() - before
+        empty = np.zeros((0, 0, 0), np.float32)
+        answers = tuple(actions.get(lane, empty) for lane in lanes)
+        return answers if len(answers) > 1 else answers[0]
+
+    def collect(self, lane: int, round_index: int, rows: int) -> dict[str, Any]:
+        """The light part of the round that ended, [T, N, ...] padded with zeros; its heavy part goes on the shelf."""
+        if round_index == 0:  # what a skipped update left behind
+            self.shelf = {key: heavy for key, heavy in self.shelf.items() if key[0] != lane}
+        records = self.records.pop(lane, [])
+        steps = len(records)
+        first = records[0]
+        light: dict[str, Array] = {
+            "log_probs": np.zeros((steps, rows, *first.log_probs.shape[1:]), np.float32),
+            "versions": np.zeros((steps, rows), np.int64),
+            "sample": np.full((steps, rows), -1, np.int64),
+        }
+        if first.values is not None:
+            light["values"] = np.zeros((steps, rows, *first.values.shape[1:]), np.float32)
+            light["next_values"] = np.zeros((steps, rows), np.float32)
+        count = 0
+        for t, record in enumerate(records):
+            light["log_probs"][t, record.positions] = record.log_probs
+            light["versions"][t, record.positions] = record.version
+            light["sample"][t, record.positions] = count + np.arange(len(record.positions))
+            count += len(record.positions)
+            if record.values is not None:
+                light["values"][t, record.positions] = record.values
+                light["next_values"][t, record.final_positions] = record.final_values
+        self.shelf[lane, round_index] = Heavy.concat([record.heavy for record in records])
+        seconds, self.seconds = self.seconds, 0.0
+        return {"light": light, "seconds": seconds}
+
+    def take_heavy(self, wanted: Sequence[tuple[tuple[int, int], Array]], remote: bool) -> Heavy | None:
+        """Samples of shelved rounds, in this order; each round leaves the shelf. None when nothing is wanted."""
+        parts = [self.shelf.pop(key).take(indices) for key, indices in wanted if len(indices)]
+        self.shelf.clear()
+        if not parts:
+            return None
+        heavy = Heavy.concat(parts)
+        return heavy.numpy() if remote else heavy
+
+    def load(self, version: int, pairs: Any) -> None:
+        """Swap in published weights, between two requests. `pairs=None`: the model is the learner's own."""
+        if pairs is not None:
+            self.model.load_weights(pairs)
+        self.version = version
+
+    # ------------------------------------------------------------------------------------------------- records
+
+    def _keep(self, lane: int, request: Request, chunk: Chunk, part: slice) -> None:
+        assert request.obs is not None
+        heavy = Heavy(
+            obs=request.obs,
+            actions=chunk.actions[part],
+            trace={name: tensor[part] for name, tensor in chunk.trace.items()},
+        )
+        self.records.setdefault(lane, []).append(
+            _Record(
+                positions=request.positions,
+                log_probs=to_numpy(chunk.log_probs)[part].astype(np.float32),
+                values=None if chunk.values is None else to_numpy(chunk.values)[part].astype(np.float32),
+                version=self.version,
+                heavy=heavy,
+            )
+        )
+
+    def _value_finals(self, lanes: tuple[int, ...], requests: Sequence[Request]) -> None:
+        """Bootstrap values of the previous chunk step: one value-only forward on just the rows that need one."""
+        due = [(lane, r) for lane, r in zip(lanes, requests, strict=True) if r.final is not None]
+        if not due:
+            return
+        values = to_numpy(self.model.values(Observation.concat([r.final for _, r in due if r.final is not None])))
+        values = (values if values.ndim == 1 else values[:, 0]).astype(np.float32)
+        start = 0
+        for lane, request in due:
+            record = self.records[lane][-1]
+            record.final_positions = request.final_positions
+            record.final_values = values[start : start + len(request.final_positions)]
+            start += len(request.final_positions)
+
+    def _check(self, actions: Array, chunk: Chunk) -> None:
+        if not np.isfinite(actions).all() or not np.isfinite(to_numpy(chunk.log_probs)).all():
+            raise ValueError(f"model {self.name!r} sampled actions or log-probs that are not finite")

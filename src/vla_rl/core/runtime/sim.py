@@ -1,0 +1,183 @@
+"""The sim role: lanes of simulator rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from vla_rl.core.episodes import EPISODES_PER_STEP, Episodes, Request, Start, draw_state
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.randomness import generator
+from vla_rl.core.runtime.lanes import LaneSlice
+from vla_rl.core.spec import Spec
+from vla_rl.core.types import EnvInfo, EpisodeFrames, Observation, ResetState, to_numpy
+
+Array = np.ndarray[Any, Any]
+Demonstrations = tuple[Observation, Array]
+
+
+@frozen(kw_only=True)
+class EvalItem:
+    """One episode of an evaluation; `index` and `repeat` key its randomness, so no placement changes it."""
+
+    state: ResetState
+    index: int
+    repeat: int
+    record: bool
+
+
+class SimRole:
+    def __init__(
+        self,
+        spec: Spec,
+        envs: dict[int, SimEnv],
+        slices: Sequence[LaneSlice],
+        *,
+        bootstrap: bool,
+        near: bool,
+        beat: Callable[[], None],
+    ):
+        """
+        Args:
+            envs: lane index -> its simulator.
+            near: the policy is in this process, so observations stay where they are.
+            beat: says that a long call goes on.
+        """
+        self.spec, self.envs, self.slices, self.near, self.beat = spec, envs, {s.index: s for s in slices}, near, beat
+        rollout = spec.rollout
+        shared = {"name": spec.env.type, "chunk": rollout.chunk, "max_steps": rollout.max_steps, "seed": spec.seed}
+        self.train = {
+            i: Episodes(
+                env,
+                auto_reset=rollout.auto_reset,
+                ignore_terminations=rollout.ignore_terminations,
+                reward=rollout.reward,
+                reward_coef=rollout.reward_coef,
+                bootstrap=bootstrap,
+                **shared,
+            )
+            for i, env in envs.items()
+        }
+        self.eval = {i: Episodes(env, **shared) for i, env in envs.items()}
+        self.running = dict(self.train)
+        first = next(iter(envs.values()))
+        self.states = first.reset_states("train")
+        if not self.states:
+            raise ValueError(f"env {spec.env.type!r} offers no reset states in its train split")
+
+    def info(self) -> EnvInfo:
+        return next(iter(self.envs.values())).info
+
+    def eval_states(self) -> tuple[ResetState, ...]:
+        return next(iter(self.envs.values())).reset_states("eval")
+
+    def begin_train(self, lane: int, step: int, round_index: int) -> tuple[Request, bool]:
+        """Reset the lane's rows to the states of this rollout's round and ask for actions."""
+        place, rollout = self.slices[lane], self.spec.rollout
+        groups = self.spec.env.num_envs // rollout.group_size
+
+        def start(position: int, index: int) -> Start:
+            row = place.first_row + position
+            state = draw_state(self.states, self.spec.seed, step, index * groups + row // rollout.group_size)
+            return Start(state=state, row=row, episode=step * EPISODES_PER_STEP + index)
+
+        chunk_steps = None if rollout.auto_reset == "off" else (rollout.steps or 0) // rollout.chunk
+        self.running[lane] = self.train[lane]
+        starts = [start(p, round_index) for p in range(place.rows)]
+        return self._answer(self.running[lane].begin(starts, chunk_steps, start))
+
+    def begin_eval(self, lane: int, items: Sequence[EvalItem | None]) -> tuple[Request, bool]:
+        """One evaluation episode a row (None: idle)."""
+        starts = [i and Start(state=i.state, row=i.index, episode=i.repeat, record=i.record) for i in items]
+        self.running[lane] = self.eval[lane]
+        return self._answer(self.running[lane].begin(starts, None, None))
+
+    def step(self, lane: int, actions: Array) -> tuple[Request, bool]:
+        return self._answer(self.running[lane].step(actions))
+
+    def collect(self, lane: int) -> dict[str, Any]:
+        """The light part of the round that ended, its episodes, and what it cost."""
+        episodes = self.running[lane]
+        light = episodes.light()
+        finished = [episode for _, episode in sorted(episodes.finished, key=lambda pair: pair[1].episode)]
+        result = {
+            "light": light,
+            "first_episode": {row: e for row, e in reversed(episodes.finished)},
+            "episodes": finished,
+            "frames": self._frames(episodes),
+            "seconds": episodes.seconds,
+            "env_steps": episodes.env_steps,
+        }
+        episodes.seconds, episodes.env_steps, episodes.recorded = 0.0, 0, {}
+        return result
+
+    def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
+        """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
+
+        Gaussian noise of this std is added to what is executed, never to the label.
+        Returns: ((observations, expert actions float32 [B, C, A]) of successful episodes, (B, successes, tries)).
+        """
+        env, place = self.envs[lane], self.slices[lane]
+        episodes = self.eval[lane]
+        kept_obs: list[Observation] = []
+        kept_actions: list[Array] = []
+        good = tried = 0
+        for round_index in range(3 * -(-count // place.rows)):
+            if good >= count:
+                break
+            index = [round_index * self.spec.env.num_envs + place.first_row + p for p in range(place.rows)]
+            starts = [
+                Start(state=draw_state(self.states, self.spec.seed, EPISODES_PER_STEP, i), row=i, episode=0) for i in index
+            ]
+            request = episodes.begin(starts, None, None)
+            steps: list[tuple[Array, Observation, Array]] = []
+            while not request.done and request.obs is not None:
+                self.beat()
+                label = to_numpy(env.expert_chunk())[request.positions]
+                jitter = [
+                    generator(self.spec.seed, "expert-noise", int(r), 0, int(c)).standard_normal(label.shape[1:])
+                    for r, c in zip(request.rows, request.chunks, strict=True)
+                ]
+                steps.append((request.positions, request.obs.numpy(), label))
+                noisy = np.clip(label + noise * np.stack(jitter), episodes.low, episodes.high)
+                request = episodes.step(noisy.astype(np.float32))
+            solved = np.zeros(place.rows, bool)
+            for row, episode in episodes.finished:
+                solved[row] = episode.success_once
+            good, tried = good + int(solved.sum()), tried + place.rows
+            for positions, obs, label in steps:
+                rows = np.flatnonzero(solved[positions])
+                if len(rows):
+                    kept_obs.append(obs.take(rows))
+                    kept_actions.append(label[rows])
+        if not kept_obs:
+            return None, (0, 0, tried)
+        actions = np.concatenate(kept_actions)
+        return (Observation.concat(kept_obs), actions), (len(actions), good, tried)
+
+    def close(self) -> None:
+        for env in self.envs.values():
+            env.close()
+
+    def _answer(self, request: Request) -> tuple[Request, bool]:
+        if not self.near:
+            request = evolve(
+                request,
+                obs=None if request.obs is None else request.obs.numpy(),
+                final=None if request.final is None else request.final.numpy(),
+            )
+        return request, request.done
+
+    def _frames(self, episodes: Episodes) -> list[EpisodeFrames]:
+        frames = []
+        for _, episode in episodes.finished:
+            images = episodes.recorded.get((episode.row, episode.episode))
+            if images is not None:
+                text = episodes.instructions[episode.task]
+                frames.append(
+                    EpisodeFrames(task=episode.task, instruction=text, success=episode.success_once, images=images)
+                )
+        return frames

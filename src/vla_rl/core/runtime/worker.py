@@ -1,0 +1,189 @@
+"""A worker hosts the roles that the plan puts into one slot. Backends own workers: in this process, or as Ray actors.
+
+Every process rebuilds its components from the spec; live components are never pickled.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from time import time
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+
+from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.plugins import build, hook_modules
+from vla_rl.core.runtime.heavy import Heavy
+from vla_rl.core.runtime.lanes import Lane, LaneSlice, Mode, drive
+from vla_rl.core.runtime.learner import LearnerRole
+from vla_rl.core.runtime.policy import PolicyRole
+from vla_rl.core.runtime.sim import EvalItem, SimRole
+from vla_rl.core.seats import seat
+from vla_rl.core.spec import Spec, parse_spec
+from vla_rl.core.types import Context, EnvInfo, Slot, ValueGranularity, Window
+
+Result = dict[str, Any]
+
+
+@frozen(kw_only=True)
+class Seat:
+    """Where a worker stands in the plan."""
+
+    index: int
+    slot: Slot
+    lanes: tuple[LaneSlice, ...]
+    """Of its sim role."""
+    served: tuple[LaneSlice, ...]
+    """Lanes that its policy role acts for."""
+    window: Window
+    rank: int
+    world: int
+    """Learner rank and number of ranks."""
+
+    @property
+    def near(self) -> bool:
+        """Simulators and policy call each other directly."""
+        return bool(self.served) and self.served == self.lanes
+
+
+def build_algorithm(spec: Spec) -> Algorithm:
+    context = Context(seed=spec.seed, chunk=spec.rollout.chunk)
+    component = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
+    return seat("algorithm", component, spec.algorithm.type, hook_modules(spec.plugins))
+
+
+def values_for(algorithm: Algorithm) -> ValueGranularity:
+    if "values" not in algorithm.needs:
+        return "none"
+    return "action" if algorithm.value_granularity == "action" else "chunk"
+
+
+class Worker:
+    def __init__(self, spec: Spec | dict[str, Any], place: Seat):
+        self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
+        self.place = place
+        self.algorithm = build_algorithm(self.spec)
+        self.wrappers = hook_modules(self.spec.plugins)
+        self.roles: dict[str, Any] = {}
+        self.doing: tuple[str, float] = ("starting", time())
+        if place.slot.device == "cpu":
+            torch.set_num_threads(max(1, int(place.slot.cpus)))
+
+    # -------------------------------------------------------------------------------------------------- set-up
+
+    def start_sim(self) -> EnvInfo:
+        """Build this worker's simulator rows, one component a lane."""
+        spec, envs = self.spec, {}
+        for lane in self.place.lanes:
+            context = Context(
+                seed=spec.seed,
+                device=self.place.slot.device,
+                chunk=spec.rollout.chunk,
+                num_envs=lane.rows,
+                first_row=lane.first_row,
+            )
+            env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
+            envs[lane.index] = seat("env", env, spec.env.type, self.wrappers)
+        bootstrap = values_for(self.algorithm) != "none"
+        self.roles["sim"] = SimRole(spec, envs, self.place.lanes, bootstrap=bootstrap, near=self.place.near, beat=self.beat)
+        return self.roles["sim"].info()
+
+    def start_model(self, info: EnvInfo) -> None:
+        """Build the model once, for the policy and the learner of this worker."""
+        spec, slot = self.spec, self.place.slot
+        context = Context(
+            seed=spec.seed,
+            device=slot.device,
+            chunk=spec.rollout.chunk,
+            env=info,
+            temperature=spec.rollout.temperature,
+            values=values_for(self.algorithm),
+        )
+        component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
+        model = seat("model", component, spec.model.type, self.wrappers)
+        if "policy" in slot.roles:
+            self.roles["policy"] = PolicyRole(model, name=spec.model.type, seed=spec.seed)
+        if "learner" in slot.roles:
+            self.roles["learner"] = LearnerRole(
+                model,
+                self.algorithm,
+                spec.train,
+                name=spec.model.type,
+                device=slot.device,
+                world=self.place.world,
+                beat=self.beat,
+            )
+
+    # --------------------------------------------------------------------------------------------------- calls
+
+    def call(self, role: str, method: str, *arguments: Any) -> Any:
+        """Call a method of a hosted role; `role` "worker" is this object."""
+        self.beat(f"{role} worker {self.place.index} ({self._plugin(role)}): {method}")
+        try:
+            return getattr(self if role == "worker" else self.roles[role], method)(*arguments)
+        finally:
+            self.doing = ("idle", time())
+
+    def play_train(self, step: int, rounds: int) -> list[list[tuple[Result, Result]]]:
+        """Roll out all lanes of this worker (simulators and policy both here). -> [round][lane] (sim, policy) results."""
+        results = []
+        for round_index in range(rounds):
+            self._drive(Mode(purpose="action", greedy=False, keep=True), lambda lane, r=round_index: ("begin_train", lane, step, r))
+            results.append(
+                [
+                    (
+                        self.roles["sim"].collect(lane.index),
+                        self.roles["policy"].collect(lane.index, round_index, lane.rows),
+                    )
+                    for lane in self.place.lanes
+                ]
+            )
+        return results
+
+    def play_eval(self, items: dict[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:
+        """One evaluation round of all lanes of this worker."""
+        self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), lambda lane: ("begin_eval", lane, items[lane]))
+        return [self.roles["sim"].collect(lane.index) for lane in self.place.lanes]
+
+    def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
+        """Train this rank: heavy samples from the own shelf (`wanted`) or from other policies (`parts`)."""
+        own = self.roles["policy"].take_heavy(wanted, False) if wanted is not None else None
+        there = [part for part in (own, *parts) if part is not None]
+        heavy = Heavy.concat(there) if there else None
+        result: Result = self.roles["learner"].update(step, heavy, light, steps)
+        return result
+
+    def rendezvous(self) -> str:
+        """An address at which the learner group can meet."""
+        host = "127.0.0.1" if self.place.slot.device == "cpu" else socket.gethostbyname(socket.gethostname())
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{host}:{probe.getsockname()[1]}"
+
+    def close(self) -> None:
+        if "sim" in self.roles:
+            self.roles["sim"].close()
+
+    def beat(self, doing: str | None = None) -> None:
+        """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
+        self.doing = (doing or self.doing[0], time())
+
+    def _plugin(self, role: str) -> str:
+        return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
+
+    def _drive(self, mode: Mode, begin: Any) -> None:
+        sim, policy = self.roles["sim"], self.roles["policy"]
+
+        def direct(role: Any, name: str) -> Any:
+            def call(method: str, *arguments: Any, returns: int = 1) -> Any:
+                lane = f", lane {arguments[0]}" if name == "sim" else ""
+                self.beat(f"{name} worker {self.place.index}{lane} ({self._plugin(name)}): {method}")
+                return getattr(role, method)(*arguments)
+
+            return call
+
+        lanes = [Lane(slice=lane, sim=direct(sim, "sim")) for lane in self.place.lanes]
+        window = evolve(self.place.window, max_wait=None)
+        drive(lanes, direct(policy, "policy"), mode, window, lambda lane: begin(lane.slice.index), lambda value: value)

@@ -1,0 +1,403 @@
+"""What a run is: one file, read strictly, with every error at once as `file:line: path: message`.
+
+Sections of core are the classes below; a `type:` names a plugin, whose own attrs class takes the other keys. Only the
+light part of a plugin is imported for that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core import plugins
+from vla_rl.core.errors import PluginError, SpecError, did_you_mean
+from vla_rl.core.structure import Problems, Structurer, keys_of, problem, said, to_plain
+from vla_rl.core.yaml import Document, dotted, dump, parse
+from vla_rl.core.yaml import Path as KeyPath
+
+
+@frozen(kw_only=True)
+class Component:
+    """A plugin and its settings: `{type: grpo, clip_high: 0.28}`."""
+
+    type: str
+    """Name of an installed plugin of the kind, or of one from `plugins:`."""
+    config: Any
+    """Instance of the plugin's attrs class, made of the other keys."""
+
+
+@frozen(kw_only=True)
+class EnvSpec(Component):
+    """The simulator."""
+
+    num_envs: int = field(validator=v.ge(1))
+    """Simulator rows that step together, over all workers."""
+
+
+@frozen(kw_only=True)
+class RolloutSpec:
+    """What is collected in each training step."""
+
+    chunk: int = field(validator=v.ge(1))
+    """C: actions of one inference, executed before the next."""
+    episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Episodes a training step, over all rows; with `auto_reset: off` only, and a multiple of env.num_envs."""
+    steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Environment steps (single actions) of each row a training step; with `auto_reset: immediate` or `deferred` only,
+    and a multiple of chunk."""
+    auto_reset: Literal["off", "immediate", "deferred"] = "off"
+    """What follows the end of an episode: nothing until all rows ended (off), a new episode at once (immediate) or at
+    the next chunk (deferred)."""
+    ignore_terminations: bool = False
+    """Let episodes run on to the step limit after the task ended."""
+    group_size: int = field(default=1, validator=v.ge(1))
+    """Trajectories that start from the same state (GRPO's groups); divides env.num_envs."""
+    max_steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Step limit of an episode in environment steps; none: the task's own."""
+    temperature: float = field(default=1.0, validator=v.gt(0))
+    """Of action sampling, in rollout and training alike."""
+    reward: Literal["raw", "relative"] = "raw"
+    """The simulator's reward, or its change since the previous step (so that a success counts once)."""
+    reward_coef: float = 1.0
+    """Factor on rewards."""
+
+    @episodes.validator
+    def _episodes(self, attribute: Any, value: int | None) -> None:
+        if self.auto_reset == "off" and value is None:
+            raise ValueError("required with auto_reset: off")
+        if self.auto_reset != "off" and value is not None:
+            raise ValueError(f"has no effect with auto_reset: {self.auto_reset}; give steps")
+
+    @steps.validator
+    def _steps(self, attribute: Any, value: int | None) -> None:
+        if self.auto_reset != "off" and value is None:
+            raise ValueError(f"required with auto_reset: {self.auto_reset}")
+        if self.auto_reset == "off" and value is not None:
+            raise ValueError("has no effect with auto_reset: off; give episodes")
+        if value is not None and value % self.chunk:
+            raise ValueError(f"{value} is not a multiple of chunk {self.chunk}")
+
+
+@frozen(kw_only=True)
+class RuntimeSpec:
+    """Where the roles run."""
+
+    backend: Literal["ray", "local"] = "ray"
+    """Ray actors, or the same roles in this process."""
+    address: str | None = None
+    """Of a running Ray cluster; none: a private one on this machine."""
+    deadline_s: float = field(default=600.0, validator=v.gt(0))
+    """Seconds after which a call is reported as hung."""
+
+
+@frozen(kw_only=True)
+class TrainSpec:
+    """The optimiser (AdamW) and its schedule."""
+
+    steps: int = field(validator=v.ge(0))
+    """Training steps: a rollout and its updates each."""
+    lr: float = field(validator=v.gt(0))
+    """Learning rate."""
+    value_lr: float | None = field(default=None, validator=v.optional(v.gt(0)))
+    """Learning rate of the value head; none: lr."""
+    micro_batch: int = field(validator=v.ge(1))
+    """Samples (chunks) of one forward and backward pass."""
+    global_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Samples of one optimiser step, over all learners; none: the whole rollout."""
+    epochs: int = field(default=1, validator=v.ge(1))
+    """Passes over a rollout."""
+    max_grad_norm: float | None = field(default=1.0, validator=v.optional(v.gt(0)))
+    """Gradients are scaled down to this norm; none: never."""
+    weight_decay: float = field(default=0.0, validator=v.ge(0))
+    """Of AdamW."""
+    critic_warmup_steps: int = field(default=0, validator=v.ge(0))
+    """First training steps that update the critic alone."""
+    checkpoint_every: int = field(default=10, validator=v.ge(0))
+    """Training steps between checkpoints; the last step always has one, with 0 it alone."""
+    keep_checkpoints: int = field(default=2, validator=v.ge(1))
+    """Newest checkpoints kept; older ones are removed."""
+
+    @global_batch.validator
+    def _global_batch(self, attribute: Any, value: int | None) -> None:
+        if value is not None and value < self.micro_batch:
+            raise ValueError(f"{value} is less than micro_batch {self.micro_batch}")
+
+
+@frozen(kw_only=True)
+class EvalSpec:
+    """Success on the evaluation states, which training never sees."""
+
+    every: int = field(default=0, validator=v.ge(0))
+    """Training steps between evaluations; 0: only before and after training."""
+    episodes_per_task: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Evaluation states of each task; none: all."""
+    repeats: int = field(default=1, validator=v.ge(1))
+    """Runs over every state, each with its own seeds."""
+    greedy: bool = True
+    """Take the most likely action, or sample as in training."""
+    before: bool = True
+    """Evaluate at step 0 too."""
+
+
+@frozen(kw_only=True)
+class WarmupSpec:
+    """Cloning of the simulator's scripted expert before training."""
+
+    episodes: int = field(validator=v.ge(1))
+    """Demonstrations, from training states."""
+    epochs: int = field(validator=v.ge(1))
+    """Passes over the demonstrations."""
+    lr: float = field(validator=v.gt(0))
+    """Learning rate."""
+    batch: int = field(default=64, validator=v.ge(1))
+    """Samples (chunks) of an optimiser step."""
+    noise: float = field(default=0.0, validator=v.ge(0))
+    """Standard deviation of the Gaussian added to the expert's executed actions, in the simulator's units; labels stay
+    clean, so that the clone learns to recover."""
+
+
+def component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
+    """A component from Python: `component("algorithm", "grpo", clip_high=0.3)`. Raises PluginError, or Problems."""
+    return _Reader(modules).component({"type": type, **config}, kind, Component)  # type: ignore[no-any-return]
+
+
+def _default_hooks() -> tuple[Component, ...]:
+    return tuple(component("hook", name) for name in ("console", "jsonl", "tensorboard"))
+
+
+@frozen(kw_only=True)
+class Spec:
+    """A whole run."""
+
+    name: str = field()
+    """Of the run and its folder: letters, digits and `_ . + -`."""
+    seed: int = field(default=0, validator=v.ge(0))
+    """All randomness is a function of it."""
+    plugins: tuple[str, ...] = ()
+    """Modules (dotted, or paths of .py files, relative to the spec) that offer plugins or hooks without being
+    installed."""
+    model: Component = field(metadata={"kind": "model"})
+    env: EnvSpec = field(metadata={"kind": "env"})
+    rollout: RolloutSpec = field()
+    algorithm: Component = field(metadata={"kind": "algorithm"})
+    placement: Component = field(factory=lambda: component("placement", "collocated"), metadata={"kind": "placement"})
+    runtime: RuntimeSpec = field(factory=RuntimeSpec)
+    train: TrainSpec
+    eval: EvalSpec = field(factory=EvalSpec)
+    warmup: WarmupSpec | None = None
+    hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
+
+    @name.validator
+    def _name(self, attribute: Any, value: str) -> None:
+        if re.fullmatch(r"\w[\w.+-]*", value) is None:
+            raise ValueError(f"{value!r} must be letters, digits and any of _ . + - after the first")
+
+    @rollout.validator
+    def _rollout(self, attribute: Any, value: RolloutSpec) -> None:
+        rows, wrong = self.env.num_envs, []
+        if rows % value.group_size:
+            wrong.append((("group_size",), f"{value.group_size} does not divide env.num_envs {rows}"))
+        if value.episodes is not None and value.episodes % rows:
+            wrong.append((("episodes",), f"{value.episodes} is not a multiple of env.num_envs {rows}"))
+        if wrong:
+            raise Problems(wrong)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with all defaults, which `parse_spec` reads back to an equal spec."""
+        return {key: _plain(getattr(self, key)) for key in keys_of(Spec)}
+
+    def dump(self, path: str | Path) -> None:
+        """Write `to_dict` as YAML."""
+        Path(path).write_text(dump(self.to_dict()), encoding="utf-8")
+
+    def __reduce__(self) -> Any:
+        """Pickled as data: another process imports the plugins itself, those of `plugins:` included."""
+        return parse_spec, (self.to_dict(),)
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """Read a spec file. `overrides` are `dotted.path=value`, values as in YAML. Raises SpecError with every problem."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError([f"{path}: no such file"]) from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SpecError([f"{path}: cannot be read: {exc}"]) from exc
+    return _parse(parse(text), str(path), overrides, path.resolve().parent)
+
+
+def parse_spec(data: Mapping[str, Any] | str, source: str = "<dict>", overrides: Sequence[str] = ()) -> Spec:
+    """Read a spec from plain data or YAML text. Raises SpecError with every problem."""
+    document = parse(data) if isinstance(data, str) else Document(to_plain(data))
+    return _parse(document, source, overrides, Path.cwd())
+
+
+def check(spec: Spec) -> list[str]:
+    """Problems of a well-formed spec on this machine that show without building anything: what is not installed."""
+    named = [("model", spec.model), ("env", spec.env), ("algorithm", spec.algorithm), ("placement", spec.placement)]
+    found = []
+    for kind, part in (*named, *(("hook", hook) for hook in spec.hooks)):
+        item = plugins.installed(kind, spec.plugins)[part.type][0]
+        extra = plugins.load(kind, part.type, spec.plugins).extra
+        missing = plugins.missing_requirements(item.dist, extra) if item.entry else []
+        if missing:
+            command = plugins.install_command(item.dist, extra)
+            found.append(f"{kind}: {part.type!r} from {item.origin} needs {', '.join(missing)}; try: {command}")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+class _Reader(Structurer):
+    """Reads components with the plugins of `modules`."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        super().__init__(special=self.component)
+        self._modules = modules
+
+    def component(self, data: Any, kind: str, as_type: Any) -> Any:
+        """A component, or a tuple of them, from `{type: name, ...}`."""
+        if not (isinstance(as_type, type) and issubclass(as_type, Component)):
+            if not isinstance(data, list | tuple):
+                raise problem(f"expected a list of {kind}s such as [{{type: ...}}], got {said(data)}")
+            return tuple(self._each((i, i, item, (kind, Component)) for i, item in enumerate(data)).values())
+        if not isinstance(data, Mapping):
+            raise problem(f"expected a mapping such as {{type: ...}}, got {said(data)}")
+        own = keys_of(as_type)
+        core = [key for key in own if key != "config"]
+        fields: dict[str, Any] = {key: data[key] for key in core if key in data}
+        rest = {key: value for key, value in data.items() if key not in core}
+        wrong: list[tuple[KeyPath, str]] = []
+        try:
+            fields["config"] = self._config(data.get("type"), kind, rest, core)
+        except Problems as exc:
+            wrong = exc.items
+            fields["config"] = None
+        try:
+            made = self.read_class(fields, as_type)
+        except Problems as exc:
+            raise Problems([*exc.items, *wrong]) from None
+        if wrong:
+            raise Problems(wrong)
+        return made
+
+    def read(self, data: Any, as_type: Any) -> Any:
+        """As in the base class; a pair (kind, class) stands for a component."""
+        return self.component(data, *as_type) if isinstance(as_type, tuple) else super().read(data, as_type)
+
+    def _config(self, name: Any, kind: str, data: Mapping[Any, Any], core: Sequence[str]) -> Any:
+        if not isinstance(name, str):
+            return None  # reported with the other keys of core
+        try:
+            plugin = plugins.load(kind, name, self._modules)
+        except PluginError as exc:
+            raise problem(str(exc).replace("\n  ", "; "), "type") from exc
+        taken = sorted({"type", "num_envs"} & keys_of(plugin.config).keys())
+        if taken:
+            raise problem(f"plugin {name!r} has a setting named {taken[0]!r}, which is core's; rename it", "type")
+        return self.read_class(data, plugin.config, extra_keys=core)
+
+
+def _parse(document: Document, source: str, overrides: Sequence[str], folder: Path) -> Spec:
+    errors = [(line, f"{source}:{line}: {message}") for line, message in document.errors]
+    data, lines = document.data, dict(document.lines)
+    if data is None and not errors:
+        errors = [(1, f"{source}: is empty; a spec has the keys {', '.join(keys_of(Spec))}")]
+    if data is not None and not isinstance(data, dict):
+        errors.append((1, f"{source}: expected a mapping with the keys of a spec, got {said(data)}"))
+    if not isinstance(data, dict):
+        raise SpecError([message for _, message in errors])
+    overridden: set[KeyPath] = set()
+    for override in overrides:
+        try:
+            overridden |= _override(data, override)
+        except Problems as exc:
+            errors += [(10**9, f"override: {text}") for _, text in exc.items]
+
+    def located(path: KeyPath, message: str) -> tuple[int, str]:
+        text = f"{dotted(path)}: {message}" if path else message
+        prefixes = [path[:length] for length in range(len(path), -1, -1)]
+        if overridden.intersection(prefixes):
+            return 10**9, f"override: {text}"
+        line = next((lines[prefix] for prefix in prefixes if prefix in lines), None)
+        return (0, f"{source}: {text}") if line is None else (line, f"{source}:{line}: {text}")
+
+    modules, wrong = _modules(data, folder)
+    spec = None
+    try:
+        spec = _Reader(modules).read_class(data, Spec)
+    except Problems as exc:
+        wrong += [item for item in exc.items if item not in wrong]
+    errors += [located(*item) for item in wrong]
+    if errors or spec is None:
+        raise SpecError([message for _, message in sorted(errors, key=lambda error: error[0])])
+    return spec  # type: ignore[no-any-return]
+
+
+def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
+    """Import `plugins:`, paths made absolute in place. -> those that could be imported, problems."""
+    names = data.get("plugins", [])
+    good: list[str] = []
+    wrong: list[tuple[KeyPath, str]] = []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return [], []  # reported when it is structured
+    data["plugins"] = [str(folder / Path(name).expanduser()) if name.endswith(".py") else name for name in names]
+    for i, name in enumerate(data["plugins"]):
+        try:
+            plugins.import_module(name)
+            plugins.installed("hook", [name])
+            good.append(name)
+        except PluginError as exc:
+            wrong.append((("plugins", i), str(exc).removeprefix("plugins: ")))
+    return good, wrong
+
+
+def _override(data: dict[str, Any], override: str) -> set[KeyPath]:
+    """Put `a.b.0.c=value` into the data. -> the paths that are new or changed."""
+    text, equals, value = override.partition("=")
+    if not equals or not text:
+        raise problem(f"{override!r} is not of the form path=value")
+    document = parse(value)
+    if document.errors:
+        raise problem(f"{text}: {document.errors[0][1]}")
+    steps = text.strip().split(".")
+    here: Any = data
+    path: list[str | int] = []
+    changed: set[KeyPath] = set()
+    for i, step in enumerate(steps):
+        last = i == len(steps) - 1
+        if isinstance(here, list):
+            if not step.isdigit() or int(step) >= len(here):
+                raise problem(f"{text}: {dotted(tuple(path))} has {len(here)} items; {step!r} is none of 0, 1, ...")
+            key: str | int = int(step)
+        elif isinstance(here, dict):
+            key = step
+        else:
+            raise problem(f"{text}: {dotted(tuple(path))} is {said(here)}, which has no {step!r}")
+        path.append(key)
+        if last:
+            here[key] = document.data
+        elif isinstance(here, dict) and here.get(key) is None:
+            if not path[:-1] and key not in keys_of(Spec):
+                raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), keys_of(Spec))}")
+            here[key] = {}
+            changed.add(tuple(path))
+        here = here[key]
+    return changed | {tuple(path)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Component):
+        own = {key: getattr(value, key) for key in keys_of(type(value)) if key != "config"}
+        return {**own, **to_plain(value.config)}
+    if isinstance(value, tuple) and value and isinstance(value[0], Component):
+        return [_plain(item) for item in value]
+    return to_plain(value)

@@ -1,0 +1,265 @@
+"""`check_model`: does a policy keep to the contract of `VLAModel`?"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from attrs import frozen
+
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.testing import synthetic
+from vla_rl.core.testing.findings import Findings, built
+from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, Plugin, ValueGranularity, to_numpy
+
+
+@frozen(eq=False)
+class _Case:
+    model: VLAModel
+    f: Findings
+    env: EnvInfo
+    chunk: int
+    values: ValueGranularity
+    obs: Observation
+    atol: float
+
+    @property
+    def rows(self) -> int:
+        return len(self.obs)
+
+    def noise(self, rows: list[int] | None = None, seed: int = 0) -> Noise:
+        rows = list(range(self.rows)) if rows is None else rows
+        return Noise(seed, "check_model", rows, [0] * len(rows), [0] * len(rows))
+
+    def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
+        return self.model.sample_chunk(self.obs, self.noise(seed=seed), greedy)
+
+
+def check_model(
+    model: VLAModel | Plugin,
+    config: Any = None,
+    *,
+    env: EnvInfo | None = None,
+    chunk: int = 2,
+    values: ValueGranularity = "none",
+    device: str = "cpu",
+    temperature: float = 1.0,
+    rows: int = 4,
+    atol: float = 1e-5,
+) -> None:
+    """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings.
+
+    Args:
+        model: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
+            `temperature`. A component is told these when it was built: pass the same.
+        env: default: two 64-px cameras, a state of 4 numbers, 3 action dimensions in [-1, 1], two tasks.
+        rows: batch size of the checks.   atol: tolerance of log-probs, values and actions; raise it below fp32.
+    The weights are the same afterwards.
+    """
+    env = synthetic.env_info() if env is None else env
+    context = Context(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
+    policy: VLAModel = built(model, config, context)
+    f = Findings(f"check_model of {type(policy).__name__}")
+    case = _Case(policy, f, env, chunk, values, synthetic.observation(env, rows), atol)
+    with f.section("sample_chunk"):
+        if _sampling(case):
+            for check in (_scores, _noise, _critic, _tokens, _gradients, _publishing):
+                with f.section(check.__name__.strip("_")):
+                    check(case)
+            with f.section("save"):
+                _save(case, model if isinstance(model, Plugin) else None, config, context)
+    f.close()
+
+
+def _array(case: _Case, array: Any, shape: tuple[int, ...], where: str) -> bool:
+    kind = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
+    found = f"{kind} {list(np.shape(array.detach() if isinstance(array, torch.Tensor) else array))}"
+    wanted = f"float32 {list(shape)}"
+    if not case.f.expect(found == wanted, where, wanted, found, "convert or reshape it"):
+        return False
+    finite = bool(np.isfinite(to_numpy(array)).all())
+    return case.f.expect(finite, where, "finite numbers", "NaN or inf", "find the cause")
+
+
+def _close(case: _Case, a: Any, b: Any, where: str, what: str, remedy: str) -> None:
+    gap = float(np.abs(to_numpy(a).astype(np.float64) - to_numpy(b)).max())
+    case.f.expect(gap <= case.atol, where, f"{what} (within {case.atol:g})", f"a difference of {gap:.2g}", remedy)
+
+
+def _value_shape(case: _Case) -> tuple[int, ...]:
+    return (case.rows,) if case.values == "chunk" else (case.rows, case.chunk)
+
+
+def _sampling(case: _Case) -> bool:
+    model, f = case.model, case.f
+    per_action = model.tokens_per_action
+    f.expect(per_action >= 1, "tokens_per_action", "M >= 1", per_action, "log-probs of one action")
+    sampled, fine = case.sample(), True
+    shape = (case.rows, case.chunk, case.env.action_dim)
+    fine &= _array(case, sampled.actions, shape, "sample_chunk: actions")
+    fine &= _array(case, sampled.log_probs, (case.rows, case.chunk, per_action), "sample_chunk: log_probs")
+    if case.values == "none":
+        f.expect(sampled.values is None, "sample_chunk: values", "None", "values", "Context.values is none")
+    elif f.expect(sampled.values is not None, "sample_chunk: values", _value_shape(case), "None", "add a value head"):
+        fine &= _array(case, sampled.values, _value_shape(case), "sample_chunk: values")
+    for name, array in sampled.trace.items():
+        fine &= f.expect(len(array) == case.rows, f"sample_chunk: trace {name!r}", f"batch first ({case.rows} rows)",
+                         list(array.shape), "one entry for each row")  # fmt: skip
+    graph = any(getattr(array, "requires_grad", False) for array in (sampled.actions, sampled.log_probs))
+    f.expect(not graph, "sample_chunk", "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")
+    if fine:
+        low, high = np.array(case.env.action_low), np.array(case.env.action_high)
+        outside = np.maximum(low - to_numpy(sampled.actions), to_numpy(sampled.actions) - high) / (high - low)
+        worst = float(outside.max())
+        f.expect(worst <= 1e-4, "sample_chunk: actions", "within the environment's bounds",
+                 f"{worst:.1%} of the range outside", "check statistics, or clip")  # fmt: skip
+    return fine
+
+
+def _scores(case: _Case) -> None:
+    sampled = case.sample()
+    scores = case.model.chunk_log_probs(case.obs, sampled)
+    where = "chunk_log_probs"
+    shape = (case.rows, case.chunk, case.model.tokens_per_action)
+    if _array(case, scores.log_probs, shape, f"{where}: log_probs"):
+        _close(case, scores.log_probs, sampled.log_probs, where, "the log_probs recorded at sampling",
+               "same temperature, same mode (no dropout), same precision")  # fmt: skip
+    has_gradient = scores.log_probs.requires_grad
+    case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
+    if _array(case, scores.entropy, shape, f"{where}: entropy"):
+        case.f.expect(scores.entropy.requires_grad, where, "entropy with gradient", "none", "drop detach")
+    if case.values != "none":
+        if not case.f.expect(scores.values is not None, where, "values", "None", "score the critic too"):
+            return
+        if _array(case, scores.values, _value_shape(case), f"{where}: values"):
+            _close(case, scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass")
+    loss = case.model.imitation_loss(case.obs, sampled.actions)
+    scalar = loss.ndim == 0 and bool(torch.isfinite(loss)) and loss.requires_grad
+    case.f.expect(scalar, "imitation_loss", "a finite scalar with gradient", loss, "take the mean over the batch")
+
+
+def _noise(case: _Case) -> None:
+    where = "sample_chunk"
+    one, same, other = case.sample(seed=1), case.sample(seed=1), case.sample(seed=2)
+    _close(case, one.actions, same.actions, where, "the same chunk from the same noise",
+           "draw from `noise` only, never from torch or NumPy's own generators")  # fmt: skip
+    moved = not np.array_equal(to_numpy(one.actions), to_numpy(other.actions))
+    case.f.expect(moved, where, "another chunk from other noise", "the same", "use `noise` when greedy is False")
+    greedy = [case.sample(greedy=True, seed=seed) for seed in (1, 2)]
+    _close(case, greedy[0].actions, greedy[1].actions, where, "a greedy chunk without chance", "ignore noise: the mode")
+    order = list(range(case.rows))[::-1]
+    turned = case.model.sample_chunk(case.obs.take(np.array(order)), case.noise(order, seed=1), False)
+    _close(case, to_numpy(turned.actions)[order], one.actions, where, "a row's chunk wherever it stands in the batch",
+           "row b uses draws of row b alone, and no statistics of the batch")  # fmt: skip
+
+
+def _critic(case: _Case) -> None:
+    if case.values == "none":
+        return
+    alone = case.model.values(case.obs)
+    if _array(case, alone, _value_shape(case), "values"):
+        _close(case, alone, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
+        case.f.expect(not alone.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
+    heads = [name for name, _ in case.model.module.named_parameters() if name.startswith("value_head.")]
+    case.f.expect(bool(heads), "module", "parameters named value_head.*", "none", "the learner finds the critic so")
+
+
+def _tokens(case: _Case) -> None:
+    actions = case.sample().actions
+    try:
+        tokens = case.model.encode_actions(actions)
+    except TypeError:
+        return
+    shape = [case.rows, case.chunk, case.model.tokens_per_action]
+    found = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
+    case.f.expect(found == f"int64 {shape}", "encode_actions", f"int64 {shape}", found, "convert or reshape it")
+    decoded = case.model.decode_actions(tokens)
+    _close(case, decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions")
+    again = torch.equal(case.model.encode_actions(decoded), tokens)
+    case.f.expect(again, "encode_actions", "the tokens of decoded tokens", "others", "round to the nearest bin")
+
+
+def _gradients(case: _Case) -> None:
+    """At slightly moved weights, since a LoRA pair at its start (B = 0) has no gradient in A."""
+    module, f = case.model.module, case.f
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not f.expect(bool(trained), "module", "parameters with requires_grad", "none", "unfreeze some, or add LoRA"):
+        return
+    saved = {name: p.detach().clone() for name, p in trained.items()}
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in trained.values():
+            p.add_((0.02 * torch.randn(p.shape, generator=draws)).to(p))
+    try:
+        module.zero_grad(set_to_none=True)
+        sampled = case.sample()
+        scores = case.model.chunk_log_probs(case.obs, sampled)
+        weights = torch.rand(scores.log_probs.shape, generator=draws).to(scores.log_probs.device)
+        total = (scores.log_probs * weights).sum() + (scores.entropy * weights).sum()
+        total = total + case.model.imitation_loss(case.obs, sampled.actions)
+        if scores.values is not None:
+            total = total + (scores.values**2).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        missed = [name for name, p in trained.items() if p.grad is None or not bool((p.grad != 0).any())]
+        f.expect(not missed, "gradient", "one in every trained parameter", f"none in {_some(missed)}",
+                 "connect them, or set requires_grad_(False)")  # fmt: skip
+        wrong = [name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None]
+        f.expect(not wrong, "gradient", "none in frozen parameters", f"one in {_some(wrong)}", "freeze before building")
+        broken = [name for name, p in trained.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+        f.expect(not broken, "gradient", "finite numbers", f"NaN or inf in {_some(broken)}", "find the cause")
+    finally:
+        module.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, p in trained.items():
+                p.copy_(saved[name])
+
+
+def _publishing(case: _Case) -> None:
+    model, f = case.model, case.f
+    before = case.sample()
+    pairs = [(name, tensor.clone()) for name, tensor in model.weights()]
+    names = [name for name, _ in pairs]
+    trained = {name for name, p in model.module.named_parameters() if p.requires_grad}
+    f.expect(len(set(names)) == len(names), "weights", "each name once", "some twice", "list each parameter once")
+    missing = sorted(trained - set(names)) if len(names) < len(trained) else []
+    f.expect(not missing, "weights", "every trained parameter", f"no {_some(missing)}", "policies would miss it")
+    model.load_weights([(name, tensor + 0.5) for name, tensor in pairs])
+    moved = case.model.chunk_log_probs(case.obs, before).log_probs
+    changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
+    f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
+    model.load_weights([(name, to_numpy(tensor)) for name, tensor in pairs])
+    after = case.sample()
+    _close(case, after.log_probs, before.log_probs, "load_weights", "the old log_probs from the old weights",
+           "take NumPy arrays as well as tensors")  # fmt: skip
+    try:
+        model.load_weights([("no such parameter", torch.zeros(1))])
+    except KeyError:
+        return
+    f.expect(False, "load_weights", "KeyError for a name that is not there", "nothing", "a silent loss of weights")
+
+
+def _save(case: _Case, plugin: Plugin | None, config: Any, context: Context) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "model"
+        target.mkdir()
+        case.model.save(target)
+        files = [path for path in target.rglob("*") if path.is_file()]
+        if not case.f.expect(bool(files), "save", "files in the folder", "none", "write weights and statistics"):
+            return
+        fields = {a.name for a in attrs.fields(plugin.config)} if plugin is not None else set()
+        if plugin is None or "checkpoint" not in fields:
+            return
+        config = plugin.config() if config is None else config
+        loaded: VLAModel = plugin.build(attrs.evolve(config, checkpoint=str(target)), context)
+        again = loaded.sample_chunk(case.obs, case.noise(), True)
+        _close(case, again.actions, case.sample(greedy=True).actions, "save", "the same greedy actions once loaded",
+               "save everything that `checkpoint:` reads")  # fmt: skip
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,141 @@
+"""Random data of the right shapes, for checks and for tests of plugins."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vla_rl.core.randomness import generator
+from vla_rl.core.types import (
+    Advantages,
+    Batch,
+    Chunk,
+    EnvInfo,
+    Episode,
+    Observation,
+    Rollout,
+    TaskInfo,
+    ValueGranularity,
+)
+
+
+def env_info(cameras: int = 2, pixels: int = 64, state_dim: int = 4, action_dim: int = 3) -> EnvInfo:
+    """An environment to build a model for."""
+    return EnvInfo(
+        cameras={f"camera{i}": (pixels, pixels) for i in range(cameras)},
+        state_dim=state_dim,
+        action_low=(-1.0,) * action_dim,
+        action_high=(1.0,) * action_dim,
+        tasks=(
+            TaskInfo(name="red", instruction="push the red block", max_steps=20),
+            TaskInfo(name="blue", instruction="pick up the blue bowl on the left", max_steps=20),
+        ),
+    )
+
+
+def observation(info: EnvInfo, rows: int, seed: int = 0) -> Observation:
+    """Noise images, noise state, and the instructions of the tasks in turn."""
+    rng = generator(seed, "synthetic observation")
+    return Observation(
+        images={
+            name: rng.integers(0, 256, (rows, height, width, 3), dtype=np.uint8)
+            for name, (height, width) in info.cameras.items()
+        },
+        instructions=tuple(info.tasks[i % len(info.tasks)].instruction for i in range(rows)),
+        state=rng.standard_normal((rows, info.state_dim), dtype=np.float32) if info.state_dim else None,
+    )
+
+
+def rollout(
+    *,
+    chunk_steps: int = 4,
+    groups: int = 3,
+    group_size: int = 4,
+    chunk: int = 3,
+    tokens: int = 2,
+    values: ValueGranularity = "none",
+    successes: bool = True,
+    features: int = 0,
+    seed: int = 0,
+) -> Rollout:
+    """A rollout with one episode a column that ends at any action, by success, failure or step limit, or not at all.
+
+    T = chunk_steps, N = groups * group_size, C = chunk, M = tokens. `successes=False`: nobody succeeds.
+    """
+    rng = generator(seed, "synthetic rollout")
+    columns, steps = groups * group_size, chunk_steps * chunk
+    ends = rng.integers(1, steps + 2, columns)  # counted from 1; steps + 1: the episode goes on
+    kinds = rng.integers(0, 3, columns)  # success, failure, truncated
+    kinds[kinds == 0] = 0 if successes else 1
+    at = np.arange(1, steps + 1)[:, None]
+    valid, ending = at <= ends, at == ends
+    rewards = ending & (kinds == 0)
+
+    def shaped(array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+        return torch.from_numpy(array.reshape(chunk_steps, chunk, columns).transpose(0, 2, 1).copy())
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+
+    won = (kinds == 0) & (ends <= steps)
+    value_shape = (chunk_steps, columns) if values == "chunk" else (chunk_steps, columns, chunk)
+    return Rollout(
+        step=1,
+        rewards=shaped(rewards.astype(np.float32)),
+        terminated=shaped(ending & (kinds < 2)),
+        truncated=shaped(ending & (kinds == 2)),
+        valid=shaped(valid),
+        log_probs=-normal(chunk_steps, columns, chunk, tokens).abs(),
+        values=None if values == "none" else normal(*value_shape),
+        next_values=None if values == "none" else normal(chunk_steps, columns),
+        groups=torch.arange(columns) // group_size,
+        success=torch.from_numpy(won),
+        versions=torch.zeros(chunk_steps, columns, dtype=torch.int64),
+        episodes=tuple(
+            Episode(
+                row=n,
+                episode=0,
+                task=f"task-{n // group_size % 2}",
+                state=n // group_size,
+                steps=int(ends[n]),
+                total_reward=float(won[n]),
+                success_once=bool(won[n]),
+                success_at_end=bool(won[n]),
+                truncated=bool(kinds[n] == 2),
+            )
+            for n in range(columns)
+            if ends[n] <= steps
+        ),
+        features=normal(columns, features) if features else None,
+    )
+
+
+def batch(rolled: Rollout, advantages: Advantages, info: EnvInfo | None = None, reference: bool = False) -> Batch:
+    """The samples of a rollout as one optimiser step, weights divided by their counts as the runtime does.
+
+    Observation, actions and trace are empty shells unless `info` is given: losses see neither."""
+    samples = rolled.samples
+    size, chunk = int(samples.sum()), rolled.valid.shape[2]
+    counts = advantages.weights if advantages.counts is None else advantages.counts
+    value_weights = advantages.value_weights
+
+    def taken(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor[samples]
+
+    obs = Observation(images={}, instructions=("",) * size) if info is None else observation(info, size)
+    actions = torch.zeros(size, chunk, 1 if info is None else info.action_dim)
+    return Batch(
+        obs=obs,
+        chunk=Chunk(actions=actions, log_probs=rolled.log_probs[samples], values=taken(rolled.values)),
+        valid=rolled.valid[samples],
+        log_probs=rolled.log_probs[samples],
+        values=taken(rolled.values),
+        advantages=advantages.advantages[samples],
+        weights=advantages.weights[samples] / counts[samples].sum().clamp_min(1e-12),
+        returns=taken(advantages.returns),
+        value_weights=None
+        if value_weights is None
+        else value_weights[samples] / value_weights[samples].sum().clamp_min(1e-12),
+        lag=torch.zeros(size, dtype=torch.int64),
+        reference_log_probs=rolled.log_probs[samples] - 0.1 if reference else None,
+    )

@@ -1,0 +1,439 @@
+"""The data that crosses plugin borders. Importing this module imports neither torch nor a simulator.
+
+Dimensions: T chunk steps of a rollout, N rows or trajectories, C actions in a chunk, A action dimensions,
+M log-probs of an action (action tokens, or 1), B samples of a batch, S state dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Array = np.ndarray[Any, Any] | torch.Tensor
+
+ValueGranularity = Literal["none", "chunk", "action"]
+
+
+def to_numpy(array: Any) -> Any:
+    """A NumPy view (or copy, when it lies on a device) of a tensor or array."""
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else array
+
+
+def concat(parts: Sequence[Any]) -> Any:
+    """Concatenate arrays of one kind (NumPy or torch) along the first dimension."""
+    if hasattr(parts[0], "detach"):
+        import torch
+
+        return torch.cat(list(parts))
+    import numpy as np
+
+    return np.concatenate(list(parts))
+
+
+# ------------------------------------------------------------------------------------------------- plugins
+
+
+@frozen(kw_only=True)
+class Context:
+    """What core tells a builder about the place of the component in the run."""
+
+    seed: int = 0
+    device: str = "cpu"
+    chunk: int = 1
+    """C, actions in a chunk."""
+    num_envs: int = 1
+    """Simulators: rows of this component (a run may hold several components)."""
+    first_row: int = 0
+    """Simulators: number of the first of these rows within the run."""
+    env: EnvInfo | None = None
+    """Models: the simulator they act in."""
+    temperature: float = 1.0
+    """Models: sampling temperature, in rollout and training alike."""
+    values: ValueGranularity = "none"
+    """Models: critic output the algorithm needs: none, [B] or [B, C]."""
+
+
+@frozen(kw_only=True)
+class Plugin:
+    """What an entry point names. Light to import: `build` imports torch, simulators and the rest when it is called."""
+
+    config: type
+    """attrs class (frozen, kw_only) of the plugin's keys in a spec."""
+    build: Callable[[Any, Context], Any]
+    """(config, context) -> component; for hooks: an object with `RunEvents` methods or wrappers."""
+    summary: str
+    extra: str | None = None
+    """Extra of the distribution that installs what `build` imports."""
+    row_memory: int = 0
+    """Simulators: host memory of one row in bytes, when it is not negligible."""
+
+
+# ---------------------------------------------------------------------------------------------- simulators
+
+
+@frozen(kw_only=True)
+class TaskInfo:
+    """One task of a simulator: what the policy is told and how long it may take."""
+
+    name: str
+    instruction: str
+    max_steps: int
+    """Step limit in environment steps (single actions)."""
+
+
+@frozen(kw_only=True)
+class EnvInfo:
+    """What a simulator offers; a model is built to fit it, and refused early when it cannot."""
+
+    cameras: Mapping[str, tuple[int, int]]
+    """Camera name -> (height, width) in pixels, in the order in which a model sees them."""
+    state_dim: int
+    """Length of the proprioceptive state; 0 when there is none."""
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    """Bounds of an action, A numbers each, in the simulator's units."""
+    tasks: tuple[TaskInfo, ...]
+
+    @property
+    def action_dim(self) -> int:
+        return len(self.action_low)
+
+    def task(self, name: str) -> TaskInfo:
+        """The task of that name. Raises KeyError when there is none."""
+        for task in self.tasks:
+            if task.name == name:
+                return task
+        raise KeyError(f"no task {name!r}; tasks: {', '.join(t.name for t in self.tasks)}")
+
+
+@frozen(kw_only=True)
+class ResetState:
+    """A fixed initial state: the same id always gives the same scene, task included."""
+
+    id: int
+    task: str
+
+
+@frozen(kw_only=True, eq=False)
+class Observation:
+    """What a policy sees of N rows: the images after the last executed action, state and instruction."""
+
+    images: Mapping[str, Array]
+    """Camera -> uint8 [N, H, W, 3], upright."""
+    instructions: tuple[str, ...]
+    state: Array | None = None
+    """float32 [N, S]."""
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def take(self, rows: Any) -> Observation:
+        """The rows at these positions (int64 NumPy array), in this order."""
+        return Observation(
+            images={name: image[rows] for name, image in self.images.items()},
+            instructions=tuple(self.instructions[int(i)] for i in rows),
+            state=None if self.state is None else self.state[rows],
+        )
+
+    def numpy(self) -> Observation:
+        """The same observation in host memory, ready to cross processes."""
+        return Observation(
+            images={name: to_numpy(image) for name, image in self.images.items()},
+            instructions=self.instructions,
+            state=None if self.state is None else to_numpy(self.state),
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[Observation]) -> Observation:
+        if len(parts) == 1:
+            return parts[0]
+        states = [part.state for part in parts if part.state is not None]
+        return Observation(
+            images={name: concat([part.images[name] for part in parts]) for name in parts[0].images},
+            instructions=tuple(text for part in parts for text in part.instructions),
+            state=concat(states) if states else None,
+        )
+
+
+@frozen(kw_only=True, eq=False)
+class ChunkResult:
+    """What `SimEnv.chunk_step` returns for N rows and chunks of C actions."""
+
+    obs: Observation
+    """After the last executed action of each row (of an ended row: its final observation, never a reset one)."""
+    rewards: Array
+    """float32 [N, C]; 0 where nothing was executed."""
+    terminated: Array
+    """bool [N, C]: the task ended at this action, by success or failure."""
+    truncated: Array
+    """bool [N, C]: the simulator gave up at this action for a reason of its own (core adds the step limit)."""
+    executed: Array
+    """bool [N, C]: this action was applied. Rows that are not active execute nothing."""
+    success: Array
+    """bool [N]: the task's success predicate after the row's last executed action."""
+    succeeded: Array | None = None
+    """Optional bool [N, C]: the predicate after each action; makes success_once exact where rows run on after an end."""
+
+
+# -------------------------------------------------------------------------------------------------- models
+
+
+@frozen(kw_only=True, eq=False)
+class Chunk:
+    """A sampled chunk of actions for B rows."""
+
+    actions: Array
+    """float32 [B, C, A] in the simulator's units."""
+    log_probs: Array
+    """float32 [B, C, M]: log-probability under the distribution that was sampled (temperature included)."""
+    values: Array | None = None
+    """float32 [B] or [B, C] from the same forward pass, when the model has a value head."""
+    trace: Mapping[str, Array] = field(factory=dict)
+    """The heavy part that `chunk_log_probs` needs again, batch first: tokens [B, C, M], a denoising chain ..."""
+
+
+@frozen(kw_only=True, eq=False)
+class Scores:
+    """What a model says of recorded chunks, with gradient."""
+
+    log_probs: torch.Tensor
+    """[B, C, M]."""
+    entropy: torch.Tensor
+    """[B, C, M], nats."""
+    values: torch.Tensor | None = None
+    """[B] or [B, C]."""
+
+
+# ---------------------------------------------------------------------------------- rollouts and algorithms
+
+
+@frozen(kw_only=True)
+class Episode:
+    """One finished episode, as the statistics count it."""
+
+    row: int
+    episode: int
+    task: str
+    state: int
+    """Id of the reset state."""
+    steps: int
+    """Valid environment steps."""
+    total_reward: float
+    success_once: bool
+    success_at_end: bool
+    truncated: bool
+    """Ended by the step limit (or the simulator's own truncation) and not by the task."""
+
+
+@frozen(kw_only=True, eq=False)
+class Rollout:
+    """The light part of a whole rollout: torch tensors on the CPU, time-major. Column n is a trajectory with
+    `auto_reset: off`, else a simulator row with one or more episodes."""
+
+    step: int
+    rewards: torch.Tensor
+    """float32 [T, N, C]; 0 where not valid."""
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    """bool [T, N, C], at valid steps only. An episode ended where either holds."""
+    valid: torch.Tensor
+    """bool [T, N, C]: the action counts. False from the step after an end."""
+    log_probs: torch.Tensor
+    """float32 [T, N, C, M] of sampling time."""
+    values: torch.Tensor | None
+    """float32 [T, N] or [T, N, C] of sampling time; None without a critic."""
+    next_values: torch.Tensor | None
+    """float32 [T, N]: value of the final observation where an episode was truncated in this chunk, of the next
+    observation at the last chunk step; 0 where the recursion needs none."""
+    groups: torch.Tensor
+    """int64 [N]: trajectories with one number started from one state (and share the task)."""
+    success: torch.Tensor
+    """bool [N]: success_once of the column's first episode."""
+    versions: torch.Tensor
+    """int64 [T, N]: version of the weights that chose the chunk."""
+    episodes: tuple[Episode, ...]
+    features: torch.Tensor | None = None
+    """float32 [N, D] from `Algorithm.features`."""
+
+    @property
+    def samples(self) -> torch.Tensor:
+        """bool [T, N]: chunk steps with at least one valid action; these can be trained on."""
+        return self.valid.any(-1)
+
+    def evolve(self, **changes: Any) -> Rollout:
+        return attrs.evolve(self, **changes)
+
+
+@frozen(kw_only=True, eq=False)
+class Advantages:
+    """An algorithm's verdict on the light part of a rollout. A loss is a sum of `weight * per-entry loss`, divided by
+    the sum of `counts` over *all* samples of one optimiser step, whatever micro-batches and ranks they are split over."""
+
+    advantages: torch.Tensor
+    """float32 [T, N] or [T, N, C]; 0 where not valid."""
+    weights: torch.Tensor
+    """float32 [T, N] (chunk-level ratio) or [T, N, C]: weight of each entry of the policy loss; 0 where not valid."""
+    counts: torch.Tensor | None = None
+    """What each entry adds to the divisor; None: its weight."""
+    returns: torch.Tensor | None = None
+    """float32, shape of the values: target of the critic."""
+    value_weights: torch.Tensor | None = None
+    """float32, shape of the values: weight of each entry of the value loss, its own divisor."""
+    metrics: Mapping[str, float] = field(factory=dict)
+
+
+@frozen(kw_only=True, eq=False)
+class Batch:
+    """One micro-batch on a learner rank, flattened to B samples, on the learner's device."""
+
+    obs: Observation
+    chunk: Chunk
+    valid: torch.Tensor
+    """bool [B, C]."""
+    log_probs: torch.Tensor
+    """float32 [B, C, M] of sampling time."""
+    values: torch.Tensor | None
+    advantages: torch.Tensor
+    """float32 [B] or [B, C]."""
+    weights: torch.Tensor
+    """float32 [B] or [B, C]; already divided by the counts of the whole optimiser step."""
+    returns: torch.Tensor | None
+    value_weights: torch.Tensor | None
+    lag: torch.Tensor
+    """int64 [B]: learner version - version that sampled."""
+    reference_log_probs: torch.Tensor | None = None
+    """float32 [B, C, M] of the reference policy, for algorithms that need "reference"."""
+
+
+@frozen(kw_only=True, eq=False)
+class Loss:
+    """`total` is summed over micro-batches and ranks before the optimiser steps."""
+
+    total: torch.Tensor
+    metrics: Mapping[str, torch.Tensor] = field(factory=dict)
+    """Partial sums: added over micro-batches and ranks they are the mean over the optimiser step."""
+    maxima: Mapping[str, torch.Tensor] = field(factory=dict)
+    """Reduced by maximum."""
+
+
+# ----------------------------------------------------------------------------------------------- placement
+
+
+@frozen(kw_only=True)
+class Cluster:
+    """What there is to place on."""
+
+    cpus: float
+    gpus: int
+    memory: int
+    """Host memory in bytes."""
+
+
+@frozen(kw_only=True)
+class Job:
+    """What has to be placed."""
+
+    num_envs: int
+    group_size: int
+    env: str
+    """Type of the simulator, for messages."""
+    row_memory: int = 0
+    """Host memory of one simulator row in bytes; 0 when negligible."""
+
+
+@frozen(kw_only=True)
+class Slot:
+    """One worker (a Ray actor, or a set of roles in the local process)."""
+
+    roles: tuple[str, ...]
+    """Of "sim", "policy", "learner"; roles in one slot call each other directly and share one model."""
+    device: str = "cpu"
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+@frozen(kw_only=True)
+class Window:
+    """When a policy worker infers: as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds.
+    `max_wait=None` waits for the batch, `max_batch=None` is all rows (or, with stages, one lane)."""
+
+    max_batch: int | None = None
+    max_wait: float | None = None
+
+
+@frozen(kw_only=True)
+class Plan:
+    slots: tuple[Slot, ...]
+    stages: int = 1
+    """Lanes of each sim worker."""
+    window: Window = field(factory=Window)
+    max_lag: int = 0
+    offload: frozenset[str] = frozenset()
+
+    def hosting(self, role: str) -> tuple[int, ...]:
+        """Indices of the slots that host a role."""
+        return tuple(i for i, slot in enumerate(self.slots) if role in slot.roles)
+
+
+class DoesNotFit(Exception):
+    """A placement strategy cannot place the job; the message carries what is needed and what is there."""
+
+
+# -------------------------------------------------------------------------------------------- run and events
+
+
+@frozen(kw_only=True)
+class Rate:
+    """A success rate with its 95 % Wilson interval."""
+
+    rate: float
+    n: int
+    low: float
+    high: float
+
+
+@frozen(kw_only=True, eq=False)
+class EpisodeFrames:
+    """The frames of one evaluation episode: the first observation and one after each chunk."""
+
+    task: str
+    instruction: str
+    success: bool
+    images: Mapping[str, Array]
+    """Camera -> uint8 [frames, H, W, 3]."""
+
+
+@frozen(kw_only=True, eq=False)
+class Evaluation:
+    """Every (task, evaluation state) once per repeat."""
+
+    step: int
+    success: Rate
+    tasks: Mapping[str, Rate]
+    repeats: tuple[float, ...]
+    """Success rate of each repeat."""
+    episodes: tuple[Episode, ...]
+    seconds: float
+    frames: tuple[EpisodeFrames, ...] = ()
+
+
+@frozen(kw_only=True)
+class Run:
+    """What a `RunEvents` plugin may know about the run it listens to."""
+
+    name: str
+    folder: Any
+    """pathlib.Path of the run folder."""
+    spec: Mapping[str, Any]
+    """The resolved spec as plain data."""
+    first_step: int
+    """0, or the step a resumed run starts from."""
+    steps: int
+    """Step at which training ends."""

@@ -1,0 +1,203 @@
+"""One task in one simulator: exact resets, steps, pictures, and looking ahead without a trace.
+
+Imports MuJoCo, so `MUJOCO_GL` is set before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from copy import deepcopy
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.errors import UserError
+from vla_rl.plugins.envs.libero import CAMERAS
+from vla_rl.plugins.envs.libero.suites import Array, Task
+
+os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The packages below print progress and complain of a missing private settings file."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+try:
+    with quiet():
+        import mujoco
+        import robosuite.utils.transform_utils as transforms
+        from libero.libero.envs.env_wrapper import ControlEnv
+        from robosuite.utils.buffers import Buffer
+        from robosuite.utils.errors import RandomizationError
+        from robosuite.utils.observables import Observable, sensor
+except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
+    raise UserError(
+        f"MuJoCo cannot render with MUJOCO_GL={os.environ['MUJOCO_GL']}: {error}\n"
+        "  install the GL libraries with `sh tools/install_gl.sh`, or set MUJOCO_GL to egl or osmesa"
+    ) from error
+
+NO_MOTION = np.array([0.0] * 6 + [-1.0])
+"""The action of the settling steps: stay, gripper open."""
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """NumPy's global generator, from which placements are drawn, with this seed; as it was afterwards."""
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+class Scene:
+    """A task's simulator. Building takes seconds, a reset milliseconds."""
+
+    def __init__(self, task: Task, cameras: Mapping[str, int], settle_steps: int, fast_render: bool) -> None:
+        self.task = task
+        self._cameras = dict(cameras)
+        self._settle_steps = settle_steps
+        with seeded(0), quiet():
+            self._control = ControlEnv(
+                bddl_file_name=task.bddl_file,
+                use_camera_obs=False,
+                has_offscreen_renderer=True,
+                hard_reset=False,
+                ignore_done=True,
+            )
+        self._env = self._control.env
+        self._robot = self._env.robots[0]
+        self._model = self._env.sim.model._model
+        self._data = self._env.sim.data._data
+        self._spare = mujoco.MjData(self._model)
+        if fast_render:
+            self._model.mat_reflectance[:] = 0
+        self._fixtures = [self._loaded_pose(fixture.root_body) for fixture in self._env.fixtures_dict.values()]
+        self._site_colours = self._model.site_rgba.copy()
+        self._env.sim.reset = self._reset_simulator
+        self._film_at_observation()
+        self.observation: Mapping[str, Array] = {}
+
+    # ------------------------------------------------------------------------------------------------ resets
+
+    def _loaded_pose(self, body: str) -> tuple[int, Array, Array]:
+        """Number, position and orientation of a body as its model file gives them."""
+        element = self._env.model.root.find(f".//body[@name='{body}']")
+        position = np.array((element.get("pos") or "0 0 0").split(), np.float64)
+        orientation = np.array((element.get("quat") or "1 0 0 0").split(), np.float64)
+        return self._env.sim.model.body_name2id(body), position, orientation
+
+    def _reset_simulator(self) -> None:
+        """Put model and data exactly where loading the model anew would.
+
+        A reset that keeps the model leaves fixtures where the last episode had them and skips two forward passes,
+        whose solver state would go into the next one. With both put right every number of an episode equals
+        that of the slow official reset.
+        """
+        for body, position, orientation in self._fixtures:
+            self._model.body_pos[body] = position
+            self._model.body_quat[body] = orientation
+        self._model.site_rgba[:] = self._site_colours
+        mujoco.mj_resetData(self._model, self._data)
+        self._env.sim.forward()
+        self._env.sim.forward()
+
+    def place(self, seed: int, state: Array | None) -> None:
+        """Start an episode: placements drawn with `seed`; then, if given, the movable things as in `state`
+        (float64, flattened simulator state); then settle."""
+        self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)
+        with seeded(seed):
+            while True:
+                try:
+                    self._env.reset()
+                    break
+                except RandomizationError:  # objects did not fit: draw on
+                    continue
+        self.observation = self._control.set_init_state(self._control.get_sim_state() if state is None else state)
+        for _ in range(self._settle_steps):
+            self.step(NO_MOTION)
+
+    # ----------------------------------------------------------------------------------- steps and pictures
+
+    def step(self, action: Array) -> tuple[float, bool]:
+        """Apply one action, float [7]. -> reward, success."""
+        self.observation, reward, success, _ = self._control.step(action)
+        return float(reward), bool(success)
+
+    def _film_at_observation(self) -> None:
+        """Cameras cost ten times a step, so instead of a picture keep what one is made of, at the very sub-step
+        (the last but one) at which the official environment takes it."""
+        self._film = mujoco.MjData(self._model)
+        self._film_colours = self._site_colours.copy()
+
+        @sensor(modality="film")
+        def film(cache: Any) -> float:
+            mujoco.mj_copyData(self._film, self._model, self._data)
+            self._film_colours[:] = self._model.site_rgba
+            return 0.0
+
+        rate = self._env.control_freq
+        self._env.add_observable(Observable(name="film", sensor=film, sampling_rate=rate))
+        self._env.sim._render_context_offscreen.data = SimpleNamespace(_data=self._film)
+
+    def images(self) -> dict[str, Array]:
+        """Pictures that belong to the current observation: camera -> uint8 [H, W, 3], turned by 180 degrees."""
+        context = self._env.sim._render_context_offscreen
+        context.gl_ctx.make_current()
+        now = self._model.site_rgba.copy()
+        self._model.site_rgba[:] = self._film_colours
+        pictures = {
+            name: self._env.sim.render(size, size, camera_name=CAMERAS[name])[::-1, ::-1]
+            for name, size in self._cameras.items()
+        }
+        self._model.site_rgba[:] = now
+        return pictures
+
+    def state(self) -> Array:
+        """Proprioception, float32 [8]: position of the hand [m], its rotation vector [rad], two finger joints [m]."""
+        rotation = transforms.quat2axisangle(self.observation["robot0_eef_quat"])
+        fingers = self.observation["robot0_gripper_qpos"]
+        return np.concatenate([self.observation["robot0_eef_pos"], rotation, fingers]).astype(np.float32)
+
+    # ------------------------------------------------------------------------------------------ looking ahead
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """What is stepped inside has not happened afterwards, to the last bit."""
+        mujoco.mj_copyData(self._spare, self._model, self._data)
+        colours = self._model.site_rgba.copy()
+        owners = [self._robot.controller, self._robot.gripper, self._robot, self._env, *self._env._observables.values()]
+        kept = [(owner, _numbers(owner)) for owner in owners]
+        cache, observation = dict(self._env._obs_cache), self.observation
+        try:
+            yield
+        finally:
+            mujoco.mj_copyData(self._data, self._model, self._spare)
+            self._model.site_rgba[:] = colours
+            for owner, numbers in kept:
+                vars(owner).update(numbers)
+            self._env._obs_cache, self.observation = cache, observation
+
+    def close(self) -> None:
+        """Free the GL context."""
+        self._control.close()
+
+
+def _numbers(owner: Any) -> dict[str, Any]:
+    """Attributes that hold plain numbers, arrays or buffers of them, copied."""
+    kinds = (bool, int, float, np.generic, np.ndarray, Buffer, type(None))
+    return {name: deepcopy(value) for name, value in vars(owner).items() if isinstance(value, kinds)}

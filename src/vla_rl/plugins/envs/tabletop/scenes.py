@@ -1,0 +1,109 @@
+"""Scenes of the table: four things, a gripper and a task, drawn once for each split.
+
+The table is the square [-1, 1] x [-1, 1]; x points right and y up. Things 0-2 are what the task chooses from (three
+blocks to pick from, or three plates to put on, of different colours); thing 3 is a plate nobody asks for (`pick`) or
+the block in the gripper (`put`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.randomness import generator
+from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS
+
+Array = np.ndarray[Any, Any]
+
+SPLITS = {"train": (0, 4000), "eval": (1_000_000, 200)}
+"""Split -> (first state id, number of states). State i of a split has task i modulo the number of tasks."""
+THINGS = 4
+REACH = 0.8
+"""Things lie within [-REACH, REACH]."""
+START = 0.35
+"""The gripper starts within [-START, START]."""
+GAP = 0.42
+"""Least distance between two things, and between a thing and the start of the gripper (Chebyshev)."""
+_TRIES = 96
+
+
+@frozen(kw_only=True, eq=False)
+class Scenes:
+    """A table of S scenes as NumPy arrays."""
+
+    task: Array
+    """int64 [S], index into `TASKS`."""
+    gripper: Array
+    """float32 [S, 2]."""
+    position: Array
+    """float32 [S, 4, 2]."""
+    colour: Array
+    """int64 [S, 4], index into `COLOURS`."""
+    is_plate: Array
+    """bool [S, 4]."""
+    target: Array
+    """int64 [S], thing that the instruction names."""
+    holding: Array
+    """bool [S]: thing 3 starts in the gripper."""
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+
+def draw_scenes(rng: np.random.Generator, count: int) -> Scenes:
+    """Draw scenes, tasks in turn; the same generator state gives the same scenes."""
+    task = np.arange(count) % len(TASKS)
+    holding = np.array([t.verb == "put" for t in TASKS])[task]
+    gripper, position = _places(rng, count, holding)
+    palette = np.argsort(rng.random((count, len(COLOURS))), axis=1)[:, : THINGS - 1]
+    target = rng.integers(THINGS - 1, size=count)
+    wanted = np.array([t.colour for t in TASKS])[task]
+    rows = np.arange(count)
+    # The wanted colour takes the target's place; where it was drawn elsewhere, the two swap.
+    present = palette == wanted[:, None]
+    palette = np.where(present, palette[rows, target][:, None], palette)
+    palette[rows, target] = wanted
+    extra = rng.integers(len(COLOURS), size=count)
+    colour = np.concatenate([palette, extra[:, None]], axis=1)
+    is_plate = np.repeat(holding[:, None], THINGS, axis=1)
+    is_plate[:, -1] = ~holding
+    return Scenes(
+        task=task,
+        gripper=gripper,
+        position=position,
+        colour=colour,
+        is_plate=is_plate,
+        target=target,
+        holding=holding,
+    )
+
+
+def split_scenes(split: str) -> Scenes:
+    """All scenes of a split, keyed by its name alone."""
+    return draw_scenes(generator(0, f"tabletop/{split}"), SPLITS[split][1])
+
+
+def _places(rng: np.random.Generator, count: int, holding: Array) -> tuple[Array, Array]:
+    """Gripper [S, 2] and things [S, 4, 2], none closer than GAP: the first of many draws that fits."""
+    gripper = np.empty((count, 2), np.float32)
+    position = np.empty((count, THINGS, 2), np.float32)
+    open_rows = np.arange(count)
+    while len(open_rows):
+        starts = rng.uniform(-START, START, (len(open_rows), _TRIES, 1, 2))
+        things = rng.uniform(-REACH, REACH, (len(open_rows), _TRIES, THINGS, 2))
+        held = holding[open_rows, None, None]
+        things[:, :, -1] = np.where(held, starts[:, :, 0], things[:, :, -1])
+        points = np.concatenate([starts, things], axis=2)
+        distance = np.abs(points[:, :, :, None] - points[:, :, None]).max(-1)
+        distance += np.eye(THINGS + 1) * 9
+        distance[:, :, 0, -1] += 9 * held[..., 0]  # the gripper is where the block it holds is
+        distance[:, :, -1, 0] += 9 * held[..., 0]
+        fits = distance.min((2, 3)) >= GAP
+        first = fits.argmax(1)
+        found = fits.any(1)
+        gripper[open_rows[found]] = starts[found, first[found], 0]
+        position[open_rows[found]] = things[found, first[found]]
+        open_rows = open_rows[~found]
+    return gripper, position

@@ -1,0 +1,228 @@
+"""The tabletop simulator: N rows at once in plain torch, on any device, without GL.
+
+An action is (right, up, grip) in [-1, 1]: the gripper moves by `SPEED` times the first two, then closes where the
+third is above 0 and opens otherwise. Closing catches the nearest block within `TOLERANCE`; opening lets go of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
+from vla_rl.plugins.envs.tabletop.render import Renderer
+from vla_rl.plugins.envs.tabletop.scenes import SPLITS, THINGS, Scenes, split_scenes
+from vla_rl.plugins.envs.tabletop.tasks import TASKS
+
+if TYPE_CHECKING:
+    from vla_rl.plugins.envs.tabletop import TabletopConfig
+
+SPEED = 0.16
+"""Table units a step at full speed."""
+LEVELS = 2
+"""The expert's speeds are multiples of 1 / LEVELS."""
+TOLERANCE = 0.14
+"""A block is caught, and a plate is met, within this distance of the gripper in x and in y."""
+LIMIT = 0.95
+"""The gripper stays within [-LIMIT, LIMIT]."""
+
+
+class Tabletop(SimEnv):
+    """Pick the block, or put the block on the plate, of the colour that the instruction names."""
+
+    def __init__(self, config: TabletopConfig, context: Context):
+        self.num_envs = context.num_envs
+        self.device = torch.device(context.device)
+        self._chunk = context.chunk
+        wanted = config.tasks or tuple(task.name for task in TASKS)
+        self._tasks = frozenset(i for i, task in enumerate(TASKS) if task.name in wanted)
+        self.info = EnvInfo(
+            cameras={"overhead": (config.image_size,) * 2, "wrist": (config.image_size,) * 2},
+            state_dim=4,
+            action_low=(-1.0, -1.0, -1.0),
+            action_high=(1.0, 1.0, 1.0),
+            tasks=tuple(
+                TaskInfo(name=task.name, instruction=task.instruction, max_steps=config.max_steps)
+                for i, task in enumerate(TASKS)
+                if i in self._tasks
+            ),
+        )
+        self._render = Renderer(config.image_size, context.device)
+        self._splits: dict[str, Scenes] = {}
+        self._task = np.full(self.num_envs, min(self._tasks))
+        self._state = {
+            "gripper": torch.zeros(self.num_envs, 2),
+            "closed": torch.zeros(self.num_envs, dtype=torch.bool),
+            "held": torch.full((self.num_envs,), -1),
+            "position": torch.zeros(self.num_envs, THINGS, 2),
+            "colour": torch.zeros(self.num_envs, THINGS, dtype=torch.int64),
+            "is_plate": torch.zeros(self.num_envs, THINGS, dtype=torch.bool),
+            "target": torch.zeros(self.num_envs, dtype=torch.int64),
+            "puts": torch.zeros(self.num_envs, dtype=torch.bool),
+            "ended": torch.zeros(self.num_envs, dtype=torch.bool),
+            "rewarded": torch.zeros(self.num_envs, dtype=torch.bool),
+        }
+        self._state = {name: tensor.to(self.device) for name, tensor in self._state.items()}
+
+    def reset_states(self, split: str) -> tuple[ResetState, ...]:
+        """The split's states of the configured tasks. Raises ValueError for a split other than train and eval."""
+        if split not in SPLITS:
+            raise ValueError(f"tabletop has no split {split!r}; splits: {', '.join(SPLITS)}")
+        first, count = SPLITS[split]
+        every = ((first + i, i % len(TASKS)) for i in range(count))
+        return tuple(ResetState(id=i, task=TASKS[task].name) for i, task in every if task in self._tasks)
+
+    def reset(self, rows: Array, state_ids: Array, seed: Array) -> Observation:
+        """Nothing but the state id matters: `seed` is not used, since nothing else is random."""
+        rows_ = torch.as_tensor(rows, dtype=torch.int64).cpu()
+        ids = torch.as_tensor(state_ids, dtype=torch.int64).cpu().numpy()
+        if rows_.shape != ids.shape or rows_.ndim != 1:
+            raise ValueError(f"reset needs as many rows as state ids, got {tuple(rows_.shape)} and {ids.shape}")
+        for split, (first, count) in SPLITS.items():
+            chosen = (ids >= first) & (ids < first + count)
+            if chosen.any():
+                if split not in self._splits:
+                    self._splits[split] = split_scenes(split)
+                self.place(rows_[torch.from_numpy(chosen)], self._splits[split], ids[chosen] - first)
+            ids = np.where(chosen, -1, ids)
+        if (ids >= 0).any():
+            raise ValueError(f"tabletop has no state {int(ids[ids >= 0][0])}; see reset_states for those there are")
+        return self.observe(rows_)
+
+    def place(self, rows: torch.Tensor, scenes: Scenes, which: Any) -> None:
+        """Put rows (int64 [R]) into scenes `which` (int64 [R]) of a table of scenes."""
+        state, rows_ = self._state, rows.to(self.device)
+
+        def put(name: str, values: Any) -> None:
+            state[name][rows_] = torch.as_tensor(values[which]).to(self.device)
+
+        self._task[rows.numpy()] = scenes.task[which]
+        put("gripper", scenes.gripper)
+        put("position", scenes.position)
+        put("colour", scenes.colour)
+        put("is_plate", scenes.is_plate)
+        put("target", scenes.target)
+        put("puts", scenes.holding)
+        put("closed", scenes.holding)
+        put("held", np.where(scenes.holding, THINGS - 1, -1))
+        state["ended"][rows_] = False
+        state["rewarded"][rows_] = False
+
+    def move_gripper(self, gripper: torch.Tensor) -> None:
+        """Set the grippers (float32 [N, 2]) down elsewhere, with what they hold: for drawing training states."""
+        self._state["gripper"] = gripper.clamp(-LIMIT, LIMIT).to(self.device)
+        self._carry(torch.ones_like(self._state["closed"]))
+
+    def observe(self, rows: torch.Tensor | None = None) -> Observation:
+        """Render all rows, or those of int64 [R]."""
+        names = ("gripper", "closed", "position", "colour", "is_plate", "held")
+        index = slice(None) if rows is None else rows.to(self.device)
+        gripper, closed, position, colour, is_plate, held = (self._state[name][index] for name in names)
+        overhead, wrist = self._render(gripper, closed, position, colour, is_plate)
+        flags = torch.stack([closed, held >= 0], dim=1).to(torch.float32) * 2 - 1
+        task = self._task if rows is None else self._task[rows.numpy()]
+        return Observation(
+            images={"overhead": overhead, "wrist": wrist},
+            instructions=tuple(TASKS[i].instruction for i in task),
+            state=torch.cat([gripper, flags], dim=1),
+        )
+
+    def chunk_step(self, actions: Array, active: Array, stop_at_end: bool) -> ChunkResult:
+        moves = torch.as_tensor(actions, dtype=torch.float32).to(self.device)
+        running = torch.as_tensor(active, dtype=torch.bool).to(self.device)
+        if moves.ndim != 3 or moves.shape[0] != self.num_envs or moves.shape[2] != 3 or running.shape != moves.shape[:1]:
+            raise ValueError(
+                f"tabletop needs actions [{self.num_envs}, C, 3] and active [{self.num_envs}], "
+                f"got {list(moves.shape)} and {list(running.shape)}"
+            )
+        state = self._state
+        steps = []
+        for action in moves.unbind(1):
+            self._step(action, running)
+            success = self._success()
+            over = success | self._failure()
+            terminated = running & over & ~state["ended"]
+            reward = running & success & ~state["rewarded"]
+            state["ended"] = torch.where(running, over, state["ended"])
+            state["rewarded"] = state["rewarded"] | reward
+            steps.append((reward.to(torch.float32), terminated, running, success & running))
+            if stop_at_end:
+                running = running & ~terminated
+        rewards, terminated, executed, succeeded = (torch.stack(parts, dim=1) for parts in zip(*steps, strict=True))
+        return ChunkResult(
+            obs=self.observe(),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=torch.zeros_like(terminated),
+            executed=executed,
+            success=self._success(),
+            succeeded=succeeded,
+        )
+
+    def expert_chunk(self) -> torch.Tensor:
+        """Straight to the named thing at full speed, then grasp, or let go."""
+        state = self._state
+        goal = state["position"][torch.arange(self.num_envs, device=self.device), state["target"]]
+        gripper, actions = state["gripper"], []
+        for _ in range(self._chunk):
+            move = _quantised(goal - gripper)
+            gripper = gripper + SPEED * move
+            there = (_quantised(goal - gripper) == 0).all(1)
+            grip = torch.where(there ^ state["puts"], 1.0, -1.0)
+            actions.append(torch.cat([move, grip[:, None]], dim=1))
+        return torch.stack(actions, dim=1)
+
+    def snapshot(self) -> Any:
+        """Everything `restore` needs; tensors are copies in host memory."""
+        return {"task": self._task.copy(), **{name: tensor.cpu().clone() for name, tensor in self._state.items()}}
+
+    def restore(self, snapshot: Any) -> bool:
+        self._task = snapshot["task"].copy()
+        self._state = {name: snapshot[name].clone().to(self.device) for name in self._state}
+        return True
+
+    def _step(self, action: torch.Tensor, running: torch.Tensor) -> None:
+        state = self._state
+        moved = (state["gripper"] + SPEED * action[:, :2]).clamp(-LIMIT, LIMIT)
+        state["gripper"] = torch.where(running[:, None], moved, state["gripper"])
+        state["closed"] = torch.where(running, action[:, 2] > 0, state["closed"])
+        self._carry(running)
+        distance = self._distance()
+        distance = torch.where(state["is_plate"] | (distance > TOLERANCE), torch.inf, distance)
+        nearest, block = distance.min(1)
+        caught = torch.where(nearest < torch.inf, block, -1)
+        held = torch.where(state["held"] >= 0, state["held"], caught)
+        held = torch.where(state["closed"], held, -1)
+        state["held"] = torch.where(running, held, state["held"])
+        self._carry(running)
+
+    def _carry(self, running: torch.Tensor) -> None:
+        """What is held is where the gripper is."""
+        state = self._state
+        carried = (torch.arange(THINGS, device=self.device) == state["held"][:, None]) & running[:, None]
+        state["position"] = torch.where(carried[..., None], state["gripper"][:, None], state["position"])
+
+    def _distance(self) -> torch.Tensor:
+        """From the gripper to each thing, the larger of x and y. [N, 4]."""
+        return (self._state["position"] - self._state["gripper"][:, None]).abs().amax(-1)
+
+    def _success(self) -> torch.Tensor:
+        state = self._state
+        target = state["target"][:, None]
+        goal = state["position"].gather(1, target[..., None].expand(-1, 1, 2))[:, 0]
+        placed = (state["position"][:, -1] - goal).abs().amax(-1) <= TOLERANCE
+        return torch.where(state["puts"], placed & (state["held"] < 0), state["held"] == state["target"])
+
+    def _failure(self) -> torch.Tensor:
+        """The wrong block is in the gripper, or the block lies somewhere else."""
+        state = self._state
+        wrong = (state["held"] >= 0) & (state["held"] != state["target"])
+        return torch.where(state["puts"], state["held"] < 0, wrong) & ~self._success()
+
+
+def _quantised(way: torch.Tensor) -> torch.Tensor:
+    """The expert's next move over a remaining way [N, 2]."""
+    return (way / SPEED * LEVELS).round().clamp(-LEVELS, LEVELS) / LEVELS

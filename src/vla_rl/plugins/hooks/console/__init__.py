@@ -1,0 +1,24 @@
+"""Hook `console`: what the run is doing, on the terminal."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import frozen
+
+from vla_rl.core.types import Context, Plugin
+
+
+@frozen(kw_only=True)
+class ConsoleConfig:
+    mode: Literal["auto", "live", "plain"] = "auto"
+    """live: a panel that is redrawn; plain: a line for every step; auto: live on a terminal, else plain."""
+
+
+def _build(config: ConsoleConfig, context: Context) -> Any:
+    from vla_rl.plugins.hooks.console.screen import Screen
+
+    return Screen(config)
+
+
+plugin = Plugin(config=ConsoleConfig, build=_build, summary="progress, success, throughput and time split, live")

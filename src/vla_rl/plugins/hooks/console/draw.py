@@ -1,0 +1,157 @@
+"""How a status looks: the live panel, the plain line, the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vla_rl.core.types import Rate, Run
+from vla_rl.plugins.hooks.console.status import Status, clock, percent
+
+COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}
+NUMBERS = {
+    "loss/policy": "loss",
+    "loss/value": "value loss",
+    "policy/approx_kl": "kl",
+    "loss/clip_fraction": "clipped",
+    "policy/entropy": "entropy",
+}
+SPARKS = "▁▂▃▄▅▆▇█"
+BAR, SPLIT = 30, 20
+MAX_WIDTH = 92
+
+
+class LivePanel:
+    """Draws a status each time that rich asks, so that the clock runs on between events."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def __rich__(self) -> RenderableType:
+        status = self._status
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(style="dim", no_wrap=True, min_width=8)
+        rows.add_column(no_wrap=True, overflow="ellipsis")
+        for name, content in _rows(status):
+            rows.add_row(name, content)
+        return Panel(
+            rows,
+            box=box.ROUNDED,
+            border_style="dim",
+            title=f"[bold]{escape(status.run.name)}[/]",
+            title_align="left",
+            subtitle=f"{clock(status.elapsed)} elapsed, {clock(status.eta)} to go",
+            subtitle_align="right",
+            width=MAX_WIDTH,
+        )
+
+
+def step_line(status: Status) -> str:
+    """Everything of one step on one line, for logs."""
+    metrics, success = status.metrics, status.success
+    parts = [f"step {status.step}/{status.run.steps}"]
+    if success is not None:
+        parts.append(f"success {percent(success)} n={success.n}")
+    if "env/return" in metrics:
+        parts.append(f"reward {metrics['env/return']:.3g}")
+    parts += [f"{label} {metrics[name]:.3g}" for name, label in NUMBERS.items() if name in metrics]
+    if "throughput/env_steps_per_s" in metrics:
+        parts.append(f"{metrics['throughput/env_steps_per_s']:,.0f} env steps/s")
+    parts += [" ".join(f"{role} {share:.0%}" for role, share in status.split.items())] if status.split else []
+    return ", ".join([*parts, f"{clock(status.elapsed)} elapsed", f"{clock(status.eta)} to go"])
+
+
+def summary(run: Run, results: dict[str, Any]) -> RenderableType:
+    """Success before and after, task by task when there are several."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("success", no_wrap=True)
+    table.add_column("before", justify="right", style="dim")
+    table.add_column("after", justify="right")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("n", justify="right", style="dim")
+    table.add_column("")
+    tasks, before = results.get("tasks", {}), results.get("before")
+    for name, rate in [("all", results.get("success")), *(tasks.items() if len(tasks) > 1 else ())]:
+        if rate is None:
+            continue
+        past = f"{100 * before['rate']:.1f} %" if before and name == "all" else ""
+        style = "bold green" if name == "all" else ""
+        table.add_row(
+            escape(name),
+            past,
+            Text(f"{100 * rate['rate']:.1f} %", style=style),
+            f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}",
+            str(rate["n"]),
+            ProgressBar(total=1.0, completed=rate["rate"], width=16, complete_style="green", finished_style="green"),
+        )
+    seconds = results.get("wall_seconds")
+    took = f" in {clock(seconds)}" if seconds is not None else ""
+    done = f"[bold]{escape(run.name)}[/] finished{took}"
+    where = f"[dim]results, checkpoints and curves: {escape(str(run.folder))}[/]"
+    return Group("", done, *([table] if table.row_count else []), where)
+
+
+def _rows(status: Status) -> Iterator[tuple[str, RenderableType]]:
+    metrics = status.metrics
+    yield "step", _bar(status.step, status.run.steps, "green")
+    yield status.phase, _bar(status.done, status.total, "blue")
+    yield "success", _success(status)
+    if metrics:
+        yield "learning", _numbers(metrics, {"env/return": "reward"} | NUMBERS)
+    if status.split:
+        yield "time", _split(status)
+
+
+def _bar(done: int, total: int, colour: str) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    share = f"{100 * done / total:3.0f} %" if total else ""
+    bar = ProgressBar(total=max(total, 1), completed=done, width=BAR, complete_style=colour, finished_style=colour)
+    row.add_row(bar, f"{done:,} of {total:,}" if total else "", f"[dim]{share}[/]")
+    return row
+
+
+def _numbers(metrics: Mapping[str, float], labels: Mapping[str, str]) -> Text:
+    text = Text()
+    for name, label in labels.items():
+        if name in metrics:
+            text.append(f"{label} ", style="dim").append(f"{metrics[name]:.3g}  ")
+    return text
+
+
+def _success(status: Status) -> Text:
+    text = Text()
+    if status.success is not None:
+        _rate(text, "rollout ", status.success, "bold")
+        text.append(f"  {_sparkline(status.history)}  ", style="green")
+    if status.last_eval is not None:
+        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, "bold green")
+    return text or Text("nothing measured yet", style="dim")
+
+
+def _rate(text: Text, label: str, rate: Rate, style: str) -> None:
+    text.append(label, style="dim")
+    text.append(f"{100 * rate.rate:.1f} %", style=style)
+    text.append(f" {100 * rate.low:.0f}-{100 * rate.high:.0f}", style="dim")
+
+
+def _sparkline(history: Sequence[float], width: int = 16) -> str:
+    return "".join(SPARKS[min(len(SPARKS) - 1, int(rate * len(SPARKS)))] for rate in history[-width:])
+
+
+def _split(status: Status) -> Text:
+    text = Text()
+    for role, share in status.split.items():
+        text.append("█" * round(SPLIT * share), style=COLOURS[role])
+    text.append("  ")
+    for role, share in status.split.items():
+        text.append(f"{role} ", style=COLOURS[role]).append(f"{share:.0%} ")
+    speed = status.metrics.get("throughput/env_steps_per_s")
+    return text.append(f" {speed:,.0f} env steps/s", style="bold") if speed is not None else text

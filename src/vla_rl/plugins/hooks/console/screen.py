@@ -1,0 +1,80 @@
+"""The terminal: a panel of six lines that is redrawn, or a line for every step where nobody can redraw."""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from vla_rl.core.types import Evaluation, Run
+from vla_rl.plugins.hooks.console.draw import LivePanel, step_line, summary
+from vla_rl.plugins.hooks.console.status import Status, percent
+
+if TYPE_CHECKING:
+    from vla_rl.plugins.hooks.console import ConsoleConfig
+
+
+class Screen:
+    """Shows a run. `console` is where to; by default standard output."""
+
+    def __init__(self, config: ConsoleConfig, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        able = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._is_live = config.mode == "live" or (config.mode == "auto" and able)
+        self._live: Live | None = None
+        self._status: Status | None = None
+
+    def on_run_start(self, run: Run) -> None:
+        self._status = Status(run)
+        begin = f"from step {run.first_step} to {run.steps}" if run.first_step else f"{run.steps} steps"
+        self._say(f"[bold]{escape(run.name)}[/]  {begin}, in {escape(str(run.folder))}")
+        if self._is_live:
+            self._live = Live(LivePanel(self._status), console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+            atexit.register(self._stop)
+
+    def on_progress(self, phase: str, done: int, total: int) -> None:
+        if self._status is not None:
+            self._status.progress(phase, done, total)
+
+    def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
+        if self._status is None:
+            return
+        self._status.updated(step, metrics)
+        if not self._is_live:
+            self._say(escape(step_line(self._status)))
+
+    def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
+        if self._status is None:
+            return
+        self._status.evaluated(evaluation)
+        success = evaluation.success
+        self._say(
+            f"evaluation at step {step}: success [bold green]{escape(percent(success))}[/] "
+            f"of {success.n} episodes, {evaluation.seconds:.0f} s"
+        )
+
+    def on_checkpoint(self, run: Run, folder: Path) -> None:
+        path = Path(folder)
+        shown = path.relative_to(run.folder) if path.is_relative_to(run.folder) else path
+        self._say(f"[dim]checkpoint {escape(str(shown))}[/]")
+
+    def on_fault(self, step: int, message: str) -> None:
+        self._say(f"[bold red]fault at step {step}:[/] {escape(message)}")
+
+    def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
+        self._stop()
+        self._console.print(summary(run, results))
+
+    def _say(self, markup: str) -> None:
+        self._console.print(markup, soft_wrap=not self._is_live)
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            atexit.unregister(self._stop)

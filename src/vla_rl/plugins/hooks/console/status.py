@@ -1,0 +1,87 @@
+"""What the console shows, computed from events and independent of how it is drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from vla_rl.core.functional import wilson
+from vla_rl.core.types import Evaluation, Rate, Run
+
+ROLES = ("env", "policy", "learner")
+SMOOTHING = 0.3
+
+
+def clock(seconds: float | None) -> str:
+    """3725 -> "1:02:05"; None -> "-"."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def percent(rate: Rate) -> str:
+    return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
+
+
+class Status:
+    """The run as of now."""
+
+    def __init__(self, run: Run, now: Callable[[], float] = time.monotonic) -> None:
+        self.run, self._now = run, now
+        self.step = run.first_step
+        self.phase, self.done, self.total = "starting", 0, 0
+        self.metrics: dict[str, float] = {}
+        self.history: list[float] = []
+        """Success rate of each rollout, for the sparkline."""
+        self.first_eval: Evaluation | None = None
+        self.last_eval: Evaluation | None = None
+        self.started = now()
+        self._step_started = self.started
+        self._step_seconds: float | None = None
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        self.phase, self.done, self.total = phase, done, total
+
+    def updated(self, step: int, metrics: dict[str, float]) -> None:
+        now = self._now()
+        seconds, self._step_started = now - self._step_started, now
+        past = self._step_seconds
+        self._step_seconds = seconds if past is None else (1 - SMOOTHING) * past + SMOOTHING * seconds
+        self.step, self.metrics = step, metrics
+        if "env/success_rate" in metrics:
+            self.history.append(metrics["env/success_rate"])
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self.first_eval = self.first_eval or evaluation
+        self.last_eval = evaluation
+        if evaluation.step == self.run.first_step:
+            self._step_started = self._now()
+
+    @property
+    def elapsed(self) -> float:
+        return self._now() - self.started
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds, at the pace of the last steps; None before the first one."""
+        if self._step_seconds is None:
+            return None
+        left = (self.run.steps - self.step) * self._step_seconds
+        return max(0.0, left - (self._now() - self._step_started))
+
+    @property
+    def success(self) -> Rate | None:
+        """Of the last rollout."""
+        rate, n = self.metrics.get("env/success_rate"), self.metrics.get("rollout/episodes", 0)
+        if rate is None or not n:
+            return None
+        return wilson(round(rate * n), int(n))
+
+    @property
+    def split(self) -> dict[str, float]:
+        """Share of env, policy and learner in the time they used in the last step; empty when it is unknown."""
+        seconds = {role: max(0.0, self.metrics.get(f"time/{role}", 0.0)) for role in ROLES}
+        total = sum(seconds.values())
+        return {role: s / total for role, s in seconds.items()} if total else {}

@@ -1,0 +1,91 @@
+"""An append-only file of metrics that a killed and resumed run leaves as if it had never been killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from vla_rl.core.types import Evaluation, Run
+
+if TYPE_CHECKING:
+    from vla_rl.plugins.hooks.jsonl import JsonlConfig
+
+EVAL = "eval/success_rate"
+
+
+class JsonlWriter:
+    """Writes `{"step": n, metrics...}` after each update and `{"step": n, "eval/...": ...}` after each evaluation.
+
+    Every line is on the disk before the run goes on. NaN and infinities, which JSON lacks, are written as null.
+    """
+
+    def __init__(self, config: JsonlConfig) -> None:
+        self._name = config.file
+        self._file: IO[str] | None = None
+        self._path = Path()
+
+    def on_run_start(self, run: Run) -> None:
+        self._path = Path(run.folder) / self._name
+        self._keep(lambda line: line["step"] <= run.first_step)
+
+    def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
+        self._append({"step": step, **metrics})
+
+    def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
+        self._keep(lambda line: line["step"] != step or EVAL not in line)
+        success = evaluation.success
+        self._append(
+            {
+                "step": step,
+                EVAL: success.rate,
+                "eval/success_low": success.low,
+                "eval/success_high": success.high,
+                "eval/episodes": success.n,
+                "eval/repeats": list(evaluation.repeats),
+                **{f"eval/task/{name}": rate.rate for name, rate in evaluation.tasks.items()},
+                "time/eval": evaluation.seconds,
+            }
+        )
+
+    def on_run_end(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _keep(self, wanted: Any) -> None:
+        """Drop the lines that are not wanted and what a kill left half written; write only if that changes the file."""
+        if not self._path.exists():
+            return
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        kept = "".join(f"{raw}\n" for raw in text.splitlines() if (line := _parse(raw)) is not None and wanted(line))
+        if kept == text:
+            return
+        self.on_run_end()
+        beside = self._path.with_suffix(".tmp")
+        beside.write_text(kept, encoding="utf-8")
+        beside.replace(self._path)
+
+
+def _parse(raw: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, (int, str, list)):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,56 @@
+"""Scalars of every step and evaluation as TensorBoard events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import yaml
+from torch.utils.tensorboard import SummaryWriter
+
+from vla_rl.core.types import Evaluation, Run
+
+if TYPE_CHECKING:
+    from vla_rl.plugins.hooks.tensorboard import TensorboardConfig
+
+
+class TensorboardWriter:
+    """One event file a start of the run; a resumed run purges what the killed one wrote after its checkpoint."""
+
+    def __init__(self, config: TensorboardConfig) -> None:
+        self._config = config
+        self._writer: SummaryWriter | None = None
+
+    def on_run_start(self, run: Run) -> None:
+        self._writer = SummaryWriter(
+            log_dir=str(run.folder),
+            purge_step=run.first_step + 1 if run.first_step else None,
+            flush_secs=self._config.flush_seconds,
+        )
+        if run.first_step == 0:
+            spec = yaml.safe_dump(dict(run.spec), sort_keys=False, default_flow_style=None, width=100)
+            self._writer.add_text("spec", f"```yaml\n{spec}\n```", 0)
+
+    def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
+        self._scalars(metrics, step)
+
+    def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
+        success = evaluation.success
+        scalars = {
+            "eval/success_rate": success.rate,
+            "eval/success_low": success.low,
+            "eval/success_high": success.high,
+        }
+        scalars |= {f"eval_task/{name}": rate.rate for name, rate in evaluation.tasks.items()}
+        self._scalars(scalars | {"time/eval": evaluation.seconds}, step)
+        if self._writer is not None:
+            self._writer.flush()
+
+    def on_run_end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _scalars(self, scalars: dict[str, float], step: int) -> None:
+        if self._writer is not None:
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step)

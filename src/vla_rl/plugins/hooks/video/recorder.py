@@ -1,0 +1,126 @@
+"""Episodes as films: all cameras side by side over a caption that says what was asked and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import imageio_ffmpeg
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vla_rl.core.types import EpisodeFrames, Evaluation, Run, to_numpy
+
+if TYPE_CHECKING:
+    from vla_rl.plugins.hooks.video import VideoConfig
+
+INK, FAINT, PAPER = (235, 235, 235), (150, 150, 150), (24, 24, 27)
+OUTCOME = {True: ("SUCCESS", (52, 168, 83)), False: ("FAILURE", (217, 48, 37))}
+GAP, MARGIN, LINE = 4, 8, 20
+MIN_WIDTH = 320
+HOLD_SECONDS = 1.0
+
+Frames = np.ndarray[Any, Any]
+
+
+class VideoRecorder:
+    """Asks for frames of evaluations and writes `videos/step_000020_ep0_success.mp4`."""
+
+    def __init__(self, config: VideoConfig) -> None:
+        self._config = config
+        self._last_step = -1
+
+    def on_run_start(self, run: Run) -> None:
+        self._last_step = run.steps
+
+    def frames_wanted(self, step: int) -> int:
+        every = self._config.every
+        return self._config.episodes if every == 0 or step % every == 0 or step == self._last_step else 0
+
+    def on_eval_end(self, run: Run, step: int, evaluation: Evaluation) -> None:
+        if not evaluation.frames:
+            return
+        folder = Path(run.folder) / "videos"
+        folder.mkdir(exist_ok=True)
+        for stale in folder.glob(f"step_{step:06d}_ep*.mp4"):
+            stale.unlink()
+        for number, episode in enumerate(evaluation.frames[: self._config.episodes]):
+            outcome = OUTCOME[bool(episode.success)][0].lower()
+            film = compose(episode, self._config.min_height)
+            write_mp4(folder / f"step_{step:06d}_ep{number}_{outcome}.mp4", film, self._config.fps)
+
+
+def compose(episode: EpisodeFrames, min_height: int) -> Frames:
+    """uint8 [frames, H, W, 3]: the cameras, enlarged to `min_height` by whole factors, over the caption. H, W even."""
+    cameras = [_enlarge(to_numpy(images), min_height) for images in episode.images.values()]
+    height = max(camera.shape[1] for camera in cameras)
+    width = max(sum(camera.shape[2] for camera in cameras) + GAP * (len(cameras) - 1), MIN_WIDTH)
+    width += width % 2
+    caption = _caption(episode, width)
+    height += (height + len(caption)) % 2
+    film = np.full((len(cameras[0]), height + len(caption), width, 3), PAPER, np.uint8)
+    left = (width - sum(camera.shape[2] for camera in cameras) - GAP * (len(cameras) - 1)) // 2
+    for camera in cameras:
+        film[:, : camera.shape[1], left : left + camera.shape[2]] = camera
+        left += camera.shape[2] + GAP
+    film[:, height:] = caption
+    _progress_line(film, height, OUTCOME[bool(episode.success)][1])
+    return film
+
+
+def write_mp4(path: Path, film: Frames, fps: float) -> None:
+    """H.264, playable everywhere; the last frame stays for a second."""
+    size = (film.shape[2], film.shape[1])
+    options = ["-crf", "18", "-preset", "veryfast", "-movflags", "+faststart"]
+    writer = imageio_ffmpeg.write_frames(
+        str(path), size, fps=fps, macro_block_size=2, quality=None, output_params=options, ffmpeg_log_level="error"
+    )
+    writer.send(None)
+    for frame in film:
+        writer.send(np.ascontiguousarray(frame))
+    for _ in range(round(HOLD_SECONDS * fps)):
+        writer.send(np.ascontiguousarray(film[-1]))
+    writer.close()
+
+
+def _enlarge(images: Frames, min_height: int) -> Frames:
+    factor = -(-min_height // images.shape[1])
+    return images.repeat(factor, axis=1).repeat(factor, axis=2)
+
+
+def _caption(episode: EpisodeFrames, width: int) -> Frames:
+    large, small = ImageFont.load_default(size=15), ImageFont.load_default(size=12)
+    lines = _wrap(episode.instruction, large, width - 2 * MARGIN)
+    strip = Image.new("RGB", (width, MARGIN + LINE * (len(lines) + 1) + MARGIN), PAPER)
+    draw = ImageDraw.Draw(strip)
+    for number, line in enumerate(lines):
+        draw.text((MARGIN, MARGIN + LINE * number), line, fill=INK, font=large)
+    top = MARGIN + LINE * len(lines)
+    word, colour = OUTCOME[bool(episode.success)]
+    badge = draw.textlength(word, font=small) + 12
+    draw.rounded_rectangle((width - MARGIN - badge, top, width - MARGIN, top + LINE - 2), radius=4, fill=colour)
+    draw.text((width - MARGIN - badge + 6, top + 2), word, fill=(255, 255, 255), font=small)
+    draw.text((MARGIN, top + 2), _wrap(episode.task, small, width - 3 * MARGIN - badge)[0], fill=FAINT, font=small)
+    return np.asarray(strip)
+
+
+def _wrap(text: str, font: Any, width: float) -> list[str]:
+    """Lines no longer than `width` pixels, broken at spaces where possible."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) <= width:
+            lines[-1] = longer
+            continue
+        lines += [word] if lines[-1] else []
+        lines[-1] = lines[-1] or word
+        while font.getlength(lines[-1]) > width:
+            fits = max(n for n in range(1, len(lines[-1]) + 1) if n == 1 or font.getlength(lines[-1][:n]) <= width)
+            lines[-1:] = [lines[-1][:fits], lines[-1][fits:]]
+    return lines
+
+
+def _progress_line(film: Frames, top: int, colour: tuple[int, int, int]) -> None:
+    """A thin line under the cameras that grows with the episode."""
+    for number, frame in enumerate(film):
+        frame[top : top + 2, : film.shape[2] * (number + 1) // len(film)] = colour

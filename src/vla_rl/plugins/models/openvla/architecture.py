@@ -1,0 +1,143 @@
+"""Sizes: OpenVLA's config.json, the two vision transformers by their timm names, and the random presets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs import frozen
+from transformers import LlamaConfig, PreTrainedConfig
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@frozen(kw_only=True)
+class ViTSpec:
+    """One vision transformer as timm names its parts."""
+
+    embed_dim: int
+    depth: int
+    """Blocks in the file; the last one is never computed."""
+    num_heads: int
+    mlp_hidden: int
+    patch_size: int = 14
+    class_token: bool = False
+    reg_tokens: int = 0
+    layer_scale: bool = False
+    attention_pool: bool = False
+    """The file holds SigLIP's pooling head, which OpenVLA does not use."""
+    mean: tuple[float, ...] = HALF[0]
+    std: tuple[float, ...] = HALF[1]
+    """Normalisation of RGB in [0, 1]."""
+
+
+def dinov2(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
+    """DINOv2 with registers (Darcet et al. 2023)."""
+    return ViTSpec(
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_hidden=mlp_hidden,
+        patch_size=patch_size,
+        class_token=True,
+        reg_tokens=4,
+        layer_scale=True,
+        mean=IMAGENET[0],
+        std=IMAGENET[1],
+    )
+
+
+def siglip(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
+    """SigLIP's image tower (Zhai et al. 2023)."""
+    return ViTSpec(
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_hidden=mlp_hidden,
+        patch_size=patch_size,
+        attention_pool=True,
+    )
+
+
+BACKBONES = {
+    "vit_large_patch14_reg4_dinov2.lvd142m": dinov2(embed_dim=1024, depth=24, num_heads=16, mlp_hidden=4096),
+    "vit_so400m_patch14_siglip_224": siglip(embed_dim=1152, depth=27, num_heads=16, mlp_hidden=4304),
+}
+
+
+class OpenVLAConfig(PreTrainedConfig):
+    """OpenVLA's config.json. Two keys are additions: `vision_specs` gives the vision transformers' sizes where they
+    are not those of `timm_model_ids`, `policy_setup` records how a policy was trained (cameras, chunk, state)."""
+
+    model_type = "openvla"
+    sub_configs = {"text_config": LlamaConfig}
+
+    def __init__(
+        self,
+        *,
+        text_config: dict[str, Any] | LlamaConfig | None = None,
+        norm_stats: dict[str, Any] | None = None,
+        vision_specs: list[dict[str, Any]] | None = None,
+        policy_setup: dict[str, Any] | None = None,
+        n_action_bins: int = 256,
+        timm_model_ids: list[str] | None = None,
+        image_sizes: list[int] | None = None,
+        image_resize_strategy: str = "resize-naive",
+        use_fused_vision_backbone: bool = True,
+        pad_token_id: int = 32000,
+        pad_to_multiple_of: int = 64,
+        **other: Any,
+    ) -> None:
+        self.text_config = text_config if isinstance(text_config, LlamaConfig) else LlamaConfig(**(text_config or {}))
+        self.norm_stats = norm_stats or {}
+        self.vision_specs = vision_specs
+        self.policy_setup = policy_setup or {}
+        self.n_action_bins = n_action_bins
+        self.timm_model_ids = timm_model_ids or list(BACKBONES)
+        self.image_sizes = image_sizes or [224, 224]
+        self.image_resize_strategy = image_resize_strategy
+        self.use_fused_vision_backbone = use_fused_vision_backbone
+        self.pad_to_multiple_of = pad_to_multiple_of
+        other["tie_word_embeddings"] = False  # the files say True of the wrapper; the Llama inside is untied
+        super().__init__(pad_token_id=pad_token_id, **other)
+
+    @property
+    def action_vocab_end(self) -> int:
+        """V: action tokens are the ids V - bins ... V - 1; what follows is padding of the embedding matrix."""
+        return int(self.text_config.vocab_size - self.pad_to_multiple_of)
+
+    def backbones(self) -> tuple[ViTSpec, ViTSpec]:
+        """The two vision transformers. Raises ValueError for a backbone that is not known."""
+        if self.vision_specs is not None:
+            first, second = (ViTSpec(**spec) for spec in self.vision_specs)
+            return first, second
+        unknown = [name for name in self.timm_model_ids if name not in BACKBONES]
+        if unknown or len(self.timm_model_ids) != 2:
+            raise ValueError(
+                f"vision backbones {self.timm_model_ids} are not supported; OpenVLA's fused pair is {list(BACKBONES)}"
+            )
+        first, second = (BACKBONES[name] for name in self.timm_model_ids)
+        return first, second
+
+
+def preset_config(name: str) -> OpenVLAConfig:
+    """The sizes of a preset, with the layout rules of the real model: action ids on top, then 64 ids of padding."""
+    vit, depth, width, layers, heads = {"tiny": (64, 3, 128, 3, 4), "fast": (32, 2, 64, 2, 2)}[name]
+    sizes = {"embed_dim": vit, "depth": depth, "num_heads": heads, "mlp_hidden": 4 * vit, "patch_size": 16}
+    text_tokens, bins, padding = 512, 256, 64
+    return OpenVLAConfig(
+        text_config=LlamaConfig(
+            vocab_size=text_tokens + bins + padding,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            pad_token_id=text_tokens + bins,
+        ),
+        vision_specs=[attrs.asdict(dinov2(**sizes)), attrs.asdict(siglip(**sizes))],
+        n_action_bins=bins,
+        image_sizes=[64, 64],
+        pad_token_id=text_tokens + bins,
+        pad_to_multiple_of=padding,
+    )

@@ -1,0 +1,165 @@
+"""A folder in OpenVLA's public layout: config.json, model.safetensors, tokenizer.json, tokenizer_config.json,
+dataset_statistics.json, `proprio_projector--*_checkpoint.pt`; beside it value_head.safetensors, which is ours.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+from vla_rl.plugins.models.openvla.heads import OFTModule
+from vla_rl.plugins.models.openvla.lora import merged_state
+from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
+
+BUILTIN = Path(__file__).parent / "checkpoints"
+WEIGHTS, VALUE_HEAD, STATISTICS = "model.safetensors", "value_head.safetensors", "dataset_statistics.json"
+PROPRIO_PATTERN, PROPRIO_FILE = "proprio_projector--*_checkpoint.pt", "proprio_projector--latest_checkpoint.pt"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the message says which file and what to do."""
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """An opened folder; weights are read by `load_weights`."""
+
+    folder: Path
+    config: OpenVLAConfig
+    tokenizer: Tokenizer
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """How the policy was trained, as far as the folder says so."""
+        return dict(self.config.policy_setup)
+
+    @property
+    def proprio_file(self) -> Path | None:
+        files = sorted(self.folder.glob(PROPRIO_PATTERN))
+        if len(files) > 1:
+            raise CheckpointError(f"{self.folder} holds {len(files)} proprio projectors; keep one: {[f.name for f in files]}")
+        return files[0] if files else None
+
+    def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
+        """Name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
+        known = self.config.norm_stats
+        if not known:
+            raise CheckpointError(
+                f"{self.folder} has no statistics to scale actions with: "
+                f"{STATISTICS} is missing and config.json has no norm_stats"
+            )
+        if unnorm_key is None and len(known) == 1:
+            unnorm_key = next(iter(known))
+        if unnorm_key is None:
+            raise CheckpointError(f"{self.folder} has several statistics; set unnorm_key to one of: {', '.join(known)}")
+        for key in (unnorm_key, f"{unnorm_key}_no_noops"):
+            if key in known:
+                return key, known[key]
+        raise CheckpointError(f"no statistics {unnorm_key!r} in {self.folder}; there are: {', '.join(known)}")
+
+
+def resolve(name: str) -> Path:
+    """`builtin:NAME` or a path -> the folder. Raises CheckpointError when there is none."""
+    if name.startswith("builtin:"):
+        folder = BUILTIN / name.removeprefix("builtin:")
+        if not folder.is_dir():
+            there = ", ".join(f"builtin:{p.name}" for p in sorted(BUILTIN.glob("*")) if p.is_dir()) or "none"
+            raise CheckpointError(f"no built-in checkpoint {name!r}; there are: {there}")
+        return folder
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"checkpoint {name!r} is not a folder (looked at {folder.absolute()})")
+    return folder
+
+
+def open_checkpoint(name: str) -> Checkpoint:
+    """Read what is light: sizes, statistics, tokenizer."""
+    folder = resolve(name)
+    raw = _json(folder, "config.json")
+    if raw.get("model_type") != OpenVLAConfig.model_type:
+        raise CheckpointError(
+            f"{folder} holds a model of type {raw.get('model_type')!r}, not {OpenVLAConfig.model_type!r}; "
+            "choose the model plugin that matches it"
+        )
+    config = OpenVLAConfig.from_dict(raw)
+    if (folder / STATISTICS).is_file():
+        config.norm_stats = _json(folder, STATISTICS)
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise CheckpointError(f"{folder} has no tokenizer.json")
+    return Checkpoint(folder=folder, config=config, tokenizer=Tokenizer.from_file(str(tokenizer)))
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no {name}")
+    try:
+        content = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def load_weights(module: nn.Module, state: dict[str, Tensor], source: Path) -> None:
+    """Copy tensors in, all of them and nothing else. Raises CheckpointError that lists what does not fit."""
+    own = module.state_dict()
+    wrong = [
+        f"{name}: {tuple(state[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own.keys() & state.keys()
+        if own[name].shape != state[name].shape
+    ]
+    problems = {"missing": own.keys() - state.keys(), "unexpected": state.keys() - own.keys(), "of another shape": wrong}
+    lines = [f"  {what} ({len(names)}): {_some(names)}" for what, names in problems.items() if names]
+    if lines:
+        raise CheckpointError("\n".join([f"{source} does not fit the model its config.json describes", *lines]))
+    module.load_state_dict(state)
+
+
+def _some(names: Any) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+def read_network(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    path = checkpoint.folder / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(f"{checkpoint.folder} has no {WEIGHTS}")
+    return load_file(path)
+
+
+def read_proprio(path: Path) -> dict[str, Tensor]:
+    """The state of OpenVLA-OFT's projector, saved from inside a DistributedDataParallel wrapper or not."""
+    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def save_checkpoint(
+    module: OFTModule, config: OpenVLAConfig, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype | None = None
+) -> None:
+    """Write the folder, adapters merged. `dtype` stores floating-point weights in another precision."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def host(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
+
+    save_file(host(merged_state(module.vla)), folder / WEIGHTS, metadata={"format": "pt"})
+    if module.proprio_projector is not None:
+        torch.save(host(module.proprio_projector.state_dict()), folder / PROPRIO_FILE)
+    if module.value_head is not None:
+        save_file(host(module.value_head.state_dict()), folder / VALUE_HEAD)
+    config.architectures = ["OpenVLAForActionPrediction"]
+    config.to_json_file(folder / "config.json", use_diff=False)
+    (folder / STATISTICS).write_text(json.dumps(config.norm_stats, indent=1) + "\n")
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=1) + "\n")

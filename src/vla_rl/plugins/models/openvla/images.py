@@ -1,0 +1,93 @@
+"""Camera frames -> the network's input, on the device: what OpenVLA's image processor does with Pillow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
+CROP_SIDE = math.sqrt(0.9)
+
+
+class ImageProcessor:
+    """uint8 [B, H, W, 3] of each camera -> [B, 6 * cameras, S, S]."""
+
+    def __init__(self, config: OpenVLAConfig, device: torch.device, dtype: torch.dtype, center_crop: bool) -> None:
+        if config.image_resize_strategy not in STRATEGIES:
+            raise ValueError(f"image_resize_strategy {config.image_resize_strategy!r} is not one of {STRATEGIES}")
+        self._size, self._strategy = config.image_sizes[0], config.image_resize_strategy
+        self._device, self._dtype, self._center_crop = device, dtype, center_crop
+        specs = config.backbones()
+        self._mean = torch.tensor([s.mean for s in specs], device=device).view(-1, 1, 1)
+        self._std = torch.tensor([s.std for s in specs], device=device).view(-1, 1, 1)
+        self._fill = torch.tensor([int(m * 255) for m in specs[-1].mean], device=device).view(3, 1, 1)
+
+    def __call__(self, cameras: Sequence[Array]) -> Tensor:
+        return torch.cat([self._camera(images) for images in cameras], dim=1).to(self._dtype)
+
+    def _camera(self, images: Array) -> Tensor:
+        pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
+        if self._center_crop:
+            pixels = center_crop(pixels)
+        if self._strategy == "letterbox":
+            pixels = letterbox(pixels, self._fill)
+        pixels = fit(pixels, self._size, keep_aspect=self._strategy != "resize-naive") / 255
+        return (pixels.repeat(1, 2, 1, 1) - self._mean) / self._std
+
+
+def as_tensor(array: Array, device: torch.device) -> Tensor:
+    """A tensor on the device; read-only NumPy memory (Ray's object store) is copied."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.copy()
+    return torch.as_tensor(array, device=device)
+
+
+def fit(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:
+    """Scale [B, 3, H, W] of 0..255 to `size`: both sides, or the shorter one and cut the longer one around its middle."""
+    height, width = pixels.shape[2:]
+    if not keep_aspect:
+        return resize(pixels, size, size)
+    if height <= width:
+        pixels = resize(pixels, size, int(size * width / height))
+    else:
+        pixels = resize(pixels, int(size * height / width), size)
+    top, left = (round((side - size) / 2) for side in pixels.shape[2:])
+    return pixels[:, :, top : top + size, left : left + size]
+
+
+def resize(pixels: Tensor, height: int, width: int) -> Tensor:
+    """Bicubic with antialiasing in two passes, each rounded to whole levels as Pillow does."""
+    for size in ((pixels.shape[2], width), (height, width)):
+        if tuple(pixels.shape[2:]) != size:
+            pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).round().clamp(0, 255)
+    return pixels
+
+
+def letterbox(pixels: Tensor, fill: Tensor) -> Tensor:
+    """Pad the shorter side to a square with a colour."""
+    height, width = pixels.shape[2:]
+    side = max(height, width)
+    top, left = (side - height) // 2, (side - width) // 2
+    square = fill.to(pixels).expand(len(pixels), 3, side, side).clone()
+    square[:, :, top : top + height, left : left + width] = pixels
+    return square
+
+
+def center_crop(pixels: Tensor) -> Tensor:
+    """The middle 0.9 of the area of [B, 3, H, W] (0..255), scaled back bilinearly to the same size."""
+    axes = [torch.linspace(-CROP_SIDE, CROP_SIDE, side, device=pixels.device) for side in pixels.shape[2:]]
+    y, x = torch.meshgrid(*axes, indexing="ij")
+    grid = torch.stack([x, y], dim=2).expand(len(pixels), -1, -1, -1)
+    cropped = F.grid_sample(pixels / 255, grid, mode="bilinear", align_corners=True)
+    return (cropped.clamp(0, 1) * 255.5).floor()

@@ -1,0 +1,158 @@
+"""OpenVLA's network: two vision transformers, a projector and a Llama. Parameter names are those of its public files."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+from vla_rl.plugins.models.openvla.vit import LayerScale, VisionTransformer
+
+
+class VisionBackbone(nn.Module):
+    """DINOv2 and SigLIP side by side, features concatenated on the channel axis."""
+
+    def __init__(self, config: OpenVLAConfig) -> None:
+        super().__init__()
+        first, second = config.backbones()
+        self.featurizer = VisionTransformer(first, config.image_sizes[0])
+        self.fused_featurizer = VisionTransformer(second, config.image_sizes[1])
+        self.embed_dim = first.embed_dim + second.embed_dim
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 6 * images, H, W] (per image: DINOv2's three channels, then SigLIP's) -> [B, images * patches, D]."""
+        images = pixels.shape[1] // 6
+        pixels = pixels.reshape(-1, 6, *pixels.shape[2:])
+        features = torch.cat([self.featurizer(pixels[:, :3]), self.fused_featurizer(pixels[:, 3:])], dim=2)
+        return features.reshape(-1, images * features.shape[1], self.embed_dim)
+
+
+class Projector(nn.Module):
+    """From the vision transformers' features to the Llama's embeddings."""
+
+    def __init__(self, vision_dim: int, llm_dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision_dim, 4 * vision_dim)
+        self.fc2 = nn.Linear(4 * vision_dim, llm_dim)
+        self.fc3 = nn.Linear(llm_dim, llm_dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
+
+
+class OpenVLAForActionPrediction(PreTrainedModel):
+    config_class = OpenVLAConfig
+    config: OpenVLAConfig
+    base_model_prefix = "language_model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules = ["LlamaDecoderLayer", "Block"]
+
+    def __init__(self, config: OpenVLAConfig) -> None:
+        super().__init__(config)
+        self.vision_backbone = VisionBackbone(config)
+        self.projector = Projector(self.vision_backbone.embed_dim, config.text_config.hidden_size)
+        self.language_model = LlamaForCausalLM._from_config(config.text_config)
+        self.post_init()
+        for vit in (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer):
+            for part in vit.unused():
+                part.requires_grad_(False)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.language_model.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.language_model.get_output_embeddings()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        blank: Tensor | None = None,
+        extra: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Last hidden states [B, S, D] of the sequence BOS, image patches, `extra`, rest of `input_ids`.
+
+        Args:
+            pixel_values: [B, 6 * images, H, W].   input_ids: int64 [B, L], BOS first.
+            attention_mask: bool [B, L], False at padding; None without padding.
+            blank: bool [B, L], True where the embedding is zero: the placeholders of parallel decoding.
+            extra: [B, K, D] embeddings after the patches, such as the proprioceptive token.
+            causal: attend to the past only (plain OpenVLA) instead of to everything (OpenVLA-OFT).
+        """
+        patches = self.projector(self.vision_backbone(pixel_values))
+        inserted = patches if extra is None else torch.cat([patches, extra], dim=1)
+        embeds = self.get_input_embeddings()(input_ids)
+        if blank is not None:
+            embeds = embeds * ~blank.unsqueeze(2)
+        sequence = torch.cat([embeds[:, :1], inserted, embeds[:, 1:]], dim=1)
+        if attention_mask is not None:
+            seen = attention_mask.new_ones(len(sequence), inserted.shape[1])
+            attention_mask = torch.cat([attention_mask[:, :1], seen, attention_mask[:, 1:]], dim=1)
+            if not causal:
+                length = sequence.shape[1]
+                attention_mask = attention_mask[:, None, None, :].expand(-1, 1, length, length)
+        llama = self.language_model.model
+        out = llama(inputs_embeds=sequence, attention_mask=attention_mask, is_causal=causal, use_cache=False)
+        return out.last_hidden_state
+
+    def action_logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., bins]: the rows of the head that belong to action tokens, lowest id first."""
+        end = self.config.action_vocab_end
+        return F.linear(hidden, self.get_output_embeddings().weight[end - self.config.n_action_bins : end])
+
+
+def empty_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
+    """The network with memory that is not initialised, to be filled by `initialise` or from a file."""
+    with no_init_weights():
+        return OpenVLAForActionPrediction(config)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> None:
+    """Random weights as a function of the seed alone; PyTorch's global generator is not touched.
+
+    Scales are chosen for networks this small: Xavier for linear layers, sine-cosine patch positions of a size that is
+    seen beside the patches, a head that starts near the uniform distribution.
+    """
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(tensor: Tensor, std: float) -> None:
+        tensor.copy_(torch.randn(tensor.shape, generator=rng) * std)
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            normal(module.weight, 0.02 if name.endswith("lm_head") else math.sqrt(2 / sum(module.weight.shape)))
+        elif isinstance(module, nn.Conv2d):
+            normal(module.weight, module.weight[0].numel() ** -0.5)
+        elif isinstance(module, nn.Embedding):
+            normal(module.weight, 0.5)
+        elif isinstance(module, VisionTransformer):
+            module.pos_embed.copy_(0.5 * sine_cosine_positions(module.patches, module.spec.embed_dim))
+            for token in (module.cls_token, module.reg_token):
+                if token is not None:
+                    normal(token, 0.02)
+        elif isinstance(module, LayerScale):
+            module.scale_factor.fill_(1.0)
+        elif isinstance(module, nn.LayerNorm):
+            module.weight.fill_(1.0)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, nn.Parameter):
+            bias.zero_()
+
+
+def sine_cosine_positions(patches: int, dim: int) -> Tensor:
+    """[1, patches, dim] of a square grid: a quarter of the channels each for sin and cos of x and y."""
+    side, quarter = math.isqrt(patches), dim // 4
+    frequency = math.pi / 2 ** torch.arange(quarter, dtype=torch.float32).mul(5 / max(quarter - 1, 1))
+    angle = torch.arange(side, dtype=torch.float32)[:, None] * frequency
+    axis = torch.cat([angle.sin(), angle.cos()], dim=1)
+    grid = torch.cat([axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)], dim=2)
+    return F.pad(grid.reshape(1, patches, -1), (0, dim - 4 * quarter))

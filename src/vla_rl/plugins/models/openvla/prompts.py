@@ -1,0 +1,147 @@
+"""Instructions -> token ids, laid out for parallel decoding and cached.
+
+A row is: BOS, prompt, placeholders, `</s>`, padding. (The network inserts patches and the state after BOS.) Rows of a
+batch are padded to the longest instruction known, not to the longest of the batch: what a row gets does not
+depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+
+BOS, EOS, PAD, SPACE = "<s>", "</s>", "<PAD>", "▁"
+WORDS = """pick up the red green blue yellow purple orange black white block cube ball bowl plate mug cup drawer pad goal
+and place it on in into to of left right top bottom middle front back next push pull open close touch reach move put
+turn lift stack under between cylinder square circle object table tray basket stove cabinet button lever door"""
+
+
+def prompt_text(instruction: str) -> str:
+    """OpenVLA's prompt."""
+    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+
+
+def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Tokenizer:
+    """A small BPE in the style of Llama 2 (byte fallback, "▁" for a space), a function of the instructions alone.
+
+    Its vocabulary ends with the action tokens, so that `<PAD>` gets the first id behind them, as in OpenVLA.
+    """
+    text_tokens = config.action_vocab_end - config.n_action_bins
+    pieces = ["<unk>", BOS, EOS, *(f"<0x{i:02X}>" for i in range(256))]
+    tokenizer = _bpe(None, [])
+    trainer = trainers.BpeTrainer(vocab_size=text_tokens, special_tokens=pieces, show_progress=False)
+    corpus = sorted({prompt_text(text) for text in instructions}) + [prompt_text(WORDS)] + [f" {w}" for w in WORDS.split()]
+    tokenizer.train_from_iterator(corpus, trainer)
+    vocab = tokenizer.get_vocab()
+    vocab.setdefault(SPACE, len(vocab))
+    vocab.update({f"<extra_{i}>": i for i in range(len(vocab), text_tokens)})
+    vocab.update({f"<action_{i}>": text_tokens + i for i in range(config.n_action_bins)})
+    merges = [tuple(m) for m in _state(tokenizer)["model"]["merges"]]
+    tokenizer = _bpe(vocab, merges)
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<unk>", BOS, EOS, PAD)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    return tokenizer
+
+
+def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(vocab, merges if vocab else None, unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=True)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+def _state(tokenizer: Tokenizer) -> dict[str, Any]:
+    import json
+
+    state: dict[str, Any] = json.loads(tokenizer.to_str())
+    return state
+
+
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": BOS,
+    "eos_token": EOS,
+    "unk_token": "<unk>",
+    "pad_token": PAD,
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "model_max_length": 2048,
+}
+
+
+@frozen(kw_only=True)
+class PromptBatch:
+    """Rows of a batch; see `OFTModule.forward`."""
+
+    ids: Tensor
+    mask: Tensor | None
+    blank: Tensor
+    start: Tensor
+
+
+class Prompts:
+    """The tokenised rows of every instruction seen so far, on the device."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        placeholders: int,
+        append_stop_token: bool,
+        pad_id: int,
+        device: torch.device,
+        instructions: Iterable[str] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._placeholders, self._pad, self._device = placeholders, pad_id, device
+        self._bos, self._eos, self._space = (self._id(token) for token in (BOS, EOS, SPACE))
+        self._stop = [self._eos] if append_stop_token else []
+        self._index: dict[str, int] = {}
+        self._tokens: list[list[int]] = []
+        self._learn(dict.fromkeys(instructions))
+
+    def _id(self, token: str) -> int:
+        index = self.tokenizer.token_to_id(token)
+        if index is None:
+            raise ValueError(f"the tokenizer has no {token!r}; OpenVLA's is Llama 2's with BOS, EOS and the lone space")
+        return int(index)
+
+    def encode(self, instruction: str) -> list[int]:
+        """BOS and the prompt, ending with the lone space after which OpenVLA was trained to answer."""
+        ids = self.tokenizer.encode(prompt_text(instruction)).ids
+        ids = ids if ids[:1] == [self._bos] else [self._bos, *ids]
+        return ids if ids[-1] == self._space else [*ids, self._space]
+
+    def _learn(self, instructions: Iterable[str]) -> None:
+        for text in instructions:
+            self._index[text] = len(self._tokens)
+            self._tokens.append(self.encode(text))
+        if not self._tokens:
+            return
+        lengths = [len(tokens) for tokens in self._tokens]
+        tail = [self._pad] * self._placeholders + self._stop
+        width = max(lengths) + len(tail)
+        rows = [[*tokens, *tail] for tokens in self._tokens]
+        self._ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
+        columns = torch.arange(width, device=self._device)
+        begin = torch.tensor(lengths, device=self._device)[:, None]
+        self._blank = (columns >= begin) & (columns < begin + self._placeholders)
+        self._mask = columns < begin + len(tail) if len(set(lengths)) > 1 else None
+        self._start = begin[:, 0] - 1
+
+    def rows(self, instructions: Sequence[str]) -> PromptBatch:
+        new = dict.fromkeys(text for text in instructions if text not in self._index)
+        if new:
+            self._learn(new)
+        at = torch.tensor([self._index[text] for text in instructions], device=self._device)
+        mask = None if self._mask is None else self._mask[at]
+        return PromptBatch(ids=self._ids[at], mask=mask, blank=self._blank[at], start=self._start[at])

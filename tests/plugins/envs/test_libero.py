@@ -1,0 +1,222 @@
+"""Real LIBERO: libero_spatial task 0 at 64 pixels, one row in this process unless a test says otherwise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import ChunkResult, Context
+from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+
+pytestmark = pytest.mark.sim
+pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
+
+Array = np.ndarray[Any, Any]
+SIZE, CHUNK = 64, 8
+ACTIONS = np.random.default_rng(0).uniform(-1, 1, (1, 2 * CHUNK, 7)).astype(np.float32)
+ROW, ON = np.array([0]), np.array([True])
+
+
+def make(num_envs: int = 1, **changes: Any) -> Any:
+    config = {"suite": "libero_spatial", "tasks": (0,), "cameras": {"agentview": SIZE, "wrist": SIZE}} | changes
+    return plugin.build(LiberoConfig(**config), Context(num_envs=num_envs, chunk=CHUNK))
+
+
+@pytest.fixture(scope="module")
+def official() -> tuple[dict[str, Array], Array, list[bool]]:
+    """The official environment and evaluation protocol from official state 3: last observation, simulator state."""
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    from libero.libero.envs import OffScreenRenderEnv
+
+    from vla_rl.plugins.envs.libero.suites import Suite
+
+    suite = Suite("libero_spatial")
+    env = OffScreenRenderEnv(bddl_file_name=suite.tasks[0].bddl_file, camera_heights=SIZE, camera_widths=SIZE)
+    env.seed(0)
+    env.reset()
+    env.set_init_state(suite.initial_states(0)[3])
+    for _ in range(10):
+        env.step([0.0] * 6 + [-1.0])
+    done = []
+    for action in ACTIONS[0]:
+        observation, _, success, _ = env.step(np.asarray(action, np.float64))
+        done.append(bool(success))
+    state = env.get_sim_state().copy()
+    env.close()
+    return dict(observation), state, done
+
+
+@pytest.fixture(scope="module")
+def env(official: Any) -> Iterator[Any]:
+    env = make()
+    yield env
+    env.close()
+
+
+def play(env: Any, state_id: int) -> ChunkResult:
+    env.reset(ROW, np.array([state_id]), ROW)
+    env.chunk_step(ACTIONS[:, :CHUNK], ON, False)
+    return env.chunk_step(ACTIONS[:, CHUNK:], ON, False)
+
+
+def simulator_state(env: Any) -> Array:
+    return env._rows.envs[0]._scene._control.get_sim_state()
+
+
+def same(one: Any, other: Any) -> bool:
+    images = all(np.array_equal(one.images[name], other.images[name]) for name in one.images)
+    return images and np.array_equal(one.state, other.state)
+
+
+def test_an_episode_equals_the_official_one_bit_for_bit(env: Any, official: Any) -> None:
+    observation, state, done = official
+    result = play(env, 3)
+    assert np.array_equal(simulator_state(env), state)
+    assert np.array_equal(result.obs.images["agentview"][0], observation["agentview_image"][::-1, ::-1])
+    assert np.array_equal(result.obs.images["wrist"][0], observation["robot0_eye_in_hand_image"][::-1, ::-1])
+    assert np.array_equal(result.obs.state[0, :3], observation["robot0_eef_pos"].astype(np.float32))
+    assert result.terminated[0].tolist() == done[CHUNK:] == [False] * CHUNK
+    assert result.executed.all() and not result.truncated.any()
+
+
+@pytest.mark.parametrize("split", ["eval", "train"])
+def test_a_state_gives_the_same_episode_whatever_went_before(env: Any, split: str) -> None:
+    states = [state.id for state in env.reset_states(split)]
+    first = play(env, states[5])
+    play(env, states[7])
+    env.chunk_step(-ACTIONS[:, :CHUNK], ON, False)
+    again = play(env, states[5])
+    assert same(first.obs, again.obs)
+    assert not same(first.obs, play(env, states[7]).obs)
+
+
+def test_splits_share_no_scene(env: Any) -> None:
+    train, evaluation = env.reset_states("train"), env.reset_states("eval")
+    assert (len(train), len(evaluation)) == (200, 50)
+    assert not {state.id for state in train} & {state.id for state in evaluation}
+    assert {state.task for state in train + evaluation} == {env.info.tasks[0].name}
+    env.reset(ROW, np.array([train[0].id]), ROW)
+    scene, official = env._rows.envs[0]._scene, env._rows.envs[0]._suite.initial_states(0)
+    scene._settle_steps, drawn = 0, []
+    for state in train[:20]:
+        env.reset(ROW, np.array([state.id]), ROW)
+        drawn.append(simulator_state(env))
+    scene._settle_steps = 10
+    things = np.concatenate([np.array(drawn), official])[:, 10:]  # time, seven joints and two fingers come first
+    distances = np.linalg.norm(things[:20, None] - things[None], axis=-1)
+    distances[np.arange(20), np.arange(20)] = np.inf
+    assert distances.min() > 1e-3  # metres: no two alike, neither drawn nor official
+    assert np.abs(things[:20].mean(0) - official[:, 10:].mean(0)).max() < 0.05  # and from the same regions
+
+
+def test_the_expert_solves_a_train_state_and_leaves_no_trace(env: Any) -> None:
+    state, chunks = env.reset_states("train")[0].id, []
+    env.reset(ROW, np.array([state]), ROW)
+    while len(chunks) * CHUNK < env.info.tasks[0].max_steps:
+        chunks.append(env.expert_chunk())
+        result = env.chunk_step(chunks[-1], ON, True)
+        if result.terminated.any():
+            break
+    steps = int(result.executed.sum())
+    assert result.success[0] and result.rewards[0, steps - 1] == 1.0
+    assert chunks[0].shape == (1, CHUNK, 7) and chunks[0].dtype == np.float32
+    assert result.executed[0].tolist() == [i < steps for i in range(CHUNK)], "stops at its end"
+    assert result.terminated[0].tolist() == [i == steps - 1 for i in range(CHUNK)]
+
+    env.reset(ROW, np.array([state]), ROW)
+    for chunk in chunks:
+        replay = env.chunk_step(chunk, ON, True)
+    assert same(result.obs, replay.obs), "the rehearsal of the expert changed the episode"
+
+    idle = env.chunk_step(chunks[-1], ~ON, True)
+    assert not idle.executed.any() and not idle.rewards.any() and same(idle.obs, replay.obs)
+    running_on = env.chunk_step(np.zeros((1, CHUNK, 7), np.float32), ON, False)
+    assert running_on.executed.all() and running_on.terminated.any()
+
+
+def test_rows_in_processes() -> None:
+    """Two rows, one reset later than the other; Ctrl-C does not reach them; a dead one is named."""
+    env = make(num_envs=2)
+    try:
+        both = np.array([0, 1])
+        env.reset(both, np.array([3, 4]), both)
+        processes = env._rows.processes
+        os.kill(processes[0].pid, signal.SIGINT)
+        moved = env.chunk_step(np.repeat(ACTIONS[:, :CHUNK], 2, 0), np.array([True, False]), False)
+        assert moved.executed.tolist() == [[True] * CHUNK, [False] * CHUNK]
+        again = env.reset(np.array([1]), np.array([3]), np.array([0]))
+        assert len(again) == 1
+        assert same(env.reset(np.array([0]), np.array([3]), np.array([9])), again), "rows differ"
+        os.kill(processes[1].pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"row 1 \(exit code -9\)"):
+            env.chunk_step(np.repeat(ACTIONS[:, :CHUNK], 2, 0), np.array([True, True]), False)
+    finally:
+        assert env.close() and env.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+ORPHANS = """
+import numpy as np
+from tests.plugins.envs.test_libero import make
+if __name__ == "__main__":
+    env = make(num_envs=2)
+    print(*(process.pid for process in env._rows.processes), flush=True)
+    env.reset(np.arange(2), np.arange(2), np.arange(2))
+"""
+
+
+def test_rows_die_with_a_killed_owner_while_they_build(tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(ORPHANS)
+    root = Path(__file__).parents[3]
+    path = os.pathsep.join([str(root), *sys.path])
+    owner = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert owner.stdout is not None
+    rows = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(rows) == 2
+    time.sleep(1.0)
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(alive(pid) for pid in rows):
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in rows)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_step_limits_and_errors_of_a_spec() -> None:
+    env = make(tasks=(5, 1))
+    assert [task.max_steps for task in env.info.tasks] == [220, 220]
+    assert env.info.tasks[1].instruction.startswith("pick up the black bowl")
+    assert env.info.cameras == {"agentview": (SIZE, SIZE), "wrist": (SIZE, SIZE)}
+    with pytest.raises(
+        TypeError, match=r"no scripted expert for libero_spatial task 5 .* it has for: libero_spatial 0, "
+    ):
+        env.expert_chunk()
+    assert [task.max_steps for task in make(suite="libero_10", max_steps=7).info.tasks] == [7]
+    with pytest.raises(UserError, match=r"no LIBERO suite 'libero_spatail'; did you mean 'libero_spatial'\?"):
+        make(suite="libero_spatail")
+    with pytest.raises(UserError, match=r"libero_spatial has tasks 0 to 9; asked for \[10\]"):
+        make(tasks=(0, 10))
+    with pytest.raises(ValueError, match="no libero camera 'head'; cameras: agentview, wrist"):
+        make(cameras={"head": 64})
+    with pytest.raises(ValueError, match="camera 'wrist' has 0 pixels"):
+        make(cameras={"wrist": 0})

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from vla_rl.core.testing.events import METRICS, a_run, an_evaluation
+from vla_rl.core.types import Context
+from vla_rl.plugins.hooks.console import ConsoleConfig, plugin
+from vla_rl.plugins.hooks.console.screen import Screen
+from vla_rl.plugins.hooks.console.status import Status, clock
+
+RATE = {"rate": 0.95, "n": 200, "low": 0.91, "high": 0.97}
+RESULTS: dict[str, Any] = {
+    "success": RATE,
+    "before": {"rate": 0.5, "n": 200, "low": 0.43, "high": 0.57},
+    "tasks": {"reach": RATE, "push [x]": RATE},
+    "wall_seconds": 187.2,
+}
+
+
+def play(hook: Any, folder: Path, results: dict[str, Any]) -> None:
+    run = a_run(folder)
+    hook.on_run_start(run=run)
+    hook.on_eval_end(step=0, evaluation=an_evaluation(0))
+    for phase in ("rollout", "update"):
+        hook.on_progress(phase=phase, done=3, total=4)
+    hook.on_update_end(step=1, metrics=METRICS)
+    hook.on_fault(step=1, message="sim worker 2 [gpu] died")
+    hook.on_checkpoint(run=run, folder=folder / "checkpoints" / "step_000001")
+    hook.on_run_end(run=run, results=results)
+
+
+def test_a_log_file_gets_one_line_for_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    play(plugin.build(ConsoleConfig(), Context()), tmp_path, RESULTS)
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("step 1/10"))
+    assert "success 75.0 % [63.2, 84.0] n=64" in line  # Wilson, 48 of 64
+    assert "1,234 env steps/s, env 25% policy 50% learner 25%" in line
+    assert "kl 0.0045" in line
+    assert "\x1b" not in out
+    assert "fault at step 1: sim worker 2 [gpu] died" in out
+    assert "checkpoint checkpoints/step_000001" in out
+    all_tasks = next(line for line in out.splitlines() if line.startswith("all"))
+    assert all_tasks.split()[:5] == ["all", "50.0", "%", "95.0", "%"]
+    assert "push [x]" in out and "3:07" in out
+
+
+def test_a_terminal_gets_a_panel_that_goes_away_at_the_end(tmp_path: Path) -> None:
+    sink = io.StringIO()
+    console = Console(file=sink, force_terminal=True, width=100, height=30)
+    hook: Any = Screen(ConsoleConfig(mode="live"), console)
+    run = a_run(tmp_path)
+    hook.on_run_start(run=run)
+    hook.on_update_end(step=4, metrics=METRICS)
+    hook.on_progress(phase="rollout", done=3, total=4)
+    hook._live.refresh()
+    screen = sink.getvalue()
+    for piece in ("4 of 10", "3 of 4", "rollout", "75.0 %", "1,234 env steps/s", "to go"):
+        assert piece in screen
+    hook.on_run_end(run=run, results=RESULTS)
+    assert hook._live is None
+    assert sink.getvalue().rstrip().endswith("\x1b[0m")
+    assert "\x1b[?25h" in sink.getvalue()  # the cursor is back
+
+
+def test_a_run_without_evaluation_has_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hook: Any = plugin.build(ConsoleConfig(mode="plain"), Context())
+    run = a_run(tmp_path)
+    hook.on_run_start(run=run)
+    hook.on_update_end(step=1, metrics={"loss/total": 1.0})
+    hook.on_run_end(run=run, results={})
+    out = capsys.readouterr().out
+    assert "step 1/10" in out and "demo finished" in out and "before" not in out
+
+
+def test_time_to_go_follows_the_pace_and_leaves_the_first_evaluation_out(tmp_path: Path) -> None:
+    now = [0.0]
+    status = Status(a_run(tmp_path, steps=10), now=lambda: now[0])
+    assert status.eta is None
+    now[0] = 100.0
+    status.evaluated(an_evaluation(0))
+    now[0] = 104.0
+    status.updated(1, METRICS)
+    assert status.eta == pytest.approx(36.0)
+    now[0] = 106.0
+    assert status.eta == pytest.approx(34.0)
+    assert status.elapsed == 106.0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (5, "0:05"), (65.4, "1:05"), (3725, "1:02:05")])
+def test_clock(seconds: float | None, text: str) -> None:
+    assert clock(seconds) == text
