@@ -227,7 +227,9 @@ class Episodes:
         actions = np.asarray(to_numpy(actions), np.float32)
         want = (len(rows), self.chunk, len(self.low))
         if actions.shape != want:
-            raise EnvError(f"actions for env {self.name!r} have shape {actions.shape}, expected {want} (rows, chunk, dims)")
+            raise EnvError(
+                f"actions for env {self.name!r} have shape {actions.shape}, expected {want} (rows, chunk, dims)"
+            )
         outside = ~((actions >= self.low - BOUND_TOLERANCE) & (actions <= self.high + BOUND_TOLERANCE))
         if outside.any():
             row, step, dim = (int(i) for i in np.argwhere(outside)[0])
@@ -284,7 +286,12 @@ class Episodes:
         def pad(array: Array) -> Array:
             return np.pad(array, ((0, 0), (0, self.chunk - width)))
 
-        record = {"rewards": pad(rewards), "terminated": pad(terminated), "truncated": pad(truncated), "valid": pad(valid)}
+        record = {
+            "rewards": pad(rewards),
+            "terminated": pad(terminated),
+            "truncated": pad(truncated),
+            "valid": pad(valid),
+        }
         return record, ends
 
     def _finish(self, row: int, record: dict[str, Array]) -> None:

@@ -9,6 +9,9 @@ from difflib import get_close_matches
 class UserError(Exception):
     """Something in a spec, a plugin or a path is wrong; the message says what, where and what to do."""
 
+    exit_code = 2
+    """Of the command line."""
+
 
 class PluginError(UserError):
     """A plugin is unknown, ambiguous, incomplete, or does not keep to the contract of its kind."""

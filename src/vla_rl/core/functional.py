@@ -148,7 +148,9 @@ def gae(
     advantages = torch.zeros_like(rewards)
     running = torch.zeros_like(rewards[0])
     for t in reversed(range(rewards.shape[0])):
-        following = next_values[t] if t == rewards.shape[0] - 1 else torch.where(ended[t], next_values[t], values[t + 1])
+        following = (
+            next_values[t] if t == rewards.shape[0] - 1 else torch.where(ended[t], next_values[t], values[t + 1])
+        )
         delta = rewards[t] + gamma * following * (~terminated[t]).float() - values[t]
         running = delta + gamma * lam * (~ended[t]).float() * running
         advantages[t] = running
@@ -264,4 +266,6 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return Rate(rate=p, n=n, low=max(0.0, centre - half), high=min(1.0, centre + half))
+    return Rate(
+        rate=p, n=n, low=0.0 if successes == 0 else centre - half, high=1.0 if successes == n else centre + half
+    )

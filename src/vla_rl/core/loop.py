@@ -28,6 +28,8 @@ from vla_rl.core.types import Context, Run
 class RunStopped(UserError):
     """Ctrl-C or SIGTERM: the run was saved and can be resumed."""
 
+    exit_code = 130
+
 
 class _StopRequested(Exception):
     """Unwinds a phase that has not changed the weights."""
@@ -66,7 +68,13 @@ def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
 
 
 def _iterate(
-    spec: Spec, runtime: Runtime, home: RunFolder, state: State, events: RunEvents, about: Run, interrupts: list[int],
+    spec: Spec,
+    runtime: Runtime,
+    home: RunFolder,
+    state: State,
+    events: RunEvents,
+    about: Run,
+    interrupts: list[int],
     fresh: bool,
 ) -> dict[str, Any]:
     started, algorithm = perf_counter() - state.wall_seconds, runtime.algorithm
@@ -120,7 +128,9 @@ def _iterate(
                 raise _StopRequested
     except _StopRequested:
         save()
-        raise RunStopped(f"stopped after step {state.step} of {spec.train.steps}; saved in {home.path}, go on with --resume") from None
+        raise RunStopped(
+            f"stopped after step {state.step} of {spec.train.steps}; saved in {home.path}, go on with --resume"
+        ) from None
     state.wall_seconds = perf_counter() - started
     results = home.write_results(spec, state)
     events.on_run_end(about, results)

@@ -68,6 +68,8 @@ def clipped_policy_loss(
 def critic_loss(scores: Scores, batch: Batch, *, clip: float | None, huber_delta: float | None) -> Tensor:
     """Weighted sum of `functional.value_loss` at the critic's granularity."""
     if scores.values is None or batch.values is None or batch.returns is None or batch.value_weights is None:
-        raise F.ShapeError("the critic's loss needs values, returns and value weights; the model or the rollout has none")
+        raise F.ShapeError(
+            "the critic's loss needs values, returns and value weights; the model or the rollout has none"
+        )
     entries = F.value_loss(scores.values, batch.returns, batch.values, clip=clip, huber_delta=huber_delta)
     return F.weighted_sum(entries, batch.value_weights)

@@ -119,6 +119,24 @@ def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
     return tuple((module, import_module(module)) for module in modules)
 
 
+def import_module(name: str) -> ModuleType:
+    """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once a process)."""
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        return _import_file(Path(name).expanduser().resolve())
+    except UserError:
+        raise
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and (name == exc.name or name.startswith(exc.name + ".")):
+            raise PluginError(
+                f"plugins: no module named {name!r}; give the path of its .py file, or put its folder on PYTHONPATH"
+            ) from exc
+        raise PluginError(f"plugins: module {name!r} needs {exc.name!r}, which is not installed") from exc
+    except Exception as exc:
+        raise PluginError(f"plugins: module {name!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
+
+
 def missing_requirements(dist: str, extra: str | None) -> list[str]:
     """Requirements of a distribution, `extra` included, that are not installed (by metadata; nothing is imported)."""
     from packaging.requirements import Requirement
@@ -126,7 +144,8 @@ def missing_requirements(dist: str, extra: str | None) -> list[str]:
     missing = []
     for requirement in map(Requirement, metadata.requires(dist) or ()):
         wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra or ""})
-        if wanted and not _satisfied(requirement.name, requirement.specifier):
+        version = _version(requirement.name, tuple(sys.path)) if wanted else None
+        if wanted and (version is None or not requirement.specifier.contains(version, prereleases=True)):
             missing.append(str(requirement).partition(";")[0].strip())
     return missing
 
@@ -209,24 +228,6 @@ def _from_modules(kind: str, modules: Iterable[str]) -> list[Installed]:
     return found
 
 
-def import_module(name: str) -> ModuleType:
-    """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once a process)."""
-    try:
-        if not name.endswith(".py"):
-            return importlib.import_module(name)
-        return _import_file(Path(name).expanduser().resolve())
-    except UserError:
-        raise
-    except ModuleNotFoundError as exc:
-        if exc.name is not None and (name == exc.name or name.startswith(exc.name + ".")):
-            raise PluginError(
-                f"plugins: no module named {name!r}; give the path of its .py file, or put its folder on PYTHONPATH"
-            ) from exc
-        raise PluginError(f"plugins: module {name!r} needs {exc.name!r}, which is not installed") from exc
-    except Exception as exc:
-        raise PluginError(f"plugins: module {name!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
-
-
 def _import_file(path: Path) -> ModuleType:
     name = f"vla_rl_spec_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -272,11 +273,13 @@ def _guess_extra(item: Installed, missing: str) -> str | None:
     return item.name if item.name in extras else None
 
 
-def _satisfied(dist: str, versions: Any) -> bool:
+@functools.lru_cache(maxsize=256)
+def _version(dist: str, path: tuple[str, ...]) -> str | None:
+    """Read once for each `sys.path`: it parses a file."""
     try:
-        return bool(versions.contains(metadata.version(dist), prereleases=True))
+        return metadata.version(dist)
     except metadata.PackageNotFoundError:
-        return False
+        return None
 
 
 def _normal(name: str) -> str:

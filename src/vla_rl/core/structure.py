@@ -71,11 +71,10 @@ class Structurer:
         self._special = special
         self._converter = cattrs.Converter()
         hook = self._converter.register_structure_hook_func
-        hook(lambda t: get_origin(t) in (list, tuple, set, frozenset, Sequence, AbstractSet), self._sequence)
-        hook(lambda t: t in (list, tuple, set, frozenset), self._sequence)
-        hook(lambda t: get_origin(t) in (dict, Mapping) or t is dict, self._mapping)
-        hook(lambda t: get_origin(t) in (Union, types.UnionType), self._union)
-        hook(lambda t: get_origin(t) is Literal, _literal)
+        hook(lambda t: (_origin(t) or t) in (list, tuple, set, frozenset, Sequence, AbstractSet), self._sequence)
+        hook(lambda t: (_origin(t) or t) in (dict, Mapping), self._mapping)
+        hook(lambda t: _origin(t) in (Union, types.UnionType), self._union)
+        hook(lambda t: _origin(t) is Literal, _literal)
         hook(lambda t: isinstance(t, type) and issubclass(t, enum.Enum), _enum)
         hook(attrs.has, self.read_class)
         for scalar in (bool, int, float, str):
@@ -105,11 +104,11 @@ class Structurer:
         except NameError as exc:
             raise problem(f"{cls.__module__}.{cls.__name__}: {exc}; import annotated types at run time") from exc
         keys = keys_of(cls)
-        problems: list[tuple[Path, str]] = []
+        known = [*extra_keys, *keys]
+        problems: list[tuple[Path, str]] = [
+            ((key,), f"unknown key{did_you_mean(str(key), known)}") for key in data if key not in keys
+        ]
         values: dict[str, Any] = {}
-        for key in data:
-            if key not in keys:
-                problems.append(((key,), f"unknown key{did_you_mean(str(key), [*extra_keys, *keys])}"))
         for key, attribute in keys.items():
             try:
                 if key in data:
@@ -183,12 +182,16 @@ class Structurer:
         raise problem(f"expected {names}, got {said(data)}")
 
 
+def _origin(as_type: Any) -> Any:
+    return get_origin(as_type)
+
+
 def _scalar(data: Any, as_type: type) -> Any:
     if type(data) is as_type:
         return data
     if as_type is float and type(data) is int:
         return float(data)
-    hint = {bool: " (true or false)"}.get(as_type, "")
+    hint = " (true or false)" if as_type is bool else ""
     quote = "; put it in quotes" if as_type is str and isinstance(data, bool | int | float) else ""
     raise problem(f"expected {as_type.__name__}{hint}, got {said(data)}{quote}")
 
@@ -211,7 +214,7 @@ def _enum(data: Any, as_type: type[enum.Enum]) -> Any:
 
 def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet[str]) -> list[tuple[Path, str]]:
     """Run the validators of all fields that could be read, on an instance that lacks the `wrong` ones."""
-    instance = object.__new__(cls)
+    instance: Any = object.__new__(cls)
     keys = keys_of(cls)
     problems: list[tuple[Path, str]] = []
     for key in keys:

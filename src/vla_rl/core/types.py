@@ -26,6 +26,15 @@ def to_numpy(array: Any) -> Any:
     return array.detach().cpu().numpy() if hasattr(array, "detach") else array
 
 
+def pick(array: Any, indices: Any) -> Any:
+    """Rows of a tensor or array at these positions (int64 NumPy array), in this order."""
+    if hasattr(array, "detach"):
+        import torch
+
+        return array[torch.tensor(indices, device=array.device)]
+    return array[indices]
+
+
 def concat(parts: Sequence[Any]) -> Any:
     """Concatenate arrays of one kind (NumPy or torch) along the first dimension."""
     if hasattr(parts[0], "detach"):
@@ -137,9 +146,9 @@ class Observation:
     def take(self, rows: Any) -> Observation:
         """The rows at these positions (int64 NumPy array), in this order."""
         return Observation(
-            images={name: image[rows] for name, image in self.images.items()},
+            images={name: pick(image, rows) for name, image in self.images.items()},
             instructions=tuple(self.instructions[int(i)] for i in rows),
-            state=None if self.state is None else self.state[rows],
+            state=None if self.state is None else pick(self.state, rows),
         )
 
     def numpy(self) -> Observation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from time import time
@@ -43,6 +44,15 @@ class Backend(ABC):
     def get(self, reference: Any) -> Any:
         """Wait for a result; raises what the call raised, WorkerDied, or CallHung."""
 
+    def get_all(self, references: Sequence[Any]) -> list[Any]:
+        """Wait for all, in whatever order they come, so that the first error is raised even if others never return."""
+        left = list(references)
+        while left:
+            for reference in self.ready(left, None):
+                left.remove(reference)
+                self.get(reference)
+        return [self.get(reference) for reference in references]
+
     @abstractmethod
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         """Wait until at least one is there (or the timeout), -> those that are."""
@@ -71,6 +81,9 @@ class LocalBackend(Backend):
     def get(self, reference: Any) -> Any:
         return reference
 
+    def get_all(self, references: Sequence[Any]) -> list[Any]:
+        return list(references)
+
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         return list(references)
 
@@ -89,6 +102,7 @@ class RayBackend(Backend):
         self.ray, self.deadline = ray, deadline_s
         self.actors: list[Any] = []
         self.names: list[str] = []
+        self.handles: dict[tuple[int, int], Any] = {}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         path = os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, sys.path)]))
         self.owner = not ray.is_initialized()
@@ -112,26 +126,31 @@ class RayBackend(Backend):
 
     def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
         data = spec.to_dict()
-        actor = self.ray.remote(_Actor)
+        actor = self.ray.remote(concurrency_groups={"monitor": 1})(_Actor)
         for place in seats:
             slot = place.slot
-            options = {"num_cpus": slot.cpus, "num_gpus": slot.gpus, "concurrency_groups": {"monitor": 1}}
-            self.actors.append(actor.options(**options).remote(data, place))
+            self.actors.append(actor.options(num_cpus=slot.cpus, num_gpus=slot.gpus).remote(data, place))
             self.names.append(f"worker {place.index} ({', '.join(slot.roles)})")
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
-        return self.actors[worker].call.options(num_returns=returns).remote(role, method, *arguments)
+        handle = self.handles.get((worker, returns))
+        if handle is None:
+            handle = self.handles[worker, returns] = self.actors[worker].call.options(num_returns=returns)
+        return handle.remote(role, method, *arguments)
 
     def get(self, reference: Any) -> Any:
         while True:
-            there, _ = self.ray.wait([reference], timeout=self.deadline)
-            if there:
-                return self._result(there[0])
-            self._raise_if_hung()
+            try:
+                return self._result(reference)
+            except self.ray.exceptions.GetTimeoutError:
+                self._raise_if_hung()
 
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        there, _ = self.ray.wait(list(references), num_returns=1, timeout=self.deadline if timeout is None else timeout)
-        if not there and timeout is None:
+        while True:
+            limit = self.deadline if timeout is None else timeout
+            there, _ = self.ray.wait(list(references), num_returns=1, timeout=limit)
+            if there or timeout is not None:
+                break
             self._raise_if_hung()
         more, _ = self.ray.wait(list(references), num_returns=len(references), timeout=0)
         return list(more)
@@ -150,7 +169,7 @@ class RayBackend(Backend):
 
     def _result(self, reference: Any) -> Any:
         try:
-            return self.ray.get(reference)
+            return self.ray.get(reference, timeout=self.deadline)
         except self.ray.exceptions.RayTaskError as exc:
             cause = exc.cause
             if isinstance(cause, Exception):
@@ -158,7 +177,9 @@ class RayBackend(Backend):
                 raise cause from None
             raise
         except self.ray.exceptions.RayActorError as exc:
-            dead = [name for actor, name in zip(self.actors, self.names, strict=True) if actor._actor_id.hex() in str(exc)]
+            dead = [
+                name for actor, name in zip(self.actors, self.names, strict=True) if actor._actor_id.hex() in str(exc)
+            ]
             raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {exc}") from exc
 
     def _raise_if_hung(self) -> None:
@@ -178,6 +199,8 @@ class RayBackend(Backend):
 
 class _Actor:
     def __init__(self, data: dict[str, Any], place: Seat):
+        # arrays from the object store are read-only; nothing here writes to what it was given
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self.worker = Worker(data, place)
 
     def call(self, role: str, method: str, *arguments: Any) -> Any:

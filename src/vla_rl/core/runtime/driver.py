@@ -50,7 +50,9 @@ def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
             raise UserError(f"the placement has no slot for the {role} role")
     count = len(sims) * plan.stages
     if num_envs % count:
-        raise UserError(f"{num_envs} rows cannot be shared evenly by {count} lanes ({len(sims)} sim slots x {plan.stages})")
+        raise UserError(
+            f"{num_envs} rows cannot be shared evenly by {count} lanes ({len(sims)} sim slots x {plan.stages})"
+        )
     rows = num_envs // count
     lanes = [LaneSlice(index=i, first_row=i * rows, rows=rows) for i in range(count)]
     if one_process:
@@ -120,8 +122,8 @@ class Runtime:
                     sim = self._call(self.home[lane.index], "sim", "collect", lane.index)
                     policy = self._call(place.index, "policy", "collect", lane.index, r, lane.rows)
                     played[r, lane.index] = (self.backend.get(sim), self.backend.get(policy))
-        for index, reference in pending.items():
-            for r, results in enumerate(self.backend.get(reference)):
+        for index, played_here in zip(pending, self.backend.get_all(list(pending.values())), strict=True):
+            for r, results in enumerate(played_here):
                 for lane, pair in zip(self.seats[index].lanes, results, strict=True):
                     played[r, lane.index] = pair
         blocks = [
@@ -162,17 +164,24 @@ class Runtime:
             for b in dict.fromkeys(samples.blocks[share.samples].tolist()):
                 block = blocks[b]
                 inside = samples.places[share.samples[samples.blocks[share.samples] == b]]
-                wanted.setdefault(self.server[block.lane.index], []).append(((block.lane.index, block.round_index), inside))
+                wanted.setdefault(self.server[block.lane.index], []).append(
+                    ((block.lane.index, block.round_index), inside)
+                )
             own = wanted.pop(place.index, None)
             parts = [self._call(worker, "policy", "take_heavy", keys, True) for worker, keys in sorted(wanted.items())]
             of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
-            pending.append(
-                self._call(place.index, "worker", "update", kept.step, own, of_rank, share.steps, *parts)
-            )
-        results = [self.backend.get(reference) for reference in pending]
+            pending.append(self._call(place.index, "worker", "update", kept.step, own, of_rank, share.steps, *parts))
+        clearing = [
+            self._call(s.index, "policy", "clear_shelf") for s in self.policies if "learner" not in s.slot.roles
+        ]
+        results = self.backend.get_all(pending)
+        self.backend.get_all(clearing)
         self.version += 1
         self._publish()
-        metrics: dict[str, float] = {"update/samples": float(count), "update/optimizer_steps": float(len(shares[0].steps))}
+        metrics: dict[str, float] = {
+            "update/samples": float(count),
+            "update/optimizer_steps": float(len(shares[0].steps)),
+        }
         for result in results:
             for name, value in result["sums"].items():
                 metrics[name] = metrics.get(name, 0.0) + value
@@ -198,7 +207,9 @@ class Runtime:
             round_items += [None] * (num_envs - len(round_items))
             of_lane = {s.index: round_items[s.first_row : s.first_row + s.rows] for s in self.lanes}
             pending = [
-                self._call(s.index, "worker", "play_eval", {lane.index: of_lane[lane.index] for lane in s.lanes}, mode.greedy)
+                self._call(
+                    s.index, "worker", "play_eval", {lane.index: of_lane[lane.index] for lane in s.lanes}, mode.greedy
+                )
                 for s in self.seats
                 if s.near
             ]
@@ -206,11 +217,13 @@ class Runtime:
             for place in self.policies:
                 if place.near:
                     continue
-                self._drive(place, mode, lambda lane, of=of_lane: ("begin_eval", lane.slice.index, of[lane.slice.index]))
+                self._drive(
+                    place, mode, lambda lane, of=of_lane: ("begin_eval", lane.slice.index, of[lane.slice.index])
+                )
                 for lane in place.served:
                     results.append(self.backend.get(self._call(self.home[lane.index], "sim", "collect", lane.index)))
-            for reference in pending:
-                results.extend(self.backend.get(reference))
+            for played in self.backend.get_all(pending):
+                results.extend(played)
             for result in results:
                 episodes.extend(result["episodes"])
                 recorded.extend(result["frames"])
@@ -235,13 +248,17 @@ class Runtime:
         per_lane = -(-warm.episodes // len(self.lanes))
         self.progress("demonstrations", 0, warm.episodes)
         data = {
-            lane.index: self._call(self.home[lane.index], "sim", "demonstrate", lane.index, per_lane, warm.noise, returns=2)
+            lane.index: self._call(
+                self.home[lane.index], "sim", "demonstrate", lane.index, per_lane, warm.noise, returns=2
+            )
             for lane in self.lanes
         }
         stats = {lane: self.backend.get(reference) for lane, (_, reference) in data.items()}
         samples, good, tried = (sum(s[i] for s in stats.values()) for i in range(3))
         if not samples:
-            raise UserError(f"the expert of env {self.spec.env.type!r} solved none of {tried} episodes; nothing to clone")
+            raise UserError(
+                f"the expert of env {self.spec.env.type!r} solved none of {tried} episodes; nothing to clone"
+            )
         world = len(self.learners)
         of_rank: list[list[int]] = [[] for _ in self.learners]
         for i, lane in enumerate(self.lanes):
@@ -261,7 +278,7 @@ class Runtime:
                 shuffled = generator(self.spec.seed, "warm-up", rank, epoch).permutation(sizes[rank])
                 steps = [shuffled[i * batch : (i + 1) * batch] for i in range(updates)]
                 pending.append(self._call(place.index, "learner", "imitate", steps))
-            loss = float(np.mean([self.backend.get(reference) for reference in pending]))
+            loss = float(np.mean(self.backend.get_all(pending)))
         for place in self.learners:
             self.backend.get(self._call(place.index, "learner", "hold"))
             self.backend.get(self._call(place.index, "learner", "set_learning_rate", None))
@@ -283,9 +300,7 @@ class Runtime:
 
     def load(self, trainer_folder: Path) -> None:
         for place in self.learners:
-            self.version = self.backend.get(
-                self._call(place.index, "learner", "load", trainer_folder / "learner.pt")
-            )
+            self.version = self.backend.get(self._call(place.index, "learner", "load", trainer_folder / "learner.pt"))
         self._publish()
 
     def close(self) -> None:
@@ -300,8 +315,7 @@ class Runtime:
             if not near and reference is None:
                 reference = self._call(self.learners[0].index, "learner", "weights")
             pending.append(self._call(place.index, "policy", "load", self.version, None if near else reference))
-        for loading in pending:
-            self.backend.get(loading)
+        self.backend.get_all(pending)
 
     # --------------------------------------------------------------------------------------------------- inside
 
@@ -327,19 +341,17 @@ class Runtime:
         self.lanes = sorted((lane for s in self.seats for lane in s.lanes), key=lambda lane: lane.index)
         self.backend.start(self.spec, self.seats)
         starting = [self._call(s.index, "worker", "start_sim") for s in self.seats if s.lanes]
-        self.info = [self.backend.get(reference) for reference in starting][0]
+        self.info = self.backend.get_all(starting)[0]
         starting = [
             self._call(s.index, "worker", "start_model", self.info)
             for s in self.seats
             if {"policy", "learner"} & set(s.slot.roles)
         ]
-        for reference in starting:
-            self.backend.get(reference)
+        self.backend.get_all(starting)
         if len(self.learners) > 1:
             address = self.backend.get(self._call(self.learners[0].index, "worker", "rendezvous"))
             joining = [self._call(s.index, "learner", "join", address, s.rank) for s in self.learners]
-            for reference in joining:
-                self.backend.get(reference)
+            self.backend.get_all(joining)
         self.eval_states = self.backend.get(self._call(self.home[0], "sim", "eval_states"))
 
     def _call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:

@@ -21,7 +21,19 @@ from vla_rl.core.spec import Spec
 from vla_rl.core.types import Evaluation
 
 LAST = "last"
-LIBRARIES = ("vla-rl", "torch", "numpy", "ray", "transformers", "peft", "gymnasium", "mujoco", "pluggy", "attrs", "cattrs")
+LIBRARIES = (
+    "vla-rl",
+    "torch",
+    "numpy",
+    "ray",
+    "transformers",
+    "peft",
+    "gymnasium",
+    "mujoco",
+    "pluggy",
+    "attrs",
+    "cattrs",
+)
 
 
 class CheckpointError(UserError):
@@ -67,7 +79,9 @@ class RunFolder:
     def create(self, spec: Spec, resume: bool) -> None:
         """Make the folder. Raises UserError when it holds a run already and `resume` is not asked for."""
         if (self.path / "spec.yaml").exists() and not resume:
-            raise UserError(f"{self.path} already holds a run; add --resume to go on with it, or choose another --folder")
+            raise UserError(
+                f"{self.path} already holds a run; add --resume to go on with it, or choose another --folder"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         spec.dump(self.path / "spec.yaml")
         self._write_json("environment.json", environment(spec))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.types import Observation, concat, to_numpy
+from vla_rl.core.types import Observation, concat, pick, to_numpy
 
 Array = Any
 
@@ -29,8 +29,8 @@ class Heavy:
             return self
         return Heavy(
             obs=self.obs.take(indices),
-            actions=self.actions[indices],
-            trace={name: tensor[indices] for name, tensor in self.trace.items()},
+            actions=pick(self.actions, indices),
+            trace={name: pick(tensor, indices) for name, tensor in self.trace.items()},
         )
 
     def numpy(self) -> Heavy:

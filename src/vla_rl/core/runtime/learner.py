@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, VLAModel
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.spec import TrainSpec
@@ -48,7 +49,7 @@ class LearnerRole:
         self.device, self.world, self.version = device, world, 0
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         if not named:
-            raise ValueError(f"model {name!r} has no trainable parameters")
+            raise UserError(f"model {name!r} has no trainable parameters")
         self.parameters = dict(named)
         critic = [p for n, p in named if n.startswith(CRITIC)]
         actor = [p for n, p in named if not n.startswith(CRITIC)]
@@ -96,7 +97,9 @@ class LearnerRole:
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         """Keep this rank's demonstrations for `imitate`."""
         there = [d for d in demonstrations if d is not None]
-        self.held = (Observation.concat([o for o, _ in there]), np.concatenate([a for _, a in there])) if there else None
+        self.held = (
+            (Observation.concat([o for o, _ in there]), np.concatenate([a for _, a in there])) if there else None
+        )
 
     def imitate(self, steps: Sequence[Array]) -> float:
         """Optimiser steps of behaviour cloning on what `hold` keeps, each on these indices; -> mean loss."""
@@ -131,7 +134,7 @@ class LearnerRole:
         limit = self.train.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf"))
         if not bool(torch.isfinite(norm)):
-            raise ValueError(
+            raise UserError(
                 f"the gradient of model {self.name!r} is not finite in {where}; the weights are unchanged. "
                 f"Lower train.lr or train.max_grad_norm, and look for extreme rewards or advantages"
             )
@@ -143,7 +146,7 @@ class LearnerRole:
     ) -> Batch:
         def tensor(name: str) -> Any:
             array = light[name]
-            return None if array is None else torch.as_tensor(array[indices], device=self.device)
+            return None if array is None else torch.tensor(array[indices], device=self.device)
 
         log_probs, values, value_weights = tensor("log_probs"), tensor("values"), tensor("value_weights")
         return Batch(
@@ -175,18 +178,18 @@ class LearnerRole:
             torch.save(state, state_file)
 
     def load(self, state_file: Path) -> int:
-        """Restore what `save` wrote; -> version of the weights. Raises ValueError when the weights are of another model."""
+        """Restore what `save` wrote; -> version of the weights. Raises UserError when the weights are of another model."""
         state = torch.load(state_file, map_location=self.device, weights_only=True)
         have, want = set(state["weights"]), set(self.parameters)
         if have != want:
-            raise ValueError(
+            raise UserError(
                 f"{state_file} holds the weights of another model: missing {sorted(want - have)[:5]}, "
                 f"unexpected {sorted(have - want)[:5]}"
             )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if parameter.shape != state["weights"][name].shape:
-                    raise ValueError(
+                    raise UserError(
                         f"{state_file}: {name} has shape {tuple(state['weights'][name].shape)}, "
                         f"the model has {tuple(parameter.shape)}"
                     )

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import define, field
 
 from vla_rl.core.episodes import Request
+from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.runtime.heavy import Heavy
@@ -38,7 +39,7 @@ class PolicyRole:
         self.version = 0
         self.seconds = 0.0
         self.records: dict[int, list[_Record]] = {}
-        self.shelf: dict[tuple[int, int], Heavy] = {}
+        self.shelf: dict[tuple[int, int], list[Heavy]] = {}
 
     def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> Any:
         """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions (a single
@@ -74,8 +75,6 @@ class PolicyRole:
 
     def collect(self, lane: int, round_index: int, rows: int) -> dict[str, Any]:
         """The light part of the round that ended, [T, N, ...] padded with zeros; its heavy part goes on the shelf."""
-        if round_index == 0:  # what a skipped update left behind
-            self.shelf = {key: heavy for key, heavy in self.shelf.items() if key[0] != lane}
         records = self.records.pop(lane, [])
         steps = len(records)
         first = records[0]
@@ -96,18 +95,27 @@ class PolicyRole:
             if record.values is not None:
                 light["values"][t, record.positions] = record.values
                 light["next_values"][t, record.final_positions] = record.final_values
-        self.shelf[lane, round_index] = Heavy.concat([record.heavy for record in records])
+        self.shelf[lane, round_index] = [record.heavy for record in records]
         seconds, self.seconds = self.seconds, 0.0
         return {"light": light, "seconds": seconds}
 
     def take_heavy(self, wanted: Sequence[tuple[tuple[int, int], Array]], remote: bool) -> Heavy | None:
-        """Samples of shelved rounds, in this order; each round leaves the shelf. None when nothing is wanted."""
-        parts = [self.shelf.pop(key).take(indices) for key, indices in wanted if len(indices)]
-        self.shelf.clear()
+        """Samples of shelved rounds, by their places in each (ascending). None: nothing wanted."""
+        parts: list[Heavy] = []
+        for key, places in wanted:
+            start = 0
+            for heavy in self.shelf[key]:
+                inside = places[(places >= start) & (places < start + len(heavy))] - start
+                start += len(heavy)
+                if len(inside):
+                    parts.append(heavy.take(inside))
         if not parts:
             return None
         heavy = Heavy.concat(parts)
         return heavy.numpy() if remote else heavy
+
+    def clear_shelf(self) -> None:
+        self.shelf.clear()
 
     def load(self, version: int, pairs: Any) -> None:
         """Swap in published weights, between two requests. `pairs=None`: the model is the learner's own."""
@@ -150,4 +158,4 @@ class PolicyRole:
 
     def _check(self, actions: Array, chunk: Chunk) -> None:
         if not np.isfinite(actions).all() or not np.isfinite(to_numpy(chunk.log_probs)).all():
-            raise ValueError(f"model {self.name!r} sampled actions or log-probs that are not finite")
+            raise PluginError(f"model {self.name!r} sampled actions or log-probs that are not finite")

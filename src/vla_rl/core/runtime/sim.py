@@ -9,6 +9,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from vla_rl.core.episodes import EPISODES_PER_STEP, Episodes, Request, Start, draw_state
+from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.runtime.lanes import LaneSlice
@@ -66,7 +67,7 @@ class SimRole:
         first = next(iter(envs.values()))
         self.states = first.reset_states("train")
         if not self.states:
-            raise ValueError(f"env {spec.env.type!r} offers no reset states in its train split")
+            raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
 
     def info(self) -> EnvInfo:
         return next(iter(self.envs.values())).info
@@ -130,7 +131,8 @@ class SimRole:
                 break
             index = [round_index * self.spec.env.num_envs + place.first_row + p for p in range(place.rows)]
             starts = [
-                Start(state=draw_state(self.states, self.spec.seed, EPISODES_PER_STEP, i), row=i, episode=0) for i in index
+                Start(state=draw_state(self.states, self.spec.seed, EPISODES_PER_STEP, i), row=i, episode=0)
+                for i in index
             ]
             request = episodes.begin(starts, None, None)
             steps: list[tuple[Array, Observation, Array]] = []

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
+from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.heavy import Heavy
@@ -87,7 +88,9 @@ class Worker:
             env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
             envs[lane.index] = seat("env", env, spec.env.type, self.wrappers)
         bootstrap = values_for(self.algorithm) != "none"
-        self.roles["sim"] = SimRole(spec, envs, self.place.lanes, bootstrap=bootstrap, near=self.place.near, beat=self.beat)
+        self.roles["sim"] = SimRole(
+            spec, envs, self.place.lanes, bootstrap=bootstrap, near=self.place.near, beat=self.beat
+        )
         return self.roles["sim"].info()
 
     def start_model(self, info: EnvInfo) -> None:
@@ -102,6 +105,11 @@ class Worker:
             values=values_for(self.algorithm),
         )
         component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
+        if context.values != "none" and type(component).values is VLAModel.values:
+            raise PluginError(
+                f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; "
+                f"choose an algorithm without a critic, or a model that implements `values`"
+            )
         model = seat("model", component, spec.model.type, self.wrappers)
         if "policy" in slot.roles:
             self.roles["policy"] = PolicyRole(model, name=spec.model.type, seed=spec.seed)
@@ -130,7 +138,10 @@ class Worker:
         """Roll out all lanes of this worker (simulators and policy both here). -> [round][lane] (sim, policy) results."""
         results = []
         for round_index in range(rounds):
-            self._drive(Mode(purpose="action", greedy=False, keep=True), lambda lane, r=round_index: ("begin_train", lane, step, r))
+            self._drive(
+                Mode(purpose="action", greedy=False, keep=True),
+                lambda lane, r=round_index: ("begin_train", lane, step, r),
+            )
             results.append(
                 [
                     (
@@ -144,12 +155,17 @@ class Worker:
 
     def play_eval(self, items: dict[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:
         """One evaluation round of all lanes of this worker."""
-        self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), lambda lane: ("begin_eval", lane, items[lane]))
+        self._drive(
+            Mode(purpose="evaluation", greedy=greedy, keep=False), lambda lane: ("begin_eval", lane, items[lane])
+        )
         return [self.roles["sim"].collect(lane.index) for lane in self.place.lanes]
 
     def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
         """Train this rank: heavy samples from the own shelf (`wanted`) or from other policies (`parts`)."""
-        own = self.roles["policy"].take_heavy(wanted, False) if wanted is not None else None
+        own = None
+        if wanted is not None:
+            own = self.roles["policy"].take_heavy(wanted, False)
+            self.roles["policy"].clear_shelf()
         there = [part for part in (own, *parts) if part is not None]
         heavy = Heavy.concat(there) if there else None
         result: Result = self.roles["learner"].update(step, heavy, light, steps)

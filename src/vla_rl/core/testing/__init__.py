@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vla_rl.core.testing.algorithms import check_algorithm
     from vla_rl.core.testing.envs import check_env
-    from vla_rl.core.testing.models import check_model
-    from vla_rl.core.testing.placements import check_placement
     from vla_rl.core.testing.findings import CheckFailed
     from vla_rl.core.testing.linear import LinearModel
+    from vla_rl.core.testing.models import check_model
+    from vla_rl.core.testing.placements import check_placement
     from vla_rl.core.testing.scripted import ScriptedEnv
 
 __all__ = [

@@ -33,8 +33,9 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     total and gradient in one piece as in micro-batches. `config`: of the plugin, when a `Plugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them.
     """
-    chosen: Algorithm = built(algorithm, config, Context())
-    f = Findings(f"check_algorithm of {type(chosen).__name__}")
+    chosen: Algorithm
+    chosen, name = built("algorithm", algorithm, config, Context())
+    f = Findings(f"check_algorithm of {name}")
     unknown = sorted(set(chosen.needs) - NEEDS)
     f.expect(not unknown, "needs", f"some of {sorted(NEEDS)}", unknown, "correct the name")
     granularity = chosen.value_granularity
@@ -43,13 +44,14 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     if "values" in chosen.needs:
         values = "action" if granularity == "action" else "chunk"
     case = _Case(chosen, f, values, features)
-    for name, options in {
+    kinds: dict[str, dict[str, Any]] = {
         "a rollout": {},
         "a rollout without success": {"successes": False},
         "a rollout of one chunk step": {"chunk_steps": 1, "chunk": 1, "tokens": 1},
-    }.items():
-        with f.section(name):
-            _whole_path(case, name, synthetic.rollout(values=values, features=features, **options))
+    }
+    for kind, options in kinds.items():
+        with f.section(kind):
+            _whole_path(case, kind, synthetic.rollout(values=values, features=features, **options))
     f.close()
 
 
@@ -147,7 +149,7 @@ def _scores(batch: Batch) -> tuple[Scores, list[torch.Tensor]]:
     ), leaves
 
 
-def _part(batch: Batch, scores: Scores, rows: torch.Tensor) -> tuple[Batch, Scores]:
+def _part(batch: Batch, scores: Scores, rows: torch.Tensor) -> tuple[Scores, Batch]:
     def taken(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value[rows]
@@ -155,22 +157,16 @@ def _part(batch: Batch, scores: Scores, rows: torch.Tensor) -> tuple[Batch, Scor
 
     changes = {a.name: taken(getattr(batch, a.name)) for a in attrs.fields(Batch) if a.name not in ("obs", "chunk")}
     chunk = attrs.evolve(batch.chunk, **{n: taken(getattr(batch.chunk, n)) for n in ("actions", "log_probs", "values")})
-    part = attrs.evolve(batch, obs=batch.obs.take(rows.numpy()), chunk=chunk, **changes)
-    return part, Scores(
-        log_probs=scores.log_probs[rows],
-        entropy=scores.entropy[rows],
-        values=None if scores.values is None else scores.values[rows],
-    )
+    said = Scores(log_probs=scores.log_probs[rows], entropy=scores.entropy[rows], values=taken(scores.values))
+    return said, attrs.evolve(batch, obs=batch.obs.take(rows.numpy()), chunk=chunk, **changes)
 
 
 def _run(case: _Case, batch: Batch, pieces: int) -> tuple[list[Loss], list[torch.Tensor]]:
     scores, leaves = _scores(batch)
     rows = torch.arange(len(batch.valid))
-    losses = []
-    for piece in rows.tensor_split(pieces):
-        losses.append(case.algorithm.loss(scores=_part(batch, scores, piece)[1], batch=_part(batch, scores, piece)[0]))
+    losses = [case.algorithm.loss(*_part(batch, scores, piece)) for piece in rows.tensor_split(pieces)]
     total = torch.stack([loss.total for loss in losses]).sum()
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
     return losses, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
 
@@ -193,8 +189,8 @@ def _check_loss(case: _Case, name: str, rollout: Rollout, advantages: Advantages
     f.expect("loss/policy" in whole.metrics, where, "metric 'loss/policy'", sorted(whole.metrics), "names are shared")
     parts, split = _run(case, batch, min(3, len(batch.valid)))
     remedy = "divide by nothing that depends on the micro-batch: weights carry the normalisation"
-    total = torch.stack([part.total for part in parts]).sum()
-    gap = float((total - whole.total).abs())
+    total = torch.stack([part.total.detach() for part in parts]).sum()
+    gap = float((total - whole.total.detach()).abs())
     f.expect(gap < 1e-5, where, f"the total {whole.total:.5f} from micro-batches", f"{total:.5f}", remedy)
     gap = max(float((a - b).abs().max()) for a, b in zip(gradients, split, strict=True))
     f.expect(gap < 1e-5, where, "the same gradient from micro-batches", f"a difference of {gap:.2g}", remedy)

@@ -9,6 +9,9 @@ from typing import Any
 
 import attrs
 
+from vla_rl.core.errors import PluginError
+from vla_rl.core.plugins import KINDS
+from vla_rl.core.seats import seat
 from vla_rl.core.types import Context, Plugin
 
 
@@ -49,15 +52,28 @@ class Findings:
             raise CheckFailed(self._title, tuple(self._found))
 
 
-def built(component: Any, config: Any, context: Context) -> Any:
-    """The component itself, or what its `Plugin` builds (with `config`, or the config's defaults)."""
-    if not isinstance(component, Plugin):
-        if config is not None:
-            raise TypeError("a config goes with a Plugin; this component is built already")
-        return component
-    if config is None:
-        required = [a.name for a in attrs.fields(component.config) if a.init and a.default is attrs.NOTHING]
-        if required:
-            raise TypeError(f"{component.config.__name__} has required keys ({', '.join(required)}): give a config")
-        config = component.config()
-    return component.build(config, context)
+def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any, str]:
+    """The component, or what its `Plugin` builds (with `config`, or the config's defaults), seated as core does it:
+    so signatures are compared with the contract. -> (component, name of its class)."""
+    if isinstance(component, Plugin):
+        component = component.build(_config(component, config), context)
+    elif config is not None:
+        raise TypeError("a config goes with a Plugin; this component is built already")
+    name = type(component).__name__
+    base = KINDS[kind].base
+    if not isinstance(component, base):
+        text = f"build: expected a {base.__name__}, got {name}; subclass {base.__name__}"
+        raise CheckFailed(f"check_{kind} of {name}", (text,))
+    try:
+        return seat(kind, component, name), name
+    except PluginError as exc:
+        raise CheckFailed(f"check_{kind} of {name}", (str(exc),)) from exc
+
+
+def _config(plugin: Plugin, config: Any) -> Any:
+    if config is not None:
+        return config
+    required = [a.name for a in attrs.fields(plugin.config) if a.init and a.default is attrs.NOTHING]
+    if required:
+        raise TypeError(f"{plugin.config.__name__} has required keys ({', '.join(required)}): give a config")
+    return plugin.config()

@@ -18,6 +18,13 @@ from vla_rl.core.types import Chunk, EnvInfo, Observation, Scores, ValueGranular
 POOL = 4
 
 
+class _Layers(nn.Module):
+    def __init__(self, inputs: int, outputs: int, critic: int) -> None:
+        super().__init__()
+        self.policy = nn.Linear(inputs, outputs)
+        self.value_head = nn.Linear(inputs, critic) if critic else None
+
+
 class LinearModel(VLAModel):
     """One linear layer from the state to C x A categorical distributions over `bins` evenly spaced actions (M = A).
 
@@ -47,10 +54,8 @@ class LinearModel(VLAModel):
         self._cameras, self._has_state = tuple(env.cameras), env.state_dim > 0
         inputs = env.state_dim or 3 * POOL * POOL * len(env.cameras)
         self._shape = {"inputs": inputs, "chunk": chunk, "action_dim": env.action_dim, "bins": bins}
-        self.module = nn.Module()
-        self.module.policy = nn.Linear(inputs, chunk * env.action_dim * bins)
-        if values != "none":
-            self.module.value_head = nn.Linear(inputs, 1 if values == "chunk" else chunk)
+        critic = {"none": 0, "chunk": 1, "action": chunk}[values]
+        self.module: _Layers = _Layers(inputs, chunk * env.action_dim * bins, critic)
         for name, parameter in self.module.named_parameters():
             draws = generator(seed, f"linear/{name}").standard_normal(tuple(parameter.shape), dtype=np.float32)
             parameter.data.copy_(torch.from_numpy(0.01 * draws))
@@ -64,11 +69,13 @@ class LinearModel(VLAModel):
     def encode_actions(self, actions: Any) -> torch.Tensor:
         actions = torch.as_tensor(actions, device=self._device)
         scaled = (actions - self._low) / (self._high - self._low) * (self._bins - 1)
-        return scaled.round().long().clamp(0, self._bins - 1)
+        tokens: torch.Tensor = scaled.round().long().clamp(0, self._bins - 1)
+        return tokens
 
     def decode_actions(self, tokens: Any) -> torch.Tensor:
         share = torch.as_tensor(tokens, device=self._device) / (self._bins - 1)
-        return self._low + share.float() * (self._high - self._low)
+        actions: torch.Tensor = self._low + share.float() * (self._high - self._low)
+        return actions
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
@@ -140,7 +147,7 @@ class LinearModel(VLAModel):
         return torch.log_softmax(logits / self._temperature, -1)
 
     def _critic(self, features: torch.Tensor) -> torch.Tensor | None:
-        if self._values == "none":
+        if self.module.value_head is None:
             return None
         values: torch.Tensor = self.module.value_head(features)
         return values.squeeze(-1) if self._values == "chunk" else values

@@ -63,8 +63,9 @@ def check_model(
     """
     env = synthetic.env_info() if env is None else env
     context = Context(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
-    policy: VLAModel = built(model, config, context)
-    f = Findings(f"check_model of {type(policy).__name__}")
+    policy: VLAModel
+    policy, name = built("model", model, config, context)
+    f = Findings(f"check_model of {name}")
     case = _Case(policy, f, env, chunk, values, synthetic.observation(env, rows), atol)
     with f.section("sample_chunk"):
         if _sampling(case):
@@ -204,7 +205,7 @@ def _gradients(case: _Case) -> None:
         total = total + case.model.imitation_loss(case.obs, sampled.actions)
         if scores.values is not None:
             total = total + (scores.values**2).sum()
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         missed = [name for name, p in trained.items() if p.grad is None or not bool((p.grad != 0).any())]
         f.expect(not missed, "gradient", "one in every trained parameter", f"none in {_some(missed)}",
                  "connect them, or set requires_grad_(False)")  # fmt: skip
@@ -228,7 +229,9 @@ def _publishing(case: _Case) -> None:
     f.expect(len(set(names)) == len(names), "weights", "each name once", "some twice", "list each parameter once")
     missing = sorted(trained - set(names)) if len(names) < len(trained) else []
     f.expect(not missing, "weights", "every trained parameter", f"no {_some(missing)}", "policies would miss it")
-    model.load_weights([(name, tensor + 0.5) for name, tensor in pairs])
+    draws = torch.Generator().manual_seed(0)
+    noise = [(0.1 * torch.randn(tensor.shape, generator=draws)).to(tensor) for _, tensor in pairs]
+    model.load_weights([(name, tensor + more) for (name, tensor), more in zip(pairs, noise, strict=True)])
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")

@@ -32,8 +32,9 @@ def check_placement(
     its arguments. A job that fits nowhere (a thousand million simulators of a TiB) raises `DoesNotFit` with numbers.
     `config`: of the plugin, when a `Plugin` is given.
     """
-    strategy: Placement = built(placement, config, Context())
-    f = Findings(f"check_placement of {type(strategy).__name__}")
+    strategy: Placement
+    strategy, name = built("placement", placement, config, Context())
+    f = Findings(f"check_placement of {name}")
     refusals = []
     for cluster in clusters:
         with f.section(f"plan on {_name(cluster)}"):

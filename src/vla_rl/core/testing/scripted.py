@@ -60,7 +60,7 @@ class ScriptedEnv(SimEnv):
         holds: the success predicate stays true after the end; False: true at that one action only.
         step_reward: reward of every executed action, added to the 1.0 of a success.
         stamp: write (row, episode, step, state) into the first four pixels, see `seen`. Then observations are no
-            function of state and step alone, so `check_env` wants False.
+            function of state and step alone.
         latency_s: sleep this long in each `chunk_step`.
         fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
             `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
@@ -214,9 +214,9 @@ class ScriptedEnv(SimEnv):
             os._exit(1)
         if self._fault == "hang":
             time.sleep(3600)
-        images, state = obs.images, obs.state
+        images, state = obs.images, to_numpy(obs.state)
         if self._fault == "nan":
-            state = np.full_like(state, np.nan)  # type: ignore[arg-type]
+            state = np.full_like(state, np.nan)
         if self._fault == "shape":
             images = {name: image[:, 1:] for name, image in obs.images.items()}
         return Observation(images=images, instructions=obs.instructions, state=state)

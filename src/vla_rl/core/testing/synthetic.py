@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -71,7 +73,7 @@ def rollout(
     valid, ending = at <= ends, at == ends
     rewards = ending & (kinds == 0)
 
-    def shaped(array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+    def shaped(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array.reshape(chunk_steps, chunk, columns).transpose(0, 2, 1).copy())
 
     def normal(*shape: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ class PPOConfig:
     """Bounds the loss of negative advantages by this factor; null: off."""
     log_prob: Literal["token", "action", "chunk"] = "token"
     """Granularity of the probability ratio."""
-    advantage: Literal["chunk", "action"] = "chunk"
+    advantage: Literal["chunk", "action"] = field(default="chunk")
     """Granularity of rewards, values and advantages. action with log_prob chunk is refused: a ratio of a whole chunk
     cannot carry an advantage of each action (RLinf-VLA Table 2)."""
     normalize_advantages: bool = True

@@ -19,6 +19,7 @@ METRES_PER_UNIT = 0.05
 """An action of 1 moves the hand's set point by 5 cm (OSC_POSE)."""
 GAIN = 2.0
 """Set point ahead of the goal, since the hand follows with a lag."""
+UP = np.array([0.0, 0.0, 1.0])
 CLOSE_ENOUGH = 0.012
 """Metres."""
 
@@ -111,7 +112,7 @@ class Expert:
         grasp = thing + np.array(recipe.grasp)
         match self.phase:
             case Phase.REACH:
-                goal = grasp + [0.0, 0.0, recipe.hover]
+                goal = grasp + UP * recipe.hover
                 return goal, bool(np.linalg.norm((goal - hand)[:2]) < CLOSE_ENOUGH and abs(goal[2] - hand[2]) < 0.03)
             case Phase.DESCEND:
                 return grasp, bool(np.linalg.norm(grasp - hand) < CLOSE_ENOUGH) or self._steps > 40
@@ -121,7 +122,7 @@ class Expert:
                 self._held_by = hand - thing
                 return self._grasped_at, self._steps > 12
             case Phase.LIFT:
-                goal = self._grasped_at + [0.0, 0.0, recipe.lift]
+                goal = self._grasped_at + UP * recipe.lift
                 return goal, bool(abs(goal[2] - hand[2]) < 0.03) or self._steps > 40
             case Phase.CARRY:  # the thing, not the hand, over the target
                 goal = release + hand - thing
@@ -133,4 +134,4 @@ class Expert:
             case Phase.OPEN:
                 return hand, self._steps > 12
             case Phase.RETREAT:
-                return hand + [0.0, 0.0, 0.05], self._steps > 20
+                return hand + UP * 0.05, self._steps > 20

@@ -46,6 +46,7 @@ class Row(gymnasium.Env[dict[str, Array], dict[str, Array]]):
         }
         self._scene: Any = None
         self._expert: Expert | None = None
+        self._seeds: dict[int, int] = {}
 
     @cached_property
     def _suite(self) -> Suite:
@@ -61,12 +62,22 @@ class Row(gymnasium.Env[dict[str, Array], dict[str, Array]]):
             self._enter(index)
             self._expert = None
             if number < FIRST_TRAIN:
-                self._scene.place(0, self._suite.initial_states(index)[number])
+                self._place(0, self._suite.initial_states(index)[number])
             else:
-                name = f"libero/{self._scene.task.name}"
-                self._scene.place(derived_seed(0, name, number - FIRST_TRAIN) % 2**32, None)
+                self._place(self._drawn(state_id), None)
             self._look()
         return self._last, {}
+
+    def _place(self, seed: int, state: Array | None) -> None:
+        self._scene.place(seed, state, self._config.settle_steps)
+
+    def _drawn(self, state_id: int) -> int:
+        """The seed of a train state: a function of the task's name and the number alone."""
+        if state_id not in self._seeds:
+            purpose, number = f"libero/{self._scene.task.name}", state_id % IDS_PER_TASK
+            tries = (derived_seed(0, purpose, number, attempt) % 2**32 for attempt in range(10))
+            self._seeds[state_id] = self._scene.calm_seed(tries)
+        return self._seeds[state_id]
 
     def _enter(self, index: int) -> None:
         """Have the simulator of this task."""
@@ -75,7 +86,7 @@ class Row(gymnasium.Env[dict[str, Array], dict[str, Array]]):
         task = self._suite.tasks[index]
         if self._scene is None or self._scene.task != task:
             self.close()
-            self._scene = Scene(task, self._config.cameras, self._config.settle_steps, self._config.fast_render)
+            self._scene = Scene(task, self._config.cameras, self._config.fast_render)
 
     def _look(self) -> None:
         self._last = self._scene.images() | {"state": self._scene.state()}

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
+from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
 from vla_rl.plugins.envs.tabletop.render import Renderer
 from vla_rl.plugins.envs.tabletop.scenes import SPLITS, THINGS, Scenes, split_scenes
 from vla_rl.plugins.envs.tabletop.tasks import TASKS
 
 if TYPE_CHECKING:
+    from vla_rl.core.types import Array
     from vla_rl.plugins.envs.tabletop import TabletopConfig
 
 SPEED = 0.16

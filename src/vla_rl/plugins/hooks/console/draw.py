@@ -69,6 +69,13 @@ def step_line(status: Status) -> str:
     return ", ".join([*parts, f"{clock(status.elapsed)} elapsed", f"{clock(status.eta)} to go"])
 
 
+def warmup_line(metrics: Mapping[str, float]) -> str:
+    """What cloning the expert came to."""
+    rest = {"warmup/expert_success": ", of an expert with success {:.0%}", "time/warmup": ", {:.0f} s"}
+    tail = "".join(text.format(metrics[name]) for name, text in rest.items() if name in metrics)
+    return f"warm-up: loss {metrics['warmup/loss']:.3g} on {metrics.get('warmup/samples', 0):,.0f} samples{tail}"
+
+
 def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     """Success before and after, task by task when there are several."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from vla_rl.core.types import Evaluation, Run
-from vla_rl.plugins.hooks.console.draw import LivePanel, step_line, summary
+from vla_rl.plugins.hooks.console.draw import LivePanel, step_line, summary, warmup_line
 from vla_rl.plugins.hooks.console.status import Status, percent
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class Screen:
         if self._status is None:
             return
         self._status.updated(step, metrics)
-        if not self._is_live:
+        if "warmup/loss" in metrics:
+            self._say(warmup_line(metrics))
+        elif not self._is_live:
             self._say(escape(step_line(self._status)))
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:

@@ -47,8 +47,9 @@ class Status:
     def updated(self, step: int, metrics: dict[str, float]) -> None:
         now = self._now()
         seconds, self._step_started = now - self._step_started, now
-        past = self._step_seconds
-        self._step_seconds = seconds if past is None else (1 - SMOOTHING) * past + SMOOTHING * seconds
+        if step > self.run.first_step:  # step 0 is the warm-up
+            past = self._step_seconds
+            self._step_seconds = seconds if past is None else (1 - SMOOTHING) * past + SMOOTHING * seconds
         self.step, self.metrics = step, metrics
         if "env/success_rate" in metrics:
             self.history.append(metrics["env/success_rate"])

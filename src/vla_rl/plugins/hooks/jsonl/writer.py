@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,16 +27,18 @@ class JsonlWriter:
         self._name = config.file
         self._file: IO[str] | None = None
         self._path = Path()
+        self._first_step = 0
 
     def on_run_start(self, run: Run) -> None:
-        self._path = Path(run.folder) / self._name
+        self._path, self._first_step = Path(run.folder) / self._name, run.first_step
         self._keep(lambda line: line["step"] <= run.first_step)
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
+        self._forget(step, is_eval=False)
         self._append({"step": step, **metrics})
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
-        self._keep(lambda line: line["step"] != step or EVAL not in line)
+        self._forget(step, is_eval=True)
         success = evaluation.success
         self._append(
             {
@@ -62,7 +65,12 @@ class JsonlWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _keep(self, wanted: Any) -> None:
+    def _forget(self, step: int, is_eval: bool) -> None:
+        """Drop what a killed run wrote of the step that this one starts from, if it is done again."""
+        if step <= self._first_step:
+            self._keep(lambda line: line["step"] != step or (EVAL in line) != is_eval)
+
+    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the lines that are not wanted and what a kill left half written; write only if that changes the file."""
         if not self._path.exists():
             return

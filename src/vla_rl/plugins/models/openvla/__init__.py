@@ -18,7 +18,7 @@ def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:
     return build_policy(config, context)
 
 
-plugin = Plugin(
+openvla_oft = Plugin(
     config=OpenVLAOFTConfig,
     build=build,
     summary="OpenVLA-OFT: DINOv2 + SigLIP + Llama, parallel decoding into 256 action bins",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 from attrs import frozen
@@ -71,7 +71,7 @@ class OpenVLAConfig(PreTrainedConfig):
     are not those of `timm_model_ids`, `policy_setup` records how a policy was trained (cameras, chunk, state)."""
 
     model_type = "openvla"
-    sub_configs = {"text_config": LlamaConfig}
+    sub_configs: ClassVar[dict[str, Any]] = {"text_config": LlamaConfig}
 
     def __init__(
         self,

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from vla_rl.core.randomness import derived_seed
@@ -19,6 +18,7 @@ from vla_rl.plugins.models.openvla.checkpoint import (
     open_checkpoint,
     read_network,
     read_proprio,
+    read_value_head,
 )
 from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale, Scaler
 from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
@@ -52,9 +52,12 @@ def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:
     if context.env is None:
         raise MismatchError("openvla_oft is built for a simulator: Context.env is needed")
     checkpoint = None if config.checkpoint is None else open_checkpoint(config.checkpoint)
-    fit = _preset(config, context, context.env) if checkpoint is None else _fit(checkpoint, config, context, context.env)
+    if checkpoint is None:
+        fit = _preset(config, context, context.env)
+    else:
+        fit = _fit(checkpoint, config, context, context.env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
-    module = _module(config, context, fit, checkpoint).to(device, dtype)
+    module = _module(config, context, fit, checkpoint, dtype).to(device)
     fit.config.policy_setup = {
         "cameras": list(fit.cameras),
         "chunk": fit.chunk,
@@ -117,8 +120,8 @@ def _fit(checkpoint: Checkpoint, config: OpenVLAOFTConfig, context: Context, env
         )
     if setup.get("chunk", context.chunk) != context.chunk:
         raise MismatchError(
-            f"{checkpoint.folder} was trained for chunks of {setup['chunk']} actions, the spec asks for {context.chunk}; "
-            f"set rollout.chunk to {setup['chunk']}"
+            f"{checkpoint.folder} was trained for chunks of {setup['chunk']} actions, "
+            f"the spec asks for {context.chunk}; set rollout.chunk to {setup['chunk']}"
         )
     use_state = checkpoint.proprio_file is not None if config.use_proprio is None else config.use_proprio
     state = None
@@ -165,8 +168,10 @@ def _cameras(config: OpenVLAOFTConfig, env: EnvInfo, setup: dict[str, Any]) -> t
     return chosen
 
 
-def _module(config: OpenVLAOFTConfig, context: Context, fit: Fit, checkpoint: Checkpoint | None) -> OFTModule:
-    """Weights from the folder, or random ones that depend on the seed alone."""
+def _module(
+    config: OpenVLAOFTConfig, context: Context, fit: Fit, checkpoint: Checkpoint | None, dtype: torch.dtype
+) -> OFTModule:
+    """Weights from the folder, or random ones that depend on the seed alone. The critic stays in float32."""
     vla = empty_model(fit.config)
     width = fit.config.text_config.hidden_size
     projector = None if fit.state is None else ProprioProjector(len(fit.state.q01), width)
@@ -178,6 +183,9 @@ def _module(config: OpenVLAOFTConfig, context: Context, fit: Fit, checkpoint: Ch
         load_weights(vla, read_network(checkpoint), checkpoint.folder)
         if projector is not None and checkpoint.proprio_file is not None:
             load_weights(projector, read_proprio(checkpoint.proprio_file), checkpoint.proprio_file)
+    for part in (vla, projector):
+        for parameter in part.parameters() if part is not None else ():
+            parameter.data = parameter.data.to(dtype)  # buffers (rotary frequencies) keep float32
     if config.freeze_vision:
         vla.vision_backbone.requires_grad_(False)
     module = OFTModule(vla, projector, _value_head(config, context, width, checkpoint))
@@ -196,7 +204,7 @@ def _value_head(
     outputs = context.chunk if context.values == "action" else None
     options = config.value_head
     head = ValueHead(width, options.hidden, outputs, options.detach, derived_seed(context.seed, "openvla/value_head"))
-    path = None if checkpoint is None else checkpoint.folder / VALUE_HEAD
-    if path is not None and path.is_file():
-        load_weights(head, load_file(path), path)
+    saved = None if checkpoint is None else read_value_head(checkpoint.folder)
+    if checkpoint is not None and saved is not None:
+        load_weights(head, saved, checkpoint.folder / VALUE_HEAD)
     return head

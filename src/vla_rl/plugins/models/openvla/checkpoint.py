@@ -5,8 +5,9 @@ dataset_statistics.json, `proprio_projector--*_checkpoint.pt`; beside it value_h
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from attrs import frozen
@@ -19,6 +20,7 @@ from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.plugins.models.openvla.lora import merged_state
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
 
+T = TypeVar("T")
 BUILTIN = Path(__file__).parent / "checkpoints"
 WEIGHTS, VALUE_HEAD, STATISTICS = "model.safetensors", "value_head.safetensors", "dataset_statistics.json"
 PROPRIO_PATTERN, PROPRIO_FILE = "proprio_projector--*_checkpoint.pt", "proprio_projector--latest_checkpoint.pt"
@@ -45,7 +47,8 @@ class Checkpoint:
     def proprio_file(self) -> Path | None:
         files = sorted(self.folder.glob(PROPRIO_PATTERN))
         if len(files) > 1:
-            raise CheckpointError(f"{self.folder} holds {len(files)} proprio projectors; keep one: {[f.name for f in files]}")
+            names = ", ".join(file.name for file in files)
+            raise CheckpointError(f"{self.folder} holds {len(files)} proprio projectors; keep one of: {names}")
         return files[0] if files else None
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
@@ -89,25 +92,27 @@ def open_checkpoint(name: str) -> Checkpoint:
             f"{folder} holds a model of type {raw.get('model_type')!r}, not {OpenVLAConfig.model_type!r}; "
             "choose the model plugin that matches it"
         )
-    config = OpenVLAConfig.from_dict(raw)
+    config = _read(folder / "config.json", lambda _: OpenVLAConfig.from_dict(raw))
     if (folder / STATISTICS).is_file():
         config.norm_stats = _json(folder, STATISTICS)
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
-        raise CheckpointError(f"{folder} has no tokenizer.json")
-    return Checkpoint(folder=folder, config=config, tokenizer=Tokenizer.from_file(str(tokenizer)))
+    tokenizer = _read(folder / "tokenizer.json", lambda path: Tokenizer.from_file(str(path)))
+    return Checkpoint(folder=folder, config=config, tokenizer=tokenizer)
+
+
+def _read(path: Path, reader: Callable[[Path], T]) -> T:
+    """Whatever is wrong with a file of a checkpoint becomes an error that names the file."""
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}")
+    try:
+        return reader(path)
+    except Exception as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    if not path.is_file():
-        raise CheckpointError(f"{folder} is not a checkpoint: it has no {name}")
-    try:
-        content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    content = _read(folder / name, lambda path: json.loads(path.read_text()))
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+        raise CheckpointError(f"{folder / name} must hold a JSON object, not a {type(content).__name__}")
     return content
 
 
@@ -119,10 +124,11 @@ def load_weights(module: nn.Module, state: dict[str, Tensor], source: Path) -> N
         for name in own.keys() & state.keys()
         if own[name].shape != state[name].shape
     ]
-    problems = {"missing": own.keys() - state.keys(), "unexpected": state.keys() - own.keys(), "of another shape": wrong}
+    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
     lines = [f"  {what} ({len(names)}): {_some(names)}" for what, names in problems.items() if names]
     if lines:
-        raise CheckpointError("\n".join([f"{source} does not fit the model its config.json describes", *lines]))
+        raise CheckpointError("\n".join([f"{source} does not fit the model that is asked for:", *lines]))
     module.load_state_dict(state)
 
 
@@ -132,16 +138,19 @@ def _some(names: Any) -> str:
 
 
 def read_network(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    path = checkpoint.folder / WEIGHTS
-    if not path.is_file():
-        raise CheckpointError(f"{checkpoint.folder} has no {WEIGHTS}")
-    return load_file(path)
+    return _read(checkpoint.folder / WEIGHTS, load_file)
 
 
 def read_proprio(path: Path) -> dict[str, Tensor]:
     """The state of OpenVLA-OFT's projector, saved from inside a DistributedDataParallel wrapper or not."""
-    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    state = _read(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def read_value_head(folder: Path) -> dict[str, Tensor] | None:
+    """The critic that was saved beside the checkpoint, if there is one."""
+    path = folder / VALUE_HEAD
+    return _read(path, load_file) if path.is_file() else None
 
 
 def save_checkpoint(

@@ -30,7 +30,7 @@ class LoRAConfig:
 
 @frozen(kw_only=True)
 class ValueHeadConfig:
-    """The critic: an MLP on the hidden state that predicts the first action token. Built when the algorithm needs it."""
+    """The critic, built when the algorithm needs it: an MLP on the hidden state that predicts the first action token."""
 
     hidden: tuple[int, ...] = (512, 128)
     """Widths of its hidden layers (GELU between), as in RLinf."""

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,9 +26,9 @@ class ProprioProjector(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """Critic on a hidden state [B, D] -> float32 [B] or, with `outputs` > 1, [B, outputs].
+    """Critic on a hidden state [B, D] -> float32 [B] or, where `outputs` is a number, [B, outputs].
 
-    The last layer has no bias and starts small, so that values start near 0.
+    Its weights stay in float32. The last layer has no bias and starts small, so that values start near 0.
     """
 
     def __init__(self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int) -> None:
@@ -38,17 +39,24 @@ class ValueHead(nn.Module):
         rng = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for layer in self.layers:
-                scale = 0.01 if layer is self.layers[-1] else math.sqrt(2.0)
-                layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng) * scale / math.sqrt(layer.in_features))
+                std = (0.01 if layer is self.layers[-1] else math.sqrt(2.0)) / math.sqrt(layer.in_features)
+                layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng) * std)
                 if layer.bias is not None:
                     layer.bias.zero_()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        x = hidden.detach() if self.detach else hidden
+        x = (hidden.detach() if self.detach else hidden).float()
         for layer in self.layers[:-1]:
             x = F.gelu(layer(x))
-        x = self.layers[-1](x).float()
+        x = self.layers[-1](x)
         return x.squeeze(-1) if self.outputs is None else x
+
+
+def public_network(model: nn.Module) -> OpenVLAForActionPrediction:
+    """The network inside adapters, or the network itself."""
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(inner, OpenVLAForActionPrediction)
+    return inner
 
 
 class OFTModule(nn.Module):
@@ -91,9 +99,4 @@ class OFTModule(nn.Module):
         if not reads:
             return None, values
         positions = first[:, None] + torch.arange(reads, device=hidden.device)
-        return self.network.action_logits(hidden[rows[:, None], positions]).float(), values
-
-    @property
-    def network(self) -> OpenVLAForActionPrediction:
-        """The public network, with or without adapters around it."""
-        return self.vla if isinstance(self.vla, OpenVLAForActionPrediction) else self.vla.get_base_model()  # type: ignore[operator,return-value,no-any-return]
+        return public_network(self.vla).action_logits(hidden[rows[:, None], positions]).float(), values

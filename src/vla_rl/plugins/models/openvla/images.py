@@ -54,7 +54,7 @@ def as_tensor(array: Array, device: torch.device) -> Tensor:
 
 
 def fit(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:
-    """Scale [B, 3, H, W] of 0..255 to `size`: both sides, or the shorter one and cut the longer one around its middle."""
+    """Scale [B, 3, H, W] of 0..255 to `size`: both sides, or the shorter one, cutting the longer one in its middle."""
     height, width = pixels.shape[2:]
     if not keep_aspect:
         return resize(pixels, size, size)

@@ -1,8 +1,9 @@
-"""OpenVLA's network: two vision transformers, a projector and a Llama. Parameter names are those of its public files."""
+"""OpenVLA's network: two vision transformers, a projector, a Llama. Parameter names are those of its public files."""
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,13 +52,13 @@ class OpenVLAForActionPrediction(PreTrainedModel):
     base_model_prefix = "language_model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    _no_split_modules = ["LlamaDecoderLayer", "Block"]
+    _no_split_modules: ClassVar[list[str]] = ["LlamaDecoderLayer", "Block"]
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__(config)
         self.vision_backbone = VisionBackbone(config)
         self.projector = Projector(self.vision_backbone.embed_dim, config.text_config.hidden_size)
-        self.language_model = LlamaForCausalLM._from_config(config.text_config)
+        self.language_model = LlamaForCausalLM(config.text_config)
         self.post_init()
         for vit in (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer):
             for part in vit.unused():

@@ -7,7 +7,7 @@ are independent given the observation.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +62,8 @@ class OFTPolicy(VLAModel):
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        logits, values = self._forward(obs)
-        log_probs = self._log_probs(logits)
+        logits, values = self._act(obs)
+        log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
         if greedy:
             index = log_probs.argmax(-1)
         else:
@@ -74,8 +74,8 @@ class OFTPolicy(VLAModel):
         return Chunk(actions=self.codec.decode(tokens), log_probs=chosen, values=values, trace={"tokens": tokens})
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        logits, values = self._forward(obs)
-        log_probs = self._log_probs(logits)
+        logits, values = self._act(obs)
+        log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
         index = as_tensor(chunk.trace["tokens"], self._device) - self.codec.first
         chosen = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         return Scores(log_probs=chosen, entropy=-(log_probs.exp() * log_probs).sum(-1), values=values)
@@ -84,13 +84,11 @@ class OFTPolicy(VLAModel):
     def values(self, obs: Observation) -> Tensor:
         if self.module.value_head is None:
             raise TypeError("this openvla_oft has no value head; it is built for algorithms that need values")
-        _, values = self._forward(obs, reads=0)
-        assert values is not None
-        return values
+        return self._forward(obs, reads=0)[1]
 
     def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
         """Cross-entropy over the action tokens (temperature 1), mean over the batch and the chunk."""
-        logits, _ = self._forward(obs, dropout=True)
+        logits, _ = self._act(obs, dropout=True)
         target = self.encode_actions(actions) - self.codec.first
         return F.cross_entropy(logits.flatten(0, 2), target.flatten())
 
@@ -98,24 +96,17 @@ class OFTPolicy(VLAModel):
         save_checkpoint(self.module, self.config, self.prompts.tokenizer, Path(folder))
         return True
 
-    def _log_probs(self, logits: Tensor) -> Tensor:
-        return torch.log_softmax(logits / self._temperature, dim=-1)
+    def _act(self, obs: Observation, dropout: bool = False) -> tuple[Tensor, Tensor | None]:
+        """float32 logits [B, C, M, bins] and values."""
+        logits, values = self._forward(obs, self._chunk * self.tokens_per_action, dropout)
+        return logits.unflatten(1, (self._chunk, self.tokens_per_action)), values
 
-    def _forward(self, obs: Observation, reads: int | None = None, dropout: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Logits float32 [B, C, M, bins] and values. `reads=0`: values only."""
+    def _forward(self, obs: Observation, reads: int, dropout: bool = False) -> Any:
         for part in self._dropouts:
             part.train(dropout)
-        reads = self._chunk * self.tokens_per_action if reads is None else reads
         prompt = self.prompts.rows(obs.instructions)
         pixels = self.images([obs.images[name] for name in self._cameras])
-        logits, values = self.module(
-            pixels, self._state(obs), prompt.ids, prompt.mask, prompt.blank, prompt.start, reads
-        )
-        if logits is None:
-            logits = pixels.new_zeros(0)
-        else:
-            logits = logits.unflatten(1, (self._chunk, self.tokens_per_action))
-        return logits, values
+        return self.module(pixels, self._state(obs), prompt.ids, prompt.mask, prompt.blank, prompt.start, reads)
 
     def _state(self, obs: Observation) -> Tensor | None:
         if self._state_scaler is None:

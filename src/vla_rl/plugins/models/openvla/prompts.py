@@ -7,19 +7,20 @@ depend on its neighbours.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 
-BOS, EOS, PAD, SPACE = "<s>", "</s>", "<PAD>", "▁"
-WORDS = """pick up the red green blue yellow purple orange black white block cube ball bowl plate mug cup drawer pad goal
-and place it on in into to of left right top bottom middle front back next push pull open close touch reach move put
+UNK, BOS, EOS, PAD, SPACE = "<unk>", "<s>", "</s>", "<PAD>", "▁"
+WORDS = """pick up the red green blue yellow purple orange black white block cube ball bowl plate mug cup drawer pad
+goal and place it on in into to of left right top bottom middle front back next push pull open close touch reach move put
 turn lift stack under between cylinder square circle object table tray basket stove cabinet button lever door"""
 
 
@@ -34,10 +35,10 @@ def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Token
     Its vocabulary ends with the action tokens, so that `<PAD>` gets the first id behind them, as in OpenVLA.
     """
     text_tokens = config.action_vocab_end - config.n_action_bins
-    pieces = ["<unk>", BOS, EOS, *(f"<0x{i:02X}>" for i in range(256))]
+    pieces = [UNK, BOS, EOS, *(f"<0x{i:02X}>" for i in range(256))]
     tokenizer = _bpe(None, [])
     trainer = trainers.BpeTrainer(vocab_size=text_tokens, special_tokens=pieces, show_progress=False)
-    corpus = sorted({prompt_text(text) for text in instructions}) + [prompt_text(WORDS)] + [f" {w}" for w in WORDS.split()]
+    corpus = [*sorted({prompt_text(text) for text in instructions}), prompt_text(WORDS)]
     tokenizer.train_from_iterator(corpus, trainer)
     vocab = tokenizer.get_vocab()
     vocab.setdefault(SPACE, len(vocab))
@@ -45,7 +46,7 @@ def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Token
     vocab.update({f"<action_{i}>": text_tokens + i for i in range(config.n_action_bins)})
     merges = [tuple(m) for m in _state(tokenizer)["model"]["merges"]]
     tokenizer = _bpe(vocab, merges)
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<unk>", BOS, EOS, PAD)])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (UNK, BOS, EOS, PAD)])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )
@@ -53,15 +54,15 @@ def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Token
 
 
 def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab, merges if vocab else None, unk_token="<unk>", byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=True)
+    tokenizer = Tokenizer(models.BPE(vocab, merges if vocab else None, unk_token=UNK, byte_fallback=True))
+    words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=True)
+    marks = pre_tokenizers.Split(Regex(r"[?:,.\n]"), "isolated")  # a word is one token wherever it stands
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, marks])
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
 def _state(tokenizer: Tokenizer) -> dict[str, Any]:
-    import json
-
     state: dict[str, Any] = json.loads(tokenizer.to_str())
     return state
 
@@ -70,7 +71,7 @@ TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": BOS,
     "eos_token": EOS,
-    "unk_token": "<unk>",
+    "unk_token": UNK,
     "pad_token": PAD,
     "add_bos_token": True,
     "add_eos_token": False,

@@ -1,0 +1,48 @@
+# make quickstart  install what a run needs, train the tabletop example, print success before and after
+# make test        install everything tests need, then `make check` and all tests
+# make check       style and types
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := $(shell grep '^torch==' constraints.txt)
+STAMP := $(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: quickstart test check format base-checkpoint clean
+
+quickstart: $(VENV)/.run
+	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP)
+
+test: check
+	sh tools/install_gl.sh
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+base-checkpoint: $(VENV)/.run
+	$(BIN)/python tools/make_base_checkpoint.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo 'vla-rl needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Stamps: an install is repeated only after pyproject.toml or constraints.txt changed. torch comes first, so that its
+# build (CPU, or a CUDA version) is settled before anything depends on it.
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,libero,dev]'
+	@touch $@

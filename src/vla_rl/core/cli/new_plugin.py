@@ -1,0 +1,59 @@
+"""`vla-rl new-plugin`: a third-party project with an entry point, a plugin that works and its passing test."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from string import Template
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.plugins import KINDS
+
+TEMPLATES = Path(__file__).with_name("templates")
+SUFFIX = ".txt"
+
+IN_A_SPEC = {
+    "model": "model: {type: $name}",
+    "env": "env: {type: $name, num_envs: 16}",
+    "algorithm": "algorithm: {type: $name}",
+    "placement": "placement: {type: $name}",
+    "hook": "hooks: [{type: console}, {type: $name}]",
+}
+
+
+def new_plugin(kind: str, name: str, folder: Path) -> Path:
+    """Write the project of a plugin `name` of a kind (a key of `KINDS`) into `folder`. -> `folder`.
+
+    Raises UserError: unknown kind, a name that is no identifier (dashes are allowed), a folder with something in it.
+    """
+    if kind not in KINDS:
+        raise UserError(f"no kind of plugin {kind!r}{did_you_mean(kind, KINDS)}; kinds: {', '.join(KINDS)}")
+    package = name.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
+        raise UserError(f"{name!r} cannot name a plugin: use lower-case letters, digits and dashes, a letter first")
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; give the name of a new folder")
+    words = {
+        "kind": kind,
+        "group": KINDS[kind].group,
+        "name": package,
+        "package": package,
+        "dist": package.replace("_", "-"),
+        "Class": "".join(word.capitalize() for word in package.split("_")),
+    }
+    words["spec"] = Template(IN_A_SPEC[kind]).substitute(words)
+    for template, path in _files(kind, package):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(Template(template.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+    return folder
+
+
+def _files(kind: str, package: str) -> list[tuple[Path, str]]:
+    """(template, path within the project) of every file of a kind."""
+    places = {"test": f"tests/test_{package}", "plugin": f"src/{package}/__init__", "impl": f"src/{package}/impl"}
+    found = []
+    for template in sorted((*TEMPLATES.glob(f"*{SUFFIX}"), *(TEMPLATES / kind).glob(f"*{SUFFIX}"))):
+        stem, dot, ending = template.name.removesuffix(SUFFIX).partition(".")
+        found.append((template, places.get(stem, stem) + dot + ending))
+    return found

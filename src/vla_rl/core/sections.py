@@ -1,0 +1,148 @@
+"""The sections of a spec: their keys, units, ranges and defaults. `core/spec.py` puts them together."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import field, frozen
+from attrs import validators as v
+
+
+@frozen(kw_only=True)
+class Component:
+    """A plugin and its settings: `{type: grpo, clip_high: 0.28}`."""
+
+    type: str
+    """Name of an installed plugin of the kind, or of one from `plugins:`."""
+    config: Any
+    """Instance of the plugin's attrs class, made of the other keys."""
+
+
+@frozen(kw_only=True)
+class EnvSpec(Component):
+    """The simulator."""
+
+    num_envs: int = field(validator=v.ge(1))
+    """Simulator rows that step together, over all workers."""
+
+
+@frozen(kw_only=True)
+class RolloutSpec:
+    """What is collected in each training step."""
+
+    chunk: int = field(validator=v.ge(1))
+    """C: actions of one inference, executed before the next."""
+    episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Episodes a training step, over all rows; with `auto_reset: off` only, and a multiple of env.num_envs."""
+    steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Environment steps (single actions) of each row a training step; with `auto_reset: immediate` or `deferred` only,
+    and a multiple of chunk."""
+    auto_reset: Literal["off", "immediate", "deferred"] = "off"
+    """What follows the end of an episode: nothing until all rows ended (off), a new episode at once (immediate) or at
+    the next chunk (deferred)."""
+    ignore_terminations: bool = False
+    """Let episodes run on to the step limit after the task ended."""
+    group_size: int = field(default=1, validator=v.ge(1))
+    """Trajectories that start from the same state (GRPO's groups); divides env.num_envs."""
+    max_steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Step limit of an episode in environment steps; none: the task's own."""
+    temperature: float = field(default=1.0, validator=v.gt(0))
+    """Of action sampling, in rollout and training alike."""
+    reward: Literal["raw", "relative"] = "raw"
+    """The simulator's reward, or its change since the previous step (so that a success counts once)."""
+    reward_coef: float = 1.0
+    """Factor on rewards."""
+
+    @episodes.validator
+    def _episodes(self, attribute: Any, value: int | None) -> None:
+        if self.auto_reset == "off" and value is None:
+            raise ValueError("required with auto_reset: off")
+        if self.auto_reset != "off" and value is not None:
+            raise ValueError(f"has no effect with auto_reset: {self.auto_reset}; give steps")
+
+    @steps.validator
+    def _steps(self, attribute: Any, value: int | None) -> None:
+        if self.auto_reset != "off" and value is None:
+            raise ValueError(f"required with auto_reset: {self.auto_reset}")
+        if self.auto_reset == "off" and value is not None:
+            raise ValueError("has no effect with auto_reset: off; give episodes")
+        if value is not None and value % self.chunk:
+            raise ValueError(f"{value} is not a multiple of chunk {self.chunk}")
+
+
+@frozen(kw_only=True)
+class RuntimeSpec:
+    """Where the roles run."""
+
+    backend: Literal["ray", "local"] = "ray"
+    """Ray actors, or the same roles in this process."""
+    address: str | None = None
+    """Of a running Ray cluster; none: a private one on this machine."""
+    deadline_s: float = field(default=600.0, validator=v.gt(0))
+    """Seconds after which a call is reported as hung."""
+
+
+@frozen(kw_only=True)
+class TrainSpec:
+    """The optimiser (AdamW) and its schedule."""
+
+    steps: int = field(validator=v.ge(0))
+    """Training steps: a rollout and its updates each."""
+    lr: float = field(validator=v.gt(0))
+    """Learning rate."""
+    value_lr: float | None = field(default=None, validator=v.optional(v.gt(0.0)))
+    """Learning rate of the value head; none: lr."""
+    micro_batch: int = field(validator=v.ge(1))
+    """Samples (chunks) of one forward and backward pass."""
+    global_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Samples of one optimiser step, over all learners; none: the whole rollout."""
+    epochs: int = field(default=1, validator=v.ge(1))
+    """Passes over a rollout."""
+    max_grad_norm: float | None = field(default=1.0, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
+    """Gradients are scaled down to this norm; none: never."""
+    weight_decay: float = field(default=0.0, validator=v.ge(0))
+    """Of AdamW."""
+    critic_warmup_steps: int = field(default=0, validator=v.ge(0))
+    """First training steps that update the critic alone."""
+    checkpoint_every: int = field(default=10, validator=v.ge(0))
+    """Training steps between checkpoints; the last step always has one, with 0 it alone."""
+    keep_checkpoints: int = field(default=2, validator=v.ge(1))
+    """Newest checkpoints kept; older ones are removed."""
+
+    @global_batch.validator
+    def _global_batch(self, attribute: Any, value: int | None) -> None:
+        if value is not None and value < self.micro_batch:
+            raise ValueError(f"{value} is less than micro_batch {self.micro_batch}")
+
+
+@frozen(kw_only=True)
+class EvalSpec:
+    """Success on the evaluation states, which training never sees."""
+
+    every: int = field(default=0, validator=v.ge(0))
+    """Training steps between evaluations; 0: only before and after training."""
+    episodes_per_task: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Evaluation states of each task; none: all."""
+    repeats: int = field(default=1, validator=v.ge(1))
+    """Runs over every state, each with its own seeds."""
+    greedy: bool = True
+    """Take the most likely action, or sample as in training."""
+    before: bool = True
+    """Evaluate at step 0 too."""
+
+
+@frozen(kw_only=True)
+class WarmupSpec:
+    """Cloning of the simulator's scripted expert before training."""
+
+    episodes: int = field(validator=v.ge(1))
+    """Demonstrations, from training states."""
+    epochs: int = field(validator=v.ge(1))
+    """Passes over the demonstrations."""
+    lr: float = field(validator=v.gt(0))
+    """Learning rate."""
+    batch: int = field(default=64, validator=v.ge(1))
+    """Samples (chunks) of an optimiser step."""
+    noise: float = field(default=0.0, validator=v.ge(0))
+    """Standard deviation of the Gaussian added to the expert's executed actions, in the simulator's units; labels stay
+    clean, so that the clone learns to recover."""

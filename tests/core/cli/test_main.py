@@ -1,0 +1,125 @@
+"""The command line as a user meets it: the installed script in another process."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vla_rl.core.cli.main import app, reported
+from vla_rl.core.errors import PluginError, UserError
+
+SPEC = """
+name: toy
+model: {type: openvla_oft, preset: tiny}
+env: {type: tabletop, num_envs: 8}
+rollout: {chunk: 4, episodes: 8, group_size: 8}
+algorithm: {type: grpo}
+train: {steps: 1, lr: 1e-4, micro_batch: 8}
+"""
+
+
+def vla_rl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = Path(sys.executable).with_name("vla-rl")
+    return subprocess.run([str(script), *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    file = tmp_path / "spec.yaml"
+    file.write_text(SPEC)
+    return file
+
+
+def test_help_names_every_command():
+    result = vla_rl("--help")
+    assert result.returncode == 0
+    for command in ("run", "check", "eval", "plugins", "new-plugin", "doctor"):
+        assert f"  {command} " in result.stdout
+
+
+@pytest.mark.parametrize(("arguments", "limit"), [(["--help"], 0.3), (["plugins"], 0.6)])
+def test_start_up_is_quick(arguments, limit):
+    def seconds() -> float:
+        """Of computing: what the machine does beside it does not count."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        vla_rl(*arguments)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < limit
+
+
+def test_check_says_ok(spec):
+    result = vla_rl("check", str(spec), "train.steps=7")
+    assert result.stderr == ""
+    assert "ok: openvla_oft on tabletop (8 rows) with grpo, 7 steps, collocated on ray" in result.stdout
+
+
+def test_check_shows_the_resolved_spec(spec, tmp_path):
+    result = vla_rl("check", str(spec), "--show")
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(result.stdout)
+    assert "deadline_s: 600.0" in result.stdout
+    assert vla_rl("check", str(shown)).returncode == 0
+
+
+def test_a_wrong_spec_is_a_message_and_no_traceback(spec):
+    result = vla_rl("check", str(spec), "train.lrr=3", "env.num_envs=7")
+    assert result.returncode == 2
+    assert "override: train.lrr: unknown key; did you mean 'lr'?" in result.stderr
+    assert f"{spec}:5: rollout.group_size: 8 does not divide env.num_envs 7" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in vla_rl("check", str(spec), "train.lrr=3", "--debug").stderr
+
+
+@pytest.mark.parametrize("command", ["run", "check", "eval"])
+def test_a_missing_file_is_a_message(command):
+    result = vla_rl(command, "nowhere")
+    assert result.returncode == 2
+    assert "nowhere" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_plugins_as_json():
+    rows = json.loads(vla_rl("plugins", "--json").stdout)
+    (tabletop,) = [row for row in rows if row["name"] == "tabletop"]
+    assert tabletop["kind"] == "env"
+    assert tabletop["dist"] == "vla-rl"
+    assert tabletop["ready"] is True
+
+
+def test_version():
+    from vla_rl import __version__
+
+    assert CliRunner().invoke(app, ["--version"]).output == f"{__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(PluginError("no"), 2), (KeyboardInterrupt(), 130), (type("Stop", (UserError,), {"exit_code": 7})(), 7)],
+)
+def test_exit_codes(error, code):
+    import typer
+
+    @reported
+    def command() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == code
+
+
+def test_a_bug_is_not_hidden():
+    @reported
+    def command() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        command()

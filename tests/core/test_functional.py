@@ -1,0 +1,174 @@
+"""Numbers worked by hand, then properties, then refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import tensor as t
+
+from vla_rl.core import functional as F
+
+
+def test_valid_until_end_includes_the_ending_step():
+    ended = t([[False, True], [True, False], [False, True]])
+    assert F.valid_until_end(ended).tolist() == [[True, True], [True, False], [False, False]]
+
+
+def test_reduce_tokens_leaves_out_invalid_actions():
+    log_probs = t([[[1.0, 2.0], [4.0, 8.0]]])
+    valid = t([[True, False]])
+    assert F.reduce_tokens(log_probs, valid, "token").tolist() == [[[1.0, 2.0], [0.0, 0.0]]]
+    assert F.reduce_tokens(log_probs, valid, "action").tolist() == [[3.0, 0.0]]
+    assert F.reduce_tokens(log_probs, valid, "chunk").tolist() == [3.0]
+
+
+def test_weighted_sum_ignores_nan_where_the_weight_is_zero():
+    assert float(F.weighted_sum(t([1.0, float("nan")]), t([2.0, 0.0]))) == 2.0
+
+
+def test_expand_to_keeps_the_sum_of_weights():
+    expanded = F.expand_to(t([1.0, 3.0]), torch.zeros(2, 4, 5), mean=True)
+    assert expanded.shape == (2, 4, 5) and float(expanded.sum()) == pytest.approx(4.0)
+
+
+def test_gae_of_two_steps_by_hand():
+    # delta_1 = 1 - 0.5 (terminated); delta_0 = 0 + 0.9 * 0.5 - 0.2 = 0.25; A_0 = 0.25 + 0.9 * 0.5 * 0.5
+    advantages, returns = F.gae(
+        t([[0.0], [1.0]]), t([[0.2], [0.5]]), torch.zeros(2, 1), t([[False], [True]]), torch.zeros(2, 1, dtype=torch.bool),
+        gamma=0.9, lam=0.5,
+    )
+    assert advantages.flatten().tolist() == pytest.approx([0.475, 0.5])
+    assert returns.flatten().tolist() == pytest.approx([0.675, 1.0])
+
+
+def test_gae_bootstraps_a_truncation_with_its_final_observation():
+    # row: truncated at t=0 with V(final) = 2; the next value 7 belongs to another episode
+    advantages, _ = F.gae(
+        t([[1.0], [0.0]]), t([[0.5], [7.0]]), t([[2.0], [3.0]]), torch.zeros(2, 1, dtype=torch.bool), t([[True], [False]]),
+        gamma=0.5, lam=1.0,
+    )
+    assert advantages.flatten().tolist() == pytest.approx([1.0 + 0.5 * 2.0 - 0.5, 0.0 + 0.5 * 3.0 - 7.0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 10**6))
+def test_gae_with_lambda_one_and_zero_values_is_the_discounted_return(steps, columns, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(steps, columns, generator=generator)
+    terminated = torch.rand(steps, columns, generator=generator) < 0.3
+    zeros = torch.zeros(steps, columns)
+    advantages, _ = F.gae(rewards, zeros, zeros, terminated, torch.zeros_like(terminated), gamma=0.9, lam=1.0)
+    for n in range(columns):
+        for start in range(steps):
+            total, factor = 0.0, 1.0
+            for s in range(start, steps):
+                total += factor * float(rewards[s, n])
+                factor *= 0.9
+                if terminated[s, n]:
+                    break
+            assert float(advantages[start, n]) == pytest.approx(total, abs=1e-5)
+
+
+def test_group_advantages_by_hand():
+    scores, groups = t([1.0, 0.0, 1.0, 1.0, 5.0]), t([0, 0, 1, 1, 2])
+    out = F.group_advantages(scores, groups)
+    root = math.sqrt(0.5)
+    assert out.tolist() == pytest.approx([0.5 / (root + 1e-6), -0.5 / (root + 1e-6), 0.0, 0.0, 0.0])
+    assert F.group_advantages(scores, groups, normalize_by_std=False).tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
+
+
+def test_clip_stops_gain_above_the_upper_bound():
+    loss = F.clipped_surrogate(t([[math.log(2.0)]]), torch.zeros(1, 1), torch.ones(1, 1), low=0.2, high=0.3)
+    assert float(loss) == pytest.approx(-1.3)
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages():
+    new = t([math.log(10.0)])
+    plain = F.clipped_surrogate(new, torch.zeros(1), -torch.ones(1), low=0.2, high=0.2)
+    dual = F.clipped_surrogate(new, torch.zeros(1), -torch.ones(1), low=0.2, high=0.2, dual_clip=3.0)
+    assert (float(plain), float(dual)) == pytest.approx((10.0, 3.0))
+
+
+def test_clipped_entries_have_no_gradient_and_others_do():
+    new = t([math.log(2.0), math.log(2.0), math.log(0.5), 0.0]).requires_grad_()
+    advantages = t([1.0, -1.0, -1.0, 1.0])
+    F.clipped_surrogate(new, torch.zeros(4), advantages, low=0.2, high=0.2).sum().backward()
+    dead = F.clipped(new.detach(), torch.zeros(4), advantages, low=0.2, high=0.2)
+    assert dead.tolist() == [True, False, True, False]
+    assert (new.grad == 0).tolist() == dead.tolist()
+
+
+def test_extreme_log_ratios_stay_finite():
+    loss = F.clipped_surrogate(t([50.0, -50.0]), torch.zeros(2), t([-1.0, 1.0]), low=0.2, high=0.2)
+    assert torch.isfinite(loss).all()
+
+
+def test_kl_estimators_by_hand():
+    d = math.log(0.5)
+    assert float(F.kl_estimate(t([0.0]), t([d]), "k1")) == pytest.approx(-d)
+    assert float(F.kl_estimate(t([0.0]), t([d]), "k2")) == pytest.approx(d * d / 2)
+    assert float(F.kl_estimate(t([0.0]), t([d]), "k3")) == pytest.approx(0.5 - 1 - d)
+
+
+def test_value_loss_takes_the_larger_of_both_branches():
+    # v = 2, R = 0, v_old = 0.5, clip 0.2 -> v_clip = 0.7; h(2) = 2, h(0.7) = 0.245
+    assert float(F.value_loss(t([2.0]), t([0.0]), t([0.5]), clip=0.2, huber_delta=None)) == pytest.approx(2.0)
+    assert float(F.value_loss(t([2.0]), t([0.0]), t([0.5]), clip=0.2, huber_delta=1.0)) == pytest.approx(1.5)
+    assert float(F.value_loss(t([0.0]), t([2.0]), t([1.0]), clip=0.2, huber_delta=None)) == pytest.approx(2.0)
+
+
+def test_aggregations_by_hand():
+    # column 0: 1 valid step, column 1: 3
+    valid = t([[True, True], [False, True], [False, True]])
+    ended = t([[True, False], [False, False], [False, True]])
+    entries = t([[6.0, 1.0], [9.0, 2.0], [9.0, 3.0]])
+
+    def reduce(name):
+        weights, counts = F.loss_weights(valid, ended, name)
+        return float((weights * entries).sum() / counts.sum())
+
+    assert reduce("step-mean") == pytest.approx((6 + 1 + 2 + 3) / 4)
+    assert reduce("trajectory-mean") == pytest.approx((6 + (1 + 2 + 3) / 3) / 2)
+    assert reduce("rlinf") == pytest.approx((6 * 3 + 1 + 2 + 3) / 6)
+    with pytest.raises(F.UserError, match="step-mean, trajectory-mean, rlinf"):
+        reduce("mean")
+
+
+def test_episode_lengths_count_each_episode_of_a_column():
+    valid = t([[True], [True], [True], [True]])
+    ended = t([[False], [True], [False], [False]])
+    assert F.episode_lengths(valid, ended).flatten().tolist() == [2, 2, 2, 2]
+    assert F.episode_lengths(valid, t([[True], [False], [False], [False]])).flatten().tolist() == [1, 3, 3, 3]
+
+
+def test_normalize_uses_masked_entries_only():
+    out = F.normalize(t([1.0, 3.0, 100.0]), t([True, True, False]))
+    assert out.tolist() == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0])
+
+
+def test_wilson_interval_of_a_known_case():
+    rate = F.wilson(8, 10)
+    assert (rate.rate, rate.n) == (0.8, 10)
+    assert (rate.low, rate.high) == pytest.approx((0.4901, 0.9433), abs=1e-4)
+    assert (F.wilson(0, 5).low, F.wilson(5, 5).high, F.wilson(0, 0).high) == (0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, b: F.clipped_surrogate(a, a, b, low=0.2, high=0.2),
+        lambda a, b: F.log_ratio(a, b),
+        lambda a, b: F.value_loss(a, b, a, clip=None, huber_delta=None),
+        lambda a, b: F.weighted_sum(a, b),
+        lambda a, b: F.kl_estimate(a, b),
+        lambda a, b: F.normalize(a, b > 0),
+        lambda a, b: F.group_advantages(a, b),
+    ],
+)
+def test_b_against_b1_is_refused_with_both_shapes(call):
+    with pytest.raises(F.ShapeError, match=r"\[4\].*\[4, 1\]|\[4, 1\].*\[4\]"):
+        call(torch.ones(4), torch.ones(4, 1))

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import numpy as np
+
+from vla_rl.core.randomness import Noise, generator
+
+
+def test_numbers_are_a_function_of_the_key():
+    keys = [(s, p, r, e, c) for s in (0, 1) for p in ("a", "b") for r in (0, 1) for e in (0, 2**40) for c in (0, 1)]
+    draws = {key: tuple(generator(*key).random(4)) for key in keys}
+    assert len(set(draws.values())) == len(keys)
+    assert all(tuple(generator(*key).random(4)) == draws[key] for key in keys)
+
+
+def test_a_row_draws_the_same_in_any_batch():
+    whole = Noise(3, "action", [0, 1, 2], [5, 5, 5], [0, 1, 2])
+    part = Noise(3, "action", [2, 0], [5, 5], [2, 0])
+    first, second = whole.uniforms(2, 7), whole.normals(3)
+    assert first.dtype == np.float32 and first.shape == (3, 2, 7)
+    assert (part.uniforms(2, 7) == first[[2, 0]]).all()
+    assert (part.normals(3) == second[[2, 0]]).all()
+    assert ((first >= 0) & (first < 1)).all()
+
+
+def test_an_empty_batch_draws_nothing():
+    assert Noise(0, "action", [], [], []).uniforms(2).shape == (0, 2)

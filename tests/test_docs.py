@@ -1,0 +1,86 @@
+"""The pages under docs/ say what the code does. `python tests/test_docs.py` writes the generated part of hooks.md."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from vla_rl.core.plugins import KINDS
+from vla_rl.core.seats import hook_names
+from vla_rl.core.spec import Spec, parse_spec
+from vla_rl.core.testing import check_env
+
+DOCS = Path(__file__).parents[1] / "docs"
+FIRST_SECTION = "\n## model:"
+
+
+def hook_sections() -> str:
+    """Every hook of every contract: its signature, and its docstring, which says when it is called."""
+    text = ""
+    for kind in KINDS.values():
+        text += f"\n## {kind.name}: `{kind.base.__name__}`\n\n{inspect.getdoc(kind.base)}\n"
+        for name in hook_names(kind.base):
+            method = getattr(kind.base, name)
+            parameters = [p for p in inspect.signature(method).parameters.values() if p.name != "self"]
+            arguments = ", ".join(f"{p.name}: {p.annotation}" for p in parameters)
+            optional = "" if name in kind.base.__dict__.get("__abstractmethods__", ()) else "  (optional)"
+            returns = inspect.signature(method).return_annotation
+            text += f"\n### {name}{optional}\n\n```python\n{name}({arguments}) -> {returns}\n```\n{inspect.getdoc(method)}\n"
+    return text
+
+
+def code_blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), flags=re.S)
+
+
+def test_hooks_are_documented_with_their_signatures() -> None:
+    page = (DOCS / "hooks.md").read_text()
+    assert page[page.index(FIRST_SECTION) :] == hook_sections(), "run: python tests/test_docs.py"
+
+
+def test_the_lifecycle_names_every_hook() -> None:
+    head = (DOCS / "hooks.md").read_text().partition(FIRST_SECTION)[0]
+    rare = {"encode_actions", "decode_actions", "snapshot", "restore"}
+    for kind in KINDS.values():
+        missing = [n for n in hook_names(kind.base) if n not in rare and not re.search(rf"\b{n}\b", head)]
+        assert not missing, f"hooks of {kind.name} that the lifecycle lacks: {missing}"
+    known = {name for kind in KINDS.values() for name in hook_names(kind.base)}
+    drawn = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", code_blocks("hooks.md", "mermaid")[0]))
+    assert drawn <= known, f"no such hooks: {drawn - known}"
+
+
+@pytest.fixture
+def line() -> types.ModuleType:
+    module = types.ModuleType("line")
+    exec(code_blocks("write-a-plugin.md", "python")[0], module.__dict__)
+    return module
+
+
+def test_the_simulator_of_the_page_keeps_to_the_contract(line: types.ModuleType) -> None:
+    check_env(line.plugin)
+    for code in code_blocks("write-a-plugin.md", "python")[1:]:
+        exec(code, dict(line.__dict__))
+
+
+def test_it_has_the_promised_length() -> None:
+    lines = code_blocks("write-a-plugin.md", "python")[0].splitlines()
+    body = [line for line in lines if not line.startswith(("import", "from", "vla_rl_plugins"))]
+    assert len(body) <= 26  # 25 and the decorator
+
+
+def test_the_spec_of_the_page_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("line.py").write_text(code_blocks("write-a-plugin.md", "python")[0])
+    spec = parse_spec(code_blocks("write-a-plugin.md", "yaml")[0])
+    assert isinstance(spec, Spec)
+    assert spec.env.type == "line"
+
+
+if __name__ == "__main__":
+    file = DOCS / "hooks.md"
+    hand_written = file.read_text().partition(FIRST_SECTION)[0]
+    file.write_text(hand_written + hook_sections())
