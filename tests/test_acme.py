@@ -64,7 +64,13 @@ def test_its_spec_is_right(python: Path, project: Path) -> None:
 
 
 def test_two_steps_of_training(python: Path, project: Path) -> None:
-    overrides = ["train.steps=2", "warmup.episodes=16", "warmup.epochs=1", "eval.episodes_per_task=4"]
+    overrides = [
+        "train.steps=2",
+        "warmup.episodes=16",
+        "warmup.epochs=1",
+        "rollout.episodes=16",
+        "eval.episodes_per_task=4",
+    ]
     run(python, *VLA_RL, "run", "spec.yaml", *overrides, "runtime.backend=local", cwd=project)
     results = json.loads((project / "runs" / "acme-beacons" / "results.json").read_text())
     assert results["success"]["n"] == 8
@@ -72,3 +78,4 @@ def test_two_steps_of_training(python: Path, project: Path) -> None:
     lines = (project / "runs" / "acme-beacons" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines if "loss/policy" in line]
     assert steps == [1, 2]
+    assert len(list((project / "runs" / "acme-beacons" / "videos").glob("step_000002_ep*.mp4"))) == 2

@@ -34,7 +34,7 @@ def hook_sections() -> str:
 
 
 def code_blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), flags=re.S)
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
 
 
 def test_hooks_are_documented_with_their_signatures() -> None:
@@ -67,9 +67,13 @@ def test_the_simulator_of_the_page_keeps_to_the_contract(line: types.ModuleType)
 
 
 def test_it_has_the_promised_length() -> None:
-    lines = code_blocks("write-a-plugin.md", "python")[0].splitlines()
-    body = [line for line in lines if not line.startswith(("import", "from", "vla_rl_plugins"))]
-    assert len(body) <= 26  # 25 and the decorator
+    title = re.search(r"## A simulator in (\d+) lines", (DOCS / "write-a-plugin.md").read_text())
+    code = code_blocks("write-a-plugin.md", "python")[0].splitlines()
+    first = code.index("class Line(SimEnv):")
+    last = max(i for i, line in enumerate(code) if line.startswith(" "))
+    assert title is not None
+    assert last - first + 1 == int(title[1])
+    assert max(map(len, code)) <= 120
 
 
 def test_the_spec_of_the_page_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

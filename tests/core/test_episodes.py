@@ -128,7 +128,7 @@ def test_success_once_and_at_end_differ_when_success_is_lost():
 
 def test_final_observation_is_the_one_before_the_reset():
     env = ScriptedEnv(2, {0: (3, "truncated"), 1: (5, "success")}, max_steps=8, chunk=4)
-    episodes, requests = play(env, 4, auto_reset="immediate", chunk_steps=3, bootstrap=True)
+    _, requests = play(env, 4, auto_reset="immediate", chunk_steps=3, bootstrap=True)
     first = requests[1]
     assert first.final_positions.tolist() == [0]
     shown = seen(first.final)

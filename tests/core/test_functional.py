@@ -38,8 +38,13 @@ def test_expand_to_keeps_the_sum_of_weights():
 def test_gae_of_two_steps_by_hand():
     # delta_1 = 1 - 0.5 (terminated); delta_0 = 0 + 0.9 * 0.5 - 0.2 = 0.25; A_0 = 0.25 + 0.9 * 0.5 * 0.5
     advantages, returns = F.gae(
-        t([[0.0], [1.0]]), t([[0.2], [0.5]]), torch.zeros(2, 1), t([[False], [True]]), torch.zeros(2, 1, dtype=torch.bool),
-        gamma=0.9, lam=0.5,
+        t([[0.0], [1.0]]),
+        t([[0.2], [0.5]]),
+        torch.zeros(2, 1),
+        t([[False], [True]]),
+        torch.zeros(2, 1, dtype=torch.bool),
+        gamma=0.9,
+        lam=0.5,
     )
     assert advantages.flatten().tolist() == pytest.approx([0.475, 0.5])
     assert returns.flatten().tolist() == pytest.approx([0.675, 1.0])
@@ -48,8 +53,13 @@ def test_gae_of_two_steps_by_hand():
 def test_gae_bootstraps_a_truncation_with_its_final_observation():
     # row: truncated at t=0 with V(final) = 2; the next value 7 belongs to another episode
     advantages, _ = F.gae(
-        t([[1.0], [0.0]]), t([[0.5], [7.0]]), t([[2.0], [3.0]]), torch.zeros(2, 1, dtype=torch.bool), t([[True], [False]]),
-        gamma=0.5, lam=1.0,
+        t([[1.0], [0.0]]),
+        t([[0.5], [7.0]]),
+        t([[2.0], [3.0]]),
+        torch.zeros(2, 1, dtype=torch.bool),
+        t([[True], [False]]),
+        gamma=0.5,
+        lam=1.0,
     )
     assert advantages.flatten().tolist() == pytest.approx([1.0 + 0.5 * 2.0 - 0.5, 0.0 + 0.5 * 3.0 - 7.0])
 

@@ -5,7 +5,7 @@ Three modes (RLinf-VLA fig. 7; docs/algorithms.md):
 
 | auto_reset | ignore_terminations | what counts |
 | off | false | actions up to and including the one that ends the episode; the row then waits for the others |
-| immediate, deferred | false | every action of every episode; a row that ended starts its next episode with the next chunk |
+| immediate, deferred | false | every action of every episode; a row that ended starts anew with the next chunk |
 | immediate, deferred | true | every action; episodes end at the step limit only |
 
 `immediate` drops the rest of a chunk after an end, `deferred` executes it; either way it is not valid.
@@ -139,7 +139,7 @@ class Episodes:
         if not self.active.any():
             return self._request(np.zeros(0, np.int64), None)
         rows = np.flatnonzero(self.active)
-        remaining = np.array([self.limits[self._task(r)] - self.count[r] for r in rows])
+        remaining = np.array([self.limits[self._task(int(r))] - self.count[r] for r in rows])
         width = int(min(self.chunk, remaining.max()))
         result = self._chunk_step(rows, self._checked_actions(actions, rows)[:, :width], width)
         record, ends = self._account(rows, remaining, result)
@@ -234,11 +234,12 @@ class Episodes:
         if outside.any():
             row, step, dim = (int(i) for i in np.argwhere(outside)[0])
             raise EnvError(
-                f"the policy chose {actions[row, step, dim]:g} in dimension {dim} (row {int(rows[row])}, action {step} of "
-                f"the chunk), outside of the bounds [{self.low[dim]:g}, {self.high[dim]:g}] of env {self.name!r}; "
+                f"the policy chose {actions[row, step, dim]:g} in dimension {dim} (row {int(rows[row])}, action {step} "
+                f"of the chunk), outside of the bounds [{self.low[dim]:g}, {self.high[dim]:g}] of env {self.name!r}; "
                 f"check that the checkpoint's action statistics (unnorm_key) belong to this simulator"
             )
-        return np.clip(actions, self.low, self.high)
+        clipped: Array = np.clip(actions, self.low, self.high)
+        return clipped
 
     # -------------------------------------------------------------------------------------------- accounting
 

@@ -134,7 +134,8 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation with terminations and truncations apart (Schulman et al. 2016, eq. 11-16):
 
-        delta_t = r_t + gamma * V_{t+1} * (1 - terminated_t) - V_t,   A_t = delta_t + gamma * lam * (1 - ended_t) * A_{t+1}
+        delta_t = r_t + gamma * V_{t+1} * (1 - terminated_t) - V_t
+        A_t = delta_t + gamma * lam * (1 - ended_t) * A_{t+1}
 
     Args:
         rewards, values: float [S, N], time-major.
@@ -195,7 +196,7 @@ def clipped_surrogate(
     high: float,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """PPO's clipped objective an entry, to be minimised: max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(lp - lp_old).
+    """PPO's clipped objective an entry, minimised: max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(lp - lp_old).
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.

@@ -207,6 +207,7 @@ class RunEvents:
     @hookspec
     def frames_wanted(self, step: int) -> int:
         """Before the evaluation at `step`: of how many episodes frames shall be recorded; the largest answer wins."""
+        return 0
 
     @hookspec
     def on_rollout_end(self, run: Run, step: int, rollout: Rollout, metrics: dict[str, float]) -> None:

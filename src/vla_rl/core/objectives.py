@@ -22,7 +22,7 @@ def by_chunk(flat: Tensor, chunk: int) -> Tensor:
 
 
 def aggregation_weights(rollout: Rollout, granularity: str, aggregation: str) -> tuple[Tensor, Tensor]:
-    """Weights and counts of `functional.loss_weights` at the granularity of the ratio: [T, N] for "chunk", else [T, N, C]."""
+    """Weights and counts of `functional.loss_weights` at the ratio's granularity: "chunk" [T, N], else [T, N, C]."""
     ended = rollout.terminated | rollout.truncated
     if granularity == "chunk":
         return F.loss_weights(rollout.samples, ended.any(-1), aggregation)

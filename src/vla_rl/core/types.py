@@ -188,7 +188,7 @@ class ChunkResult:
     success: Array
     """bool [N]: the task's success predicate after the row's last executed action."""
     succeeded: Array | None = None
-    """Optional bool [N, C]: the predicate after each action; makes success_once exact where rows run on after an end."""
+    """Optional bool [N, C]: the predicate after each action; makes success_once exact where rows run on."""
 
 
 # -------------------------------------------------------------------------------------------------- models
@@ -282,8 +282,8 @@ class Rollout:
 
 @frozen(kw_only=True, eq=False)
 class Advantages:
-    """An algorithm's verdict on the light part of a rollout. A loss is a sum of `weight * per-entry loss`, divided by
-    the sum of `counts` over *all* samples of one optimiser step, whatever micro-batches and ranks they are split over."""
+    """An algorithm's verdict on the light part of a rollout. A loss is a sum of `weight * entry's loss`, divided by the
+    sum of `counts` over *all* samples of one optimiser step, whatever micro-batches and ranks they are split over."""
 
     advantages: torch.Tensor
     """float32 [T, N] or [T, N, C]; 0 where not valid."""

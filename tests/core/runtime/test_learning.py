@@ -6,14 +6,14 @@ import json
 
 import pytest
 import torch
+from scripted_runs import scripted_spec
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.loop import evaluation_due
-from vla_rl.core.runtime.driver import Runtime, seats_for
+from vla_rl.core.evaluation import evaluation_due
+from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.runtime.seating import seats_for
 from vla_rl.core.spec import parse_spec
 from vla_rl.core.types import Plan, Slot, Window
-
-from .conftest import scripted_spec
 
 PPO = {"group_size": 1, "episodes": 32}
 
@@ -73,15 +73,23 @@ def test_evaluation_is_the_same_for_any_number_of_rows(train):
     rates = []
     for rows in (8, 5):
         rollout = {"group_size": 1, "episodes": rows * 2}
-        results, _ = train(f"rows{rows}", env={"num_envs": rows}, rollout=rollout, algorithm={"type": "ppo"},
-                           train={"steps": 0}, eval={"greedy": False, "repeats": 3})
+        results, _ = train(
+            f"rows{rows}",
+            env={"num_envs": rows},
+            rollout=rollout,
+            algorithm={"type": "ppo"},
+            train={"steps": 0},
+            eval={"greedy": False, "repeats": 3},
+        )
         rates.append((results["success"], results["repeats"], results["deviation"]))
     assert rates[0] == rates[1]
     assert rates[0][0]["n"] == 3 * 64 and len(set(rates[0][1])) > 1
 
 
 def test_a_rollout_without_signal_skips_the_update(train):
-    _, metrics = train(env={"length": 9, "max_steps": 8}, train={"steps": 1})  # nobody can succeed: all groups are equal
+    _, metrics = train(
+        env={"length": 9, "max_steps": 8}, train={"steps": 1}
+    )  # nobody can succeed: all groups are equal
     assert metrics[1]["update/skipped"] == 1.0 and metrics[1]["rollout/kept"] == 0.0
 
 

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.runtime.folder import CheckpointError, RunFolder, State
 from vla_rl.core.spec import parse_spec
-
-from .conftest import read_metrics, scripted_spec
 
 LONG = {"train": {"steps": 12, "checkpoint_every": 2}, "eval": {"every": 3}, "env": {"latency_s": 0.02}}
 
@@ -135,7 +134,9 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
 def test_a_disk_that_is_really_full(tmp_path, spec_file):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
     try:

@@ -116,3 +116,10 @@ def test_tokens_that_do_not_come_back_are_found() -> None:
             return (super().encode_actions(actions) + 1).clamp(max=7)
 
     assert "expected sampled actions back from their tokens" in findings(Model)
+
+
+def test_what_is_saved_must_come_back(tmp_path) -> None:
+    check = vla_rl_plugins["model"]["linear"]
+    with pytest.raises(CheckFailed, match="expected the same greedy actions once loaded"):
+        check_model(check, reload=lambda folder: LinearConfig(bins=5))
+    check_model(check, reload=lambda folder: LinearConfig(checkpoint=str(folder)))

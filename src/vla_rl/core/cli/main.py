@@ -110,7 +110,7 @@ def evaluate(
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model."""
     checkpoint = _checkpoint(what)
     loaded, _ = _load(checkpoint.parents[1] if checkpoint else what, overrides)
-    from vla_rl.core.loop import evaluate_only
+    from vla_rl.core.evaluation import evaluate_only
 
     result = evaluate_only(loaded, checkpoint)
     rows = {"all": result["success"], **result["tasks"]}

@@ -81,7 +81,7 @@ def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int)
 def take_columns(rollout: Rollout, columns: Array) -> Rollout:
     """The rollout of these trajectories only; episodes stay for the record."""
     index = torch.from_numpy(columns)
-    changes = {}
+    changes: dict[str, Any] = {}
     for name in ("rewards", "terminated", "truncated", "valid", "log_probs", "values", "next_values", "versions"):
         tensor = getattr(rollout, name)
         changes[name] = None if tensor is None else tensor[:, index]

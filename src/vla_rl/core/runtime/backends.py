@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -104,14 +106,14 @@ class RayBackend(Backend):
         self.names: list[str] = []
         self.handles: dict[tuple[int, int], Any] = {}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        path = os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, sys.path)]))
+        path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
         self.owner = not ray.is_initialized()
         if self.owner:
             try:
                 ray.init(
                     address=address or "local",
                     include_dashboard=False if address is None else None,
-                    logging_level="ERROR",
+                    logging_level=logging.ERROR,
                     log_to_driver=True,
                     runtime_env={"env_vars": {"PYTHONPATH": path}},
                 )
@@ -126,7 +128,7 @@ class RayBackend(Backend):
 
     def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
         data = spec.to_dict()
-        actor = self.ray.remote(concurrency_groups={"monitor": 1})(_Actor)
+        actor = self.ray.remote(concurrency_groups={"monitor": 1})(_Actor)  # type: ignore[call-overload]
         for place in seats:
             slot = place.slot
             self.actors.append(actor.options(num_cpus=slot.cpus, num_gpus=slot.gpus).remote(data, place))
@@ -177,9 +179,8 @@ class RayBackend(Backend):
                 raise cause from None
             raise
         except self.ray.exceptions.RayActorError as exc:
-            dead = [
-                name for actor, name in zip(self.actors, self.names, strict=True) if actor._actor_id.hex() in str(exc)
-            ]
+            ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
+            dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(exc)]
             raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {exc}") from exc
 
     def _raise_if_hung(self) -> None:

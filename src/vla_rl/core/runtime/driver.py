@@ -4,6 +4,7 @@ references between them; frames and weights never go through here."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,78 +13,19 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.functional import wilson
-from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plugins import build, hook_modules, load
 from vla_rl.core.randomness import generator
 from vla_rl.core.runtime.assemble import Block, assemble, find_samples, light_arrays, share_out
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
-from vla_rl.core.runtime.lanes import Lane, LaneSlice, Mode, drive
+from vla_rl.core.runtime.lanes import Lane, Mode, drive
+from vla_rl.core.runtime.seating import plan_for, seats_for
 from vla_rl.core.runtime.sim import EvalItem
 from vla_rl.core.runtime.worker import Seat, build_algorithm
-from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import Advantages, Cluster, Context, Episode, Evaluation, Job, Plan, Rollout, Slot, Window
+from vla_rl.core.types import Advantages, Episode, Evaluation, Rate, Rollout
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
 SUPPORTED_NEEDS = frozenset({"values", "groups"})
-
-
-def plan_for(spec: Spec, cluster: Cluster) -> Plan:
-    """Ask the placement plugin. Raises DoesNotFit."""
-    component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
-    placement: Placement = seat("placement", component, spec.placement.type, hook_modules(spec.plugins))
-    job = Job(
-        num_envs=spec.env.num_envs,
-        group_size=spec.rollout.group_size,
-        env=spec.env.type,
-        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
-    )
-    return placement.plan(cluster, job)
-
-
-def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
-    """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker."""
-    sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
-    for role, slots in (("sim", sims), ("policy", policies), ("learner", learners)):
-        if not slots:
-            raise UserError(f"the placement has no slot for the {role} role")
-    count = len(sims) * plan.stages
-    if num_envs % count:
-        raise UserError(
-            f"{num_envs} rows cannot be shared evenly by {count} lanes ({len(sims)} sim slots x {plan.stages})"
-        )
-    rows = num_envs // count
-    lanes = [LaneSlice(index=i, first_row=i * rows, rows=rows) for i in range(count)]
-    if one_process:
-        slot = Slot(
-            roles=("sim", "policy", "learner"),
-            device=plan.slots[policies[0]].device,
-            cpus=sum(s.cpus for s in plan.slots),
-        )
-        window = Window(max_batch=_window_rows(plan, lanes, len(policies)))
-        return [Seat(index=0, slot=slot, lanes=tuple(lanes), served=tuple(lanes), window=window, rank=0, world=1)]
-    of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
-    server = {slot: slot if slot in policies else policies[i % len(policies)] for i, slot in enumerate(sims)}
-    return [
-        Seat(
-            index=i,
-            slot=slot,
-            lanes=of_sim.get(i, ()),
-            served=tuple(lane for sim in sims if server[sim] == i for lane in of_sim[sim]),
-            window=Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait),
-            rank=learners.index(i) if i in learners else -1,
-            world=len(learners),
-        )
-        for i, slot in enumerate(plan.slots)
-    ]
-
-
-def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
-    """Rows of one inference: as the plan says; with stages a lane, so that lanes overlap; else all of a policy's rows."""
-    if plan.window.max_batch is not None:
-        return plan.window.max_batch
-    return lanes[0].rows if plan.stages > 1 else sum(lane.rows for lane in lanes) // policies
 
 
 class Runtime:
@@ -117,7 +59,7 @@ class Runtime:
             if place.near:
                 continue
             for r in range(rounds):
-                self._drive(place, mode, lambda lane, r=r: ("begin_train", lane.slice.index, step, r))
+                self._drive(place, mode, partial(_begin_train, step, r))
                 for lane in place.served:
                     sim = self._call(self.home[lane.index], "sim", "collect", lane.index)
                     policy = self._call(place.index, "policy", "collect", lane.index, r, lane.rows)
@@ -205,7 +147,9 @@ class Runtime:
             self.progress("eval", start, len(items))
             round_items: list[EvalItem | None] = [*items[start : start + num_envs]]
             round_items += [None] * (num_envs - len(round_items))
-            of_lane = {s.index: round_items[s.first_row : s.first_row + s.rows] for s in self.lanes}
+            of_lane: dict[int, Sequence[EvalItem | None]] = {
+                s.index: round_items[s.first_row : s.first_row + s.rows] for s in self.lanes
+            }
             pending = [
                 self._call(
                     s.index, "worker", "play_eval", {lane.index: of_lane[lane.index] for lane in s.lanes}, mode.greedy
@@ -217,11 +161,9 @@ class Runtime:
             for place in self.policies:
                 if place.near:
                     continue
-                self._drive(
-                    place, mode, lambda lane, of=of_lane: ("begin_eval", lane.slice.index, of[lane.slice.index])
-                )
-                for lane in place.served:
-                    results.append(self.backend.get(self._call(self.home[lane.index], "sim", "collect", lane.index)))
+                self._drive(place, mode, partial(_begin_eval, of_lane))
+                collecting = [self._call(self.home[lane.index], "sim", "collect", lane.index) for lane in place.served]
+                results.extend(self.backend.get_all(collecting))
             for played in self.backend.get_all(pending):
                 results.extend(played)
             for result in results:
@@ -412,5 +354,13 @@ class Runtime:
         }
 
 
-def _rate(episodes: Sequence[Episode]) -> Any:
+def _begin_train(step: int, round_index: int, lane: Lane) -> tuple[Any, ...]:
+    return "begin_train", lane.slice.index, step, round_index
+
+
+def _begin_eval(items: dict[int, Sequence[EvalItem | None]], lane: Lane) -> tuple[Any, ...]:
+    return "begin_eval", lane.slice.index, items[lane.slice.index]
+
+
+def _rate(episodes: Sequence[Episode]) -> Rate:
     return wilson(sum(e.success_once for e in episodes), len(episodes))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import define, field
+from attrs import define
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plugins import KINDS, installed
@@ -53,7 +53,8 @@ class State:
     """Result of the evaluation at step 0."""
     last: dict[str, Any] | None = None
     """Result of the last evaluation."""
-    metrics: dict[str, float] = field(factory=dict)
+    warmed_up: bool = False
+    """The expert was cloned; a run that is stopped before that starts again."""
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The heavy part of a rollout: what a model saw and how it chose. It stays where it was made until a learner needs it."""
+"""The heavy part of a rollout: what a model saw and how it chose; it stays where it was made until it is learnt from."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ def _windowed(
         due = bool(waiting) and monotonic() - waiting[0][0] >= (window.max_wait or 0.0)
         if not (due or rows >= limit or not running):
             continue
-        batch, taken = [], 0
+        batch: list[tuple[float, Lane, Any, bool]] = []
+        taken = 0
         while waiting and (not batch or taken + waiting[0][1].slice.rows <= limit):
             entry = waiting.pop(0)
             taken += entry[1].slice.rows

@@ -178,7 +178,7 @@ class LearnerRole:
             torch.save(state, state_file)
 
     def load(self, state_file: Path) -> int:
-        """Restore what `save` wrote; -> version of the weights. Raises UserError when the weights are of another model."""
+        """Restore what `save` wrote; -> version of the weights. Raises UserError for weights of another model."""
         state = torch.load(state_file, map_location=self.device, weights_only=True)
         have, want = set(state["weights"]), set(self.parameters)
         if have != want:

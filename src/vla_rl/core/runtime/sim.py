@@ -49,7 +49,12 @@ class SimRole:
         """
         self.spec, self.envs, self.slices, self.near, self.beat = spec, envs, {s.index: s for s in slices}, near, beat
         rollout = spec.rollout
-        shared = {"name": spec.env.type, "chunk": rollout.chunk, "max_steps": rollout.max_steps, "seed": spec.seed}
+        shared: dict[str, Any] = {
+            "name": spec.env.type,
+            "chunk": rollout.chunk,
+            "max_steps": rollout.max_steps,
+            "seed": spec.seed,
+        }
         self.train = {
             i: Episodes(
                 env,
@@ -92,7 +97,9 @@ class SimRole:
 
     def begin_eval(self, lane: int, items: Sequence[EvalItem | None]) -> tuple[Request, bool]:
         """One evaluation episode a row (None: idle)."""
-        starts = [i and Start(state=i.state, row=i.index, episode=i.repeat, record=i.record) for i in items]
+        starts = [
+            None if i is None else Start(state=i.state, row=i.index, episode=i.repeat, record=i.record) for i in items
+        ]
         self.running[lane] = self.eval[lane]
         return self._answer(self.running[lane].begin(starts, None, None))
 
@@ -106,7 +113,7 @@ class SimRole:
         finished = [episode for _, episode in sorted(episodes.finished, key=lambda pair: pair[1].episode)]
         result = {
             "light": light,
-            "first_episode": {row: e for row, e in reversed(episodes.finished)},
+            "first_episode": dict(reversed(episodes.finished)),
             "episodes": finished,
             "frames": self._frames(episodes),
             "seconds": episodes.seconds,

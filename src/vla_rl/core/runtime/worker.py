@@ -51,7 +51,7 @@ class Seat:
 
 def build_algorithm(spec: Spec) -> Algorithm:
     context = Context(seed=spec.seed, chunk=spec.rollout.chunk)
-    component = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
+    component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
     return seat("algorithm", component, spec.algorithm.type, hook_modules(spec.plugins))
 
 
@@ -91,7 +91,8 @@ class Worker:
         self.roles["sim"] = SimRole(
             spec, envs, self.place.lanes, bootstrap=bootstrap, near=self.place.near, beat=self.beat
         )
-        return self.roles["sim"].info()
+        info: EnvInfo = self.roles["sim"].info()
+        return info
 
     def start_model(self, info: EnvInfo) -> None:
         """Build the model once, for the policy and the learner of this worker."""
@@ -135,7 +136,7 @@ class Worker:
             self.doing = ("idle", time())
 
     def play_train(self, step: int, rounds: int) -> list[list[tuple[Result, Result]]]:
-        """Roll out all lanes of this worker (simulators and policy both here). -> [round][lane] (sim, policy) results."""
+        """Roll out all lanes of this worker, policy included. -> [round][lane] (sim, policy) results."""
         results = []
         for round_index in range(rounds):
             self._drive(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def check_model(
     temperature: float = 1.0,
     rows: int = 4,
     atol: float = 1e-5,
+    reload: Callable[[Path], Any] | None = None,
 ) -> None:
     """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings.
 
@@ -59,6 +61,8 @@ def check_model(
             `temperature`. A component is told these when it was built: pass the same.
         env: default: two 64-px cameras, a state of 4 numbers, 3 action dimensions in [-1, 1], two tasks.
         rows: batch size of the checks.   atol: tolerance of log-probs, values and actions; raise it below fp32.
+        reload: folder -> config that loads what `save` wrote there. Default, for a `Plugin` whose config has
+            a `checkpoint`: the config with it set.
     The weights are the same afterwards.
     """
     env = synthetic.env_info() if env is None else env
@@ -73,7 +77,7 @@ def check_model(
                 with f.section(check.__name__.strip("_")):
                     check(case)
             with f.section("save"):
-                _save(case, model if isinstance(model, Plugin) else None, config, context)
+                _save(case, model if isinstance(model, Plugin) else None, config, context, reload)
     f.close()
 
 
@@ -246,19 +250,23 @@ def _publishing(case: _Case) -> None:
     f.expect(False, "load_weights", "KeyError for a name that is not there", "nothing", "a silent loss of weights")
 
 
-def _save(case: _Case, plugin: Plugin | None, config: Any, context: Context) -> None:
+def _save(
+    case: _Case, plugin: Plugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
         target.mkdir()
         case.model.save(target)
         files = [path for path in target.rglob("*") if path.is_file()]
-        if not case.f.expect(bool(files), "save", "files in the folder", "none", "write weights and statistics"):
+        case.f.expect(bool(files), "save", "files in the folder", "none", "write weights and statistics")
+        if not files or plugin is None:
             return
-        fields = {a.name for a in attrs.fields(plugin.config)} if plugin is not None else set()
-        if plugin is None or "checkpoint" not in fields:
-            return
-        config = plugin.config() if config is None else config
-        loaded: VLAModel = plugin.build(attrs.evolve(config, checkpoint=str(target)), context)
+        if reload is None:
+            if "checkpoint" not in {a.name for a in attrs.fields(plugin.config)}:
+                return
+            given = plugin.config() if config is None else config
+            reload = lambda path: attrs.evolve(given, checkpoint=str(path))  # noqa: E731
+        loaded: VLAModel = plugin.build(reload(target), context)
         again = loaded.sample_chunk(case.obs, case.noise(), True)
         _close(case, again.actions, case.sample(greedy=True).actions, "save", "the same greedy actions once loaded",
                "save everything that `checkpoint:` reads")  # fmt: skip

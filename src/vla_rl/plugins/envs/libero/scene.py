@@ -3,7 +3,6 @@
 Imports MuJoCo, so `MUJOCO_GL` is set before.
 """
 
-# ruff: noqa: NPY002, SLF001
 # robosuite draws from NumPy's global generator, and what exact resets and rehearsals need has no public name.
 
 from __future__ import annotations

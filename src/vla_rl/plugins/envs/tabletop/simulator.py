@@ -112,9 +112,11 @@ class Tabletop(SimEnv):
         state["ended"][rows_] = False
         state["rewarded"][rows_] = False
 
-    def move_gripper(self, gripper: torch.Tensor) -> None:
-        """Set the grippers (float32 [N, 2]) down elsewhere, with what they hold: for drawing training states."""
+    def move_gripper(self, gripper: torch.Tensor, closed: torch.Tensor | None = None) -> None:
+        """Set the grippers (float32 [N, 2]) down elsewhere with what they hold, and open or close those without."""
         self._state["gripper"] = gripper.clamp(-LIMIT, LIMIT).to(self.device)
+        if closed is not None:
+            self._state["closed"] = closed.to(self.device) | (self._state["held"] >= 0)
         self._carry(torch.ones_like(self._state["closed"]))
 
     def observe(self, rows: torch.Tensor | None = None) -> Observation:
@@ -134,7 +136,7 @@ class Tabletop(SimEnv):
     def chunk_step(self, actions: Array, active: Array, stop_at_end: bool) -> ChunkResult:
         moves = torch.as_tensor(actions, dtype=torch.float32).to(self.device)
         running = torch.as_tensor(active, dtype=torch.bool).to(self.device)
-        if moves.ndim != 3 or moves.shape[0] != self.num_envs or moves.shape[2] != 3 or running.shape != moves.shape[:1]:
+        if moves.ndim != 3 or moves.shape[::2] != (self.num_envs, 3) or running.shape != (self.num_envs,):
             raise ValueError(
                 f"tabletop needs actions [{self.num_envs}, C, 3] and active [{self.num_envs}], "
                 f"got {list(moves.shape)} and {list(running.shape)}"

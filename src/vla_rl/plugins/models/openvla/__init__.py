@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
+from vla_rl.plugins.models.openvla.config import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig
 
 if TYPE_CHECKING:
     from vla_rl.plugins.models.openvla.policy import OFTPolicy
+
+
+__all__ = ["LoRAConfig", "OpenVLAOFTConfig", "ValueHeadConfig", "build", "openvla_oft"]
 
 
 def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:

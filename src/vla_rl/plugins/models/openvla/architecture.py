@@ -123,7 +123,7 @@ class OpenVLAConfig(PreTrainedConfig):
 
 def preset_config(name: str) -> OpenVLAConfig:
     """The sizes of a preset, with the layout rules of the real model: action ids on top, then 64 ids of padding."""
-    vit, depth, width, layers, heads = {"tiny": (64, 3, 128, 3, 4), "fast": (32, 2, 64, 2, 2)}[name]
+    vit, depth, width, layers, heads = {"tiny": (48, 3, 64, 3, 4), "fast": (32, 2, 64, 2, 2)}[name]
     sizes = {"embed_dim": vit, "depth": depth, "num_heads": heads, "mlp_hidden": 4 * vit, "patch_size": 16}
     text_tokens, bins, padding = 512, 256, 64
     return OpenVLAConfig(

@@ -57,7 +57,8 @@ def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:
     else:
         fit = _fit(checkpoint, config, context, context.env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
-    module = _module(config, context, fit, checkpoint, dtype).to(device)
+    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+        module = _module(config, context, fit, checkpoint, dtype).to(device)
     fit.config.policy_setup = {
         "cameras": list(fit.cameras),
         "chunk": fit.chunk,
@@ -192,7 +193,7 @@ def _module(
     if config.lora is not None:
         module.vla = add_adapters(vla, config.lora, config.freeze_vision, derived_seed(context.seed, "openvla/lora"))
     if config.gradient_checkpointing:
-        vla.gradient_checkpointing_enable({"use_reentrant": False})
+        vla.activation_checkpointing_enable({"use_reentrant": False})
     return module
 
 
@@ -206,5 +207,5 @@ def _value_head(
     head = ValueHead(width, options.hidden, outputs, options.detach, derived_seed(context.seed, "openvla/value_head"))
     saved = None if checkpoint is None else read_value_head(checkpoint.folder)
     if checkpoint is not None and saved is not None:
-        load_weights(head, saved, checkpoint.folder / VALUE_HEAD)
+        load_weights(head, saved, checkpoint.folder / VALUE_HEAD, "; remove the file to start with a new critic")
     return head

@@ -116,7 +116,7 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def load_weights(module: nn.Module, state: dict[str, Tensor], source: Path) -> None:
+def load_weights(module: nn.Module, state: dict[str, Tensor], source: Path, remedy: str = "") -> None:
     """Copy tensors in, all of them and nothing else. Raises CheckpointError that lists what does not fit."""
     own = module.state_dict()
     wrong = [
@@ -128,7 +128,7 @@ def load_weights(module: nn.Module, state: dict[str, Tensor], source: Path) -> N
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
     lines = [f"  {what} ({len(names)}): {_some(names)}" for what, names in problems.items() if names]
     if lines:
-        raise CheckpointError("\n".join([f"{source} does not fit the model that is asked for:", *lines]))
+        raise CheckpointError("\n".join([f"{source} does not fit the model that is asked for{remedy}:", *lines]))
     module.load_state_dict(state)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from attrs.validators import ge, in_, optional
+from attrs.validators import ge, in_, lt, optional
 
 PRESETS = ("tiny", "fast")
 DTYPES = ("float32", "bfloat16")
@@ -16,6 +16,11 @@ def _one_source(config: OpenVLAOFTConfig, attribute: Attribute[Any], value: str 
         raise ValueError("give exactly one of `checkpoint` (a folder to start from) and `preset` (random weights)")
 
 
+def _no_dropout(config: OpenVLAOFTConfig, attribute: Attribute[Any], value: bool) -> None:
+    if value and config.lora is not None and config.lora.dropout > 0:
+        raise ValueError("gradient_checkpointing recomputes layers and cannot be combined with lora.dropout > 0")
+
+
 @frozen(kw_only=True)
 class LoRAConfig:
     """Low-rank adapters on every linear layer that is used (Hu et al. 2021)."""
@@ -24,13 +29,13 @@ class LoRAConfig:
     """Rank r of the update."""
     alpha: float | None = None
     """The update is scaled by alpha / rank. None: min(rank, 16), as OpenVLA-OFT is fine-tuned."""
-    dropout: float = field(default=0.0, validator=[ge(0.0)])
+    dropout: float = field(default=0.0, validator=[ge(0.0), lt(1.0)])
     """On the adapters' input, in imitation only: RL scores what the policy really sampled from."""
 
 
 @frozen(kw_only=True)
 class ValueHeadConfig:
-    """The critic, built when the algorithm needs it: an MLP on the hidden state that predicts the first action token."""
+    """The critic, built when the algorithm needs one: an MLP on the hidden state behind the first action token."""
 
     hidden: tuple[int, ...] = (512, 128)
     """Widths of its hidden layers (GELU between), as in RLinf."""
@@ -46,7 +51,7 @@ class OpenVLAOFTConfig:
     checkpoint: str | None = None
     """Folder in OpenVLA's public layout, or `builtin:tabletop`, the tiny checkpoint that ships with the package."""
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), _one_source])
-    """Random weights instead of a checkpoint: `tiny` (64 px, Llama 128x3) or `fast` (for tests)."""
+    """Random weights instead of a checkpoint: `tiny` (64 px, Llama 64x3) or `fast` (for tests)."""
     unnorm_key: str | None = None
     """Data set whose statistics scale actions and state. None: the checkpoint's only one."""
     lora: LoRAConfig | None = None
@@ -63,7 +68,7 @@ class OpenVLAOFTConfig:
     """Do not train the two vision transformers."""
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """The critic, when the algorithm asks for one."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = field(default=False, validator=_no_dropout)
     """Recompute the Llama layers in the backward pass: less memory, about a third more time."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Of the weights. Log-probs, entropies and values are computed in float32 either way."""

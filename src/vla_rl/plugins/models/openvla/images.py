@@ -39,7 +39,7 @@ class ImageProcessor:
     def _camera(self, images: Array) -> Tensor:
         pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
         if self._center_crop:
-            pixels = center_crop(pixels)
+            pixels = center_crop(pixels, self._size)
         if self._strategy == "letterbox":
             pixels = letterbox(pixels, self._fill)
         pixels = fit(pixels, self._size, keep_aspect=self._strategy != "resize-naive") / 255
@@ -70,7 +70,7 @@ def resize(pixels: Tensor, height: int, width: int) -> Tensor:
     """Bicubic with antialiasing in two passes, each rounded to whole levels as Pillow does."""
     for size in ((pixels.shape[2], width), (height, width)):
         if tuple(pixels.shape[2:]) != size:
-            pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).round().clamp(0, 255)
+            pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).add(0.5).floor().clamp(0, 255)
     return pixels
 
 
@@ -84,10 +84,10 @@ def letterbox(pixels: Tensor, fill: Tensor) -> Tensor:
     return square
 
 
-def center_crop(pixels: Tensor) -> Tensor:
-    """The middle 0.9 of the area of [B, 3, H, W] (0..255), scaled back bilinearly to the same size."""
-    axes = [torch.linspace(-CROP_SIDE, CROP_SIDE, side, device=pixels.device) for side in pixels.shape[2:]]
-    y, x = torch.meshgrid(*axes, indexing="ij")
+def center_crop(pixels: Tensor, size: int) -> Tensor:
+    """The middle 0.9 of the area of [B, 3, H, W] (0..255), scaled bilinearly to a square."""
+    axis = torch.linspace(-CROP_SIDE, CROP_SIDE, size, device=pixels.device)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
     grid = torch.stack([x, y], dim=2).expand(len(pixels), -1, -1, -1)
     cropped = F.grid_sample(pixels / 255, grid, mode="bilinear", align_corners=True)
     return (cropped.clamp(0, 1) * 255.5).floor()

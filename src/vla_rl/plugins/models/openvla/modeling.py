@@ -50,6 +50,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
     config_class = OpenVLAConfig
     config: OpenVLAConfig
     base_model_prefix = "language_model"
+    main_input_name = "pixel_values"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _no_split_modules: ClassVar[list[str]] = ["LlamaDecoderLayer", "Block"]

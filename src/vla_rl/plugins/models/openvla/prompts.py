@@ -20,8 +20,8 @@ from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 
 UNK, BOS, EOS, PAD, SPACE = "<unk>", "<s>", "</s>", "<PAD>", "▁"
 WORDS = """pick up the red green blue yellow purple orange black white block cube ball bowl plate mug cup drawer pad
-goal and place it on in into to of left right top bottom middle front back next push pull open close touch reach move put
-turn lift stack under between cylinder square circle object table tray basket stove cabinet button lever door"""
+goal and place it on in into to of left right top bottom middle front back next push pull open close touch reach move
+put turn lift stack under between cylinder square circle object table tray basket stove cabinet button lever door"""
 
 
 def prompt_text(instruction: str) -> str:
@@ -58,7 +58,8 @@ def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
     words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=True)
     marks = pre_tokenizers.Split(Regex(r"[?:,.\n]"), "isolated")  # a word is one token wherever it stands
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, marks])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    pieces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(pieces)
     return tokenizer
 
 

@@ -25,7 +25,9 @@ class Collocated(Placement):
                 f"{workers} workers need a CPU core each, and there are {cluster.cpus:g}; lower placement.workers"
             )
         if cluster.gpus and workers > cluster.gpus:
-            raise DoesNotFit(f"{workers} workers need a GPU each, and there are {cluster.gpus}; lower placement.workers")
+            raise DoesNotFit(
+                f"{workers} workers need a GPU each, and there are {cluster.gpus}; lower placement.workers"
+            )
         needed = job.num_envs * job.row_memory
         if needed > cluster.memory:
             raise DoesNotFit(

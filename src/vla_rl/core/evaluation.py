@@ -1,0 +1,28 @@
+"""When a run evaluates, and evaluation by itself (`vla-rl eval`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.runtime.folder import summary
+from vla_rl.core.spec import Spec
+
+
+def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
+    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given."""
+    runtime = Runtime(spec)
+    try:
+        if checkpoint is not None:
+            runtime.load(checkpoint / "trainer")
+        return summary(runtime.evaluate(0))
+    finally:
+        runtime.close()
+
+
+def evaluation_due(spec: Spec, step: int) -> bool:
+    """Before training, every `eval.every` steps, and at the end."""
+    if step == 0:
+        return spec.eval.before or spec.train.steps == 0
+    return step >= spec.train.steps or bool(spec.eval.every and step % spec.eval.every == 0)

@@ -1,0 +1,71 @@
+"""From the spec to a plan, and from the plan to the seats of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plugins import build, hook_modules, load
+from vla_rl.core.runtime.lanes import LaneSlice
+from vla_rl.core.runtime.worker import Seat
+from vla_rl.core.seats import seat
+from vla_rl.core.spec import Spec
+from vla_rl.core.types import Cluster, Context, Job, Plan, Slot, Window
+
+
+def plan_for(spec: Spec, cluster: Cluster) -> Plan:
+    """Ask the placement plugin. Raises DoesNotFit."""
+    component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
+    placement: Placement = seat("placement", component, spec.placement.type, hook_modules(spec.plugins))
+    job = Job(
+        num_envs=spec.env.num_envs,
+        group_size=spec.rollout.group_size,
+        env=spec.env.type,
+        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+    )
+    return placement.plan(cluster, job)
+
+
+def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
+    """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker."""
+    sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
+    for role, slots in (("sim", sims), ("policy", policies), ("learner", learners)):
+        if not slots:
+            raise UserError(f"the placement has no slot for the {role} role")
+    count = len(sims) * plan.stages
+    if num_envs % count:
+        raise UserError(
+            f"{num_envs} rows cannot be shared evenly by {count} lanes ({len(sims)} sim slots x {plan.stages})"
+        )
+    rows = num_envs // count
+    lanes = [LaneSlice(index=i, first_row=i * rows, rows=rows) for i in range(count)]
+    if one_process:
+        slot = Slot(
+            roles=("sim", "policy", "learner"),
+            device=plan.slots[policies[0]].device,
+            cpus=sum(s.cpus for s in plan.slots),
+        )
+        window = Window(max_batch=_window_rows(plan, lanes, len(policies)))
+        return [Seat(index=0, slot=slot, lanes=tuple(lanes), served=tuple(lanes), window=window, rank=0, world=1)]
+    of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
+    server = {slot: slot if slot in policies else policies[i % len(policies)] for i, slot in enumerate(sims)}
+    return [
+        Seat(
+            index=i,
+            slot=slot,
+            lanes=of_sim.get(i, ()),
+            served=tuple(lane for sim in sims if server[sim] == i for lane in of_sim[sim]),
+            window=Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait),
+            rank=learners.index(i) if i in learners else -1,
+            world=len(learners),
+        )
+        for i, slot in enumerate(plan.slots)
+    ]
+
+
+def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
+    """Rows of one inference: as the plan says; with stages a lane, so that they overlap; else all of a policy's."""
+    if plan.window.max_batch is not None:
+        return plan.window.max_batch
+    return lanes[0].rows if plan.stages > 1 else sum(lane.rows for lane in lanes) // policies

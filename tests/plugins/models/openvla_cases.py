@@ -1,0 +1,46 @@
+"""What the tests of the OpenVLA plugin share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_rl.core.randomness import Noise
+from vla_rl.core.testing import synthetic
+from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, build
+from vla_rl.plugins.models.openvla.policy import OFTPolicy
+
+ENV = synthetic.env_info()
+CHUNK = 4
+
+
+def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> OFTPolicy:
+    if "checkpoint" not in config:
+        config.setdefault("preset", "fast")
+    return build(OpenVLAOFTConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+
+
+def observation(rows: int, env: EnvInfo = ENV) -> Observation:
+    return synthetic.observation(env, rows)
+
+
+def noise(rows: int, seed: int = 0) -> Noise:
+    return Noise(seed, "test", range(rows), [0] * rows, [0] * rows)
+
+
+def expert(rows: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).uniform(-1, 1, (rows, CHUNK, ENV.action_dim)).astype(np.float32)
+
+
+def reference(*parts: str) -> Path:
+    """A file of numbers that the original implementations made; the test is skipped where it is not at hand."""
+    default = Path(__file__).parents[4] / "shared" / "reference"
+    path = Path(os.environ.get("VLA_RL_REFERENCE", default)).joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"no reference data at {path}; set VLA_RL_REFERENCE to the folder that holds it")
+    return path

@@ -1,0 +1,136 @@
+"""Our network against numbers made with the original code (openvla, timm 0.9.10, transformers 4.40.1)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from openvla_cases import reference
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2, siglip
+from vla_rl.plugins.models.openvla.checkpoint import load_weights
+from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale, Scaler
+from vla_rl.plugins.models.openvla.images import ImageProcessor, center_crop
+from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, empty_model
+
+CPU = torch.device("cpu")
+
+
+def tiny_config(**changes: Any) -> OpenVLAConfig:
+    raw = json.loads(reference("openvla", "config.json").read_text())
+    sizes = json.loads(reference("openvla", "tiny_overrides.json").read_text())
+    specs = []
+    for make, name in ((dinov2, "featurizer"), (siglip, "fused_featurizer")):
+        spec = {key: sizes[name][key] for key in ("embed_dim", "depth", "num_heads", "mlp_hidden")}
+        specs.append(attrs.asdict(make(**spec, patch_size=sizes["patch_size"])))
+    return OpenVLAConfig.from_dict(raw | {"vision_specs": specs} | changes)
+
+
+@pytest.fixture(scope="module")
+def model() -> OpenVLAForActionPrediction:
+    network = empty_model(tiny_config())
+    path = reference("openvla", "model.safetensors")
+    load_weights(network, load_file(path), path)
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Tensor]:
+    return load_file(reference("openvla", "openvla_io.safetensors"))
+
+
+@torch.no_grad()
+def test_vision_features_and_projection(model: OpenVLAForActionPrediction, data: dict[str, Tensor]) -> None:
+    pixels = data["pixel_values"]
+    backbone = model.vision_backbone
+    torch.testing.assert_close(backbone.featurizer(pixels[:, :3]), data["dino_feats"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(backbone.fused_featurizer(pixels[:, 3:]), data["siglip_feats"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(backbone(pixels), data["patch_feats"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.projector(backbone(pixels)), data["projected"], rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_hidden_states_and_action_logits(model: OpenVLAForActionPrediction, data: dict[str, Tensor]) -> None:
+    hidden = model(data["pixel_values"], data["input_ids"], causal=True)
+    torch.testing.assert_close(hidden, data["last_hidden"], rtol=0, atol=1e-5)
+    wanted = data["logits_action_region"][..., :256]  # ids 31744 ... 31999
+    torch.testing.assert_close(model.action_logits(hidden[:, -9:]), wanted, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_right_padded_batch_with_attention_to_everything(
+    model: OpenVLAForActionPrediction, data: dict[str, Tensor]
+) -> None:
+    """Causal and bidirectional attention agree with padding masked; bidirectional equals each row alone."""
+    ids, mask = data["rp_input_ids"], data["rp_attention_mask"].bool()
+    hidden = model(data["pixel_values"], ids, attention_mask=mask, causal=True)
+    real = torch.cat([mask[:, :1], mask.new_ones(2, 16), mask[:, 1:]], dim=1)[:, -12:]
+    logits = model.action_logits(hidden[:, -12:])
+    torch.testing.assert_close(logits[real], data["rp_last256"][real], rtol=0, atol=1e-5)
+
+    both = model(data["pixel_values"], ids, attention_mask=mask)
+    assert (both - hidden).abs().max() > 0.1
+    for row, length in enumerate(mask.sum(1).tolist()):
+        alone = model(data["pixel_values"][row : row + 1], ids[row : row + 1, :length])
+        torch.testing.assert_close(both[row : row + 1, : length + 16], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["resize-naive", "letterbox", "resize-crop"])
+@pytest.mark.parametrize("name", ["same", "square", "wide"])
+def test_image_processor(strategy: str, name: str) -> None:
+    images = load_file(reference("openvla", "image_processing.safetensors"))
+    process = ImageProcessor(tiny_config(image_resize_strategy=strategy), CPU, torch.float32, center_crop=False)
+    got = process([images[f"img_{name}"][None].numpy()])[0]
+    wanted = images[f"pv_{strategy}_{name}"]
+    if name == "same":
+        assert torch.equal(got, wanted)
+    std = torch.tensor([0.229, 0.224, 0.225, 0.5, 0.5, 0.5]).view(6, 1, 1)
+    levels = ((got - wanted) * std * 255).abs()  # Pillow's weights have fixed-point precision: one level, rarely
+    assert levels.max() <= 1.01
+    assert (levels > 0.5).float().mean() < 0.002
+
+
+def test_center_crop_of_evaluation() -> None:
+    with np.load(reference("openvla", "tf_image_ops.npz")) as data:
+        pairs = [(data[key], data[key.replace("in_", "crop_")]) for key in data if key.startswith("in_")]
+    assert len(pairs) == 3
+    for image, wanted in pairs:
+        pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2).float()
+        got = center_crop(pixels, 224)[0].permute(1, 2, 0).numpy()
+        gap = np.abs(got - wanted.astype(np.float32))
+        assert gap.max() <= 1
+        assert (gap > 0).mean() < 0.001
+
+
+def test_action_codec() -> None:
+    cases = {c["id"]: c for c in json.loads(reference("algorithms", "action_codec.json").read_text())["cases"]}
+    bounds = cases["unnormalize_bounds_q99"]
+
+    def array(entry: Any) -> Tensor:
+        return torch.tensor(entry["data"], dtype=torch.float64).view(entry["shape"])
+
+    restored = Scaler(Scale.read(bounds["stats"]), CPU).restore(array(bounds["normalized"]))
+    torch.testing.assert_close(restored, array(bounds["actions"]), rtol=0, atol=1e-7)
+
+
+def test_greedy_tokens_decode_to_the_original_actions(data: dict[str, Tensor]) -> None:
+    stats = tiny_config().norm_stats["libero_tiny_no_noops"]["action"]
+    codec = ActionCodec(Scale.read(stats), vocab_end=32000, bins=256, device=CPU)
+    for row in (0, 1):
+        got = codec.decode(data[f"gen_tokens_{row}"])
+        torch.testing.assert_close(got, data[f"actions_{row}"].float(), rtol=0, atol=1e-6)
+
+
+def test_public_key_layout() -> None:
+    wanted = json.loads(reference("openvla", "keys_openvla7b_full.json").read_text())
+    text = {"vocab_size": 32064, "pad_token_id": 32000}
+    with torch.device("meta"):
+        network = OpenVLAForActionPrediction(OpenVLAConfig(text_config=text))
+    got = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
+    assert got == {name: list(entry["shape"] if isinstance(entry, dict) else entry) for name, entry in wanted.items()}

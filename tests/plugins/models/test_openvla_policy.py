@@ -1,0 +1,253 @@
+"""The policy: sampling and scoring, padding, critic, adapters, what is trained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
+
+from vla_rl.core.testing import check_model
+from vla_rl.core.types import Chunk, EnvInfo
+from vla_rl.plugins.models.openvla import LoRAConfig, ValueHeadConfig
+from vla_rl.plugins.models.openvla.policy import inverse_cdf
+from vla_rl.plugins.models.openvla.prompts import Prompts
+
+
+@pytest.mark.parametrize(
+    ("values", "config"),
+    [
+        ("none", {}),
+        ("chunk", {"lora": LoRAConfig(rank=4, dropout=0.3)}),
+        ("action", {"freeze_vision": True, "value_head": ValueHeadConfig(hidden=(16,))}),
+        ("chunk", {"lora": LoRAConfig(rank=4), "freeze_vision": True, "gradient_checkpointing": True}),
+        ("none", {"append_stop_token": False, "use_proprio": False, "cameras": ("camera1",), "center_crop": True}),
+    ],
+)
+def test_contract(values: Any, config: dict[str, Any]) -> None:
+    model = policy(context={"values": values, "temperature": 1.6}, **config)
+    check_model(model, env=ENV, chunk=CHUNK, values=values, temperature=1.6)
+
+
+def test_scores_repeat_the_sampled_log_probs_exactly() -> None:
+    model, obs = policy(context={"temperature": 1.6, "values": "chunk"}), observation(5)
+    chunk = model.sample_chunk(obs, noise(5), False)
+    scores = model.chunk_log_probs(obs, chunk)
+    assert torch.equal(scores.log_probs, chunk.log_probs)
+    assert torch.equal(scores.values, chunk.values)
+    assert chunk.trace["tokens"].shape == (5, CHUNK, 3)
+    assert torch.equal(model.decode_actions(chunk.trace["tokens"]), chunk.actions)
+
+
+def test_other_batch_sizes_score_within_tolerance() -> None:
+    model, obs = policy(), observation(6)
+    chunk = model.sample_chunk(obs, noise(6), False)
+    for row in range(6):
+        at = np.array([row])
+        one = Chunk(
+            actions=chunk.actions[at], log_probs=chunk.log_probs[at], trace={"tokens": chunk.trace["tokens"][at]}
+        )
+        scores = model.chunk_log_probs(obs.take(at), one)
+        torch.testing.assert_close(scores.log_probs, chunk.log_probs[at], rtol=0, atol=1e-5)
+
+
+def test_padding_changes_nothing() -> None:
+    """A row scores the same whether or not a longer instruction makes it a padded one."""
+    model, obs = policy(), observation(4).take(np.array([0, 2]))
+    tokenizer, pad = model.prompts.tokenizer, model.config.pad_token_id
+    common: dict[str, Any] = {"placeholders": CHUNK * 3, "append_stop_token": True, "pad_id": pad}
+    model.prompts = Prompts(tokenizer, device=torch.device("cpu"), **common)
+    assert model.prompts.rows(obs.instructions).mask is None
+    chunk = model.sample_chunk(obs, noise(2), False)
+    model.prompts.rows(["pick up the red block " * 5])
+    padded = model.prompts.rows(obs.instructions)
+    assert padded.mask is not None and not padded.mask.all()
+    torch.testing.assert_close(model.chunk_log_probs(obs, chunk).log_probs, chunk.log_probs, rtol=0, atol=1e-5)
+
+
+def test_each_read_position_predicts_its_own_action() -> None:
+    """The sequence is BOS, 2 x 16 patches, state, prompt, placeholders, stop: reads start at the last prompt token."""
+    model, obs = policy(), observation(2)
+    prompt = model.prompts.rows(obs.instructions)
+    seen: dict[str, Any] = {}
+    llama = model.module.vla.language_model.model
+    llama.register_forward_hook(lambda _m, _a, kw, out: seen.update(kw, out=out.last_hidden_state), with_kwargs=True)
+    logits, _ = model._act(obs)
+    embeds = seen["inputs_embeds"]
+    for row, text in enumerate(obs.instructions):
+        length = len(model.prompts.encode(text))
+        first = 2 * 16 + 1 + length - 1
+        assert prompt.start[row] == length - 1
+        placeholders = slice(first + 1, first + 1 + CHUNK * 3)
+        assert not embeds[row, placeholders].any()
+        assert embeds[row, first].any() and embeds[row, placeholders.stop].any()
+        head = model.module.vla.language_model.lm_head(seen["out"][row, first : first + CHUNK * 3])
+        bins = head[:, model.codec.first : model.codec.vocab_end]
+        torch.testing.assert_close(logits[row].flatten(0, 1), bins, rtol=0, atol=1e-5)
+
+
+def test_all_inputs_matter() -> None:
+    model, obs = policy(), observation(2)
+    base = model._act(obs)[0]
+    blank = {name: np.zeros_like(image) for name, image in obs.images.items()}
+    others = [
+        attrs.evolve(obs, images={**obs.images, name: blank[name]}) for name in blank
+    ] + [
+        attrs.evolve(obs, state=obs.state + 1), attrs.evolve(obs, instructions=obs.instructions[::-1])
+    ]  # fmt: skip
+    for other in others:
+        assert (model._act(other)[0] - base).abs().max() > 1e-3
+
+
+def test_read_only_and_device_arrays_are_taken() -> None:
+    model, obs = policy(), observation(2)
+    for array in (*obs.images.values(), obs.state):
+        array.setflags(write=False)
+    tensors = attrs.evolve(
+        obs,
+        images={name: torch.from_numpy(image.copy()) for name, image in obs.images.items()},
+        state=torch.from_numpy(obs.state.copy()),
+    )
+    a, b = (model.sample_chunk(o, noise(2), False) for o in (obs, tensors))
+    assert torch.equal(a.log_probs, b.log_probs)
+
+
+def test_greedy_takes_the_most_likely_token() -> None:
+    model, obs = policy(), observation(3)
+    tokens = model.sample_chunk(obs, noise(3), True).trace["tokens"]
+    assert torch.equal(tokens, model._act(obs)[0].argmax(-1) + model.codec.first)
+
+
+def test_inverse_cdf_by_hand() -> None:
+    log_probs = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.5, 0.0]).log().expand(7, 6)
+    uniforms = torch.tensor([0.0, 0.24, 0.25, 0.49, 0.5, 0.75, 0.99999994])
+    assert inverse_cdf(log_probs, uniforms).tolist() == [1, 1, 2, 2, 4, 4, 4]
+
+
+def test_temperature_flattens() -> None:
+    obs = observation(3)
+    entropy = []
+    for temperature in (0.5, 1.0, 2.0):
+        model = policy(context={"temperature": temperature})
+        entropy.append(model.chunk_log_probs(obs, model.sample_chunk(obs, noise(3), False)).entropy.mean())
+    assert entropy[0] < entropy[1] < entropy[2] < np.log(256)
+
+
+def test_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    state = torch.random.get_rng_state()
+    lora = LoRAConfig(rank=2)
+    models = [policy(context={"seed": seed, "values": "chunk"}, lora=lora) for seed in (5, 5, 6)]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    same, again, other = (dict(m.module.named_parameters()) for m in models)
+    assert all(torch.equal(same[name], again[name]) for name in same)
+    assert not torch.equal(same["value_head.layers.0.weight"], other["value_head.layers.0.weight"])
+    down = next(name for name in same if name.endswith("lora_A.default.weight"))
+    assert not torch.equal(same[down], other[down])
+
+
+def test_what_is_trained() -> None:
+    names = {name for name, _ in policy(context={"values": "chunk"}).weights()}
+    assert "vla.language_model.lm_head.weight" in names
+    assert "value_head.layers.0.weight" in names
+    unused = [name for name in names if "attn_pool" in name or "izer.norm" in name or "izer.blocks.1." in name]
+    assert not unused
+
+    frozen = {name for name, _ in policy(freeze_vision=True).weights()}
+    assert not [name for name in frozen if "vision_backbone" in name]
+
+    adapters = {name for name, _ in policy(context={"values": "chunk"}, lora=LoRAConfig(rank=2)).weights()}
+    parts = ("lora_", "value_head.", "proprio_projector.")
+    assert all(any(part in name for part in parts) for name in adapters)
+    assert any("featurizer.blocks.0.attn.qkv.lora_A" in name for name in adapters)
+    assert not [name for name in adapters if "izer.blocks.1." in name or "attn_pool" in name or "lm_head" in name]
+
+
+def test_critic_starts_near_zero_and_can_be_detached() -> None:
+    obs = observation(4)
+    for detach in (False, True):
+        model = policy(context={"values": "action"}, value_head=ValueHeadConfig(detach=detach))
+        values = model.values(obs)
+        assert values.shape == (4, CHUNK)
+        assert values.abs().max() < 0.1
+        chunk = model.sample_chunk(obs, noise(4), False)
+        assert torch.equal(chunk.values, values)
+        model.chunk_log_probs(obs, chunk).values.sum().backward()
+        trunk = model.module.vla.projector.fc1.weight.grad
+        assert (trunk is None) == detach
+        assert model.module.value_head.layers[0].weight.grad.abs().sum() > 0
+
+
+def test_imitation_learns_to_repeat_the_expert() -> None:
+    model, obs, actions = policy(), observation(4), expert(4)
+    before = model.imitation_loss(obs, actions).item()
+    assert before == pytest.approx(np.log(256), abs=0.5)
+    optimiser = torch.optim.Adam([p for p in model.module.parameters() if p.requires_grad], 3e-3)
+    for _ in range(60):
+        optimiser.zero_grad()
+        model.imitation_loss(obs, actions).backward()
+        optimiser.step()
+    assert model.imitation_loss(obs, actions).item() < 0.2
+    acted = model.sample_chunk(obs, noise(4), True).actions
+    assert np.abs(acted.numpy() - actions).max() <= 1 / 255 + 1e-6
+
+
+def test_dropout_acts_in_imitation_only() -> None:
+    model, obs = policy(lora=LoRAConfig(rank=4, dropout=0.5)), observation(2)
+    for name, p in model.module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(0))
+    assert model.imitation_loss(obs, expert(2)) != model.imitation_loss(obs, expert(2))
+    chunk = model.sample_chunk(obs, noise(2), False)
+    assert torch.equal(model.chunk_log_probs(obs, chunk).log_probs, chunk.log_probs)
+
+
+def test_gradient_checkpointing_gives_the_same_gradient() -> None:
+    obs, actions, grads = observation(2), expert(2), []
+    for checkpointing in (False, True):
+        model = policy(gradient_checkpointing=checkpointing)
+        model.imitation_loss(obs, actions).backward()
+        grads.append(model.module.vla.projector.fc1.weight.grad)
+    assert torch.equal(*grads)
+
+
+def test_bfloat16_weights_score_in_float32() -> None:
+    model, obs = policy(dtype="bfloat16", context={"values": "chunk"}, lora=LoRAConfig(rank=2)), observation(2)
+    assert model.module.vla.base_model.model.projector.fc3.base_layer.weight.dtype == torch.bfloat16
+    frequencies = model.module.vla.base_model.model.language_model.model.rotary_emb.inv_freq
+    assert frequencies.dtype == torch.float32
+    chunk = model.sample_chunk(obs, noise(2), False)
+    assert chunk.log_probs.dtype == chunk.values.dtype == torch.float32
+    assert torch.equal(model.chunk_log_probs(obs, chunk).log_probs, chunk.log_probs)
+
+
+def test_cameras_are_scaled_to_the_model() -> None:
+    env = EnvInfo(
+        cameras={"front": (48, 80), "wrist": (64, 64)},
+        state_dim=0,
+        action_low=(-1.0,),
+        action_high=(1.0,),
+        tasks=ENV.tasks,
+    )
+    model = policy(env=env)
+    obs = observation(2, env)
+    assert obs.images["front"].shape == (2, 48, 80, 3)
+    assert model.sample_chunk(obs, noise(2), False).actions.shape == (2, CHUNK, 1)
+
+
+def test_no_critic_no_values() -> None:
+    with pytest.raises(TypeError, match="no value head"):
+        policy().values(observation(1))
+
+
+def test_plugin_is_light_to_import() -> None:
+    code = (
+        "import sys, vla_rl.plugins.models.openvla as m; assert m.openvla_oft.summary; "
+        "assert not {'torch', 'transformers', 'peft', 'tokenizers'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,74 @@
+"""Every plugin that the distribution offers keeps to the contract of its kind; a new one is checked by being there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_rl.core.plugins import KINDS, OWN_DIST, installed, load, missing_requirements
+from vla_rl.core.seats import broadcast
+from vla_rl.core.testing import check_algorithm, check_env, check_model, check_placement
+from vla_rl.core.types import Context
+
+HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
+REQUIRED: dict[str, dict[str, Any]] = {"openvla_oft": {"preset": "fast"}}
+"""Keys without default, where a check needs some."""
+SLOW_SIMULATORS = {"libero"}
+"""Checked by tests of their own."""
+
+
+def own(kind: str) -> list[str]:
+    return [name for name, offers in installed(kind).items() if any(item.dist == OWN_DIST for item in offers)]
+
+
+def ready(kind: str, name: str) -> tuple[Any, Any]:
+    """The plugin and a config; skips, with the command, where its dependencies are not installed."""
+    plugin = load(kind, name)
+    missing = missing_requirements(OWN_DIST, plugin.extra)
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
+    return plugin, plugin.config(**REQUIRED.get(name, {}))
+
+
+@pytest.mark.parametrize("name", [name for name in own("env") if name not in SLOW_SIMULATORS])
+def test_env(name: str) -> None:
+    check_env(*ready("env", name))
+
+
+@pytest.mark.parametrize("name", own("algorithm"))
+def test_algorithm(name: str) -> None:
+    check_algorithm(*ready("algorithm", name))
+
+
+@pytest.mark.parametrize("name", own("placement"))
+def test_placement(name: str) -> None:
+    check_placement(*ready("placement", name))
+
+
+@pytest.mark.parametrize("name", own("model"))
+def test_model(name: str) -> None:
+    plugin, config = ready("model", name)
+    check_model(plugin, config, values="chunk", reload=lambda folder: plugin.config(checkpoint=str(folder)))
+
+
+@pytest.mark.parametrize("name", own("hook"))
+def test_hook(name: str) -> None:
+    plugin, config = ready("hook", name)
+    assert broadcast({name: plugin.build(config, Context())})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in own(kind)])
+def test_the_light_part_is_light_and_the_folder_has_a_readme(kind: str, name: str) -> None:
+    code = f"import sys; from vla_rl.core.plugins import load; load({kind!r}, {name!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(HEAVY) & set(done.stdout.split())
+    (item,) = [item for item in installed(kind)[name] if item.dist == OWN_DIST]
+    module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
+    folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
+    assert (folder / "README.md").is_file()
+    assert len((folder / "__init__.py").read_text().splitlines()) <= 70
+    assert load(kind, name).summary
