@@ -10,13 +10,14 @@ import pytest
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plan import Cluster, Job, Plan
 from vla_rl.core.plugins import build, hook_modules, installed, load, missing_requirements
-from vla_rl.core.types import Cluster, Context, Job, Plan, Plugin
+from vla_rl.core.types import Context, Plugin
 
 GOOD = """
 import attrs
 from vla_rl import Placement, Plugin
-from vla_rl.core.types import Plan, Slot
+from vla_rl.core.plan import Plan, Slot
 
 @attrs.frozen(kw_only=True)
 class Config:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Rate
+from vla_rl.core.events import Rate
 
 Granularity = Literal["chunk", "action", "token"]
 LOG_RATIO_LIMIT = 20.0
@@ -95,7 +95,8 @@ def loss_weights(valid: Tensor, ended: Tensor, aggregation: str) -> tuple[Tensor
     Args:
         valid, ended: bool [S, N], time-major (S chunk steps or actions).
         aggregation: "step-mean": every valid entry alike; "trajectory-mean": 1/T_i an entry, so that every episode
-            weighs the same (RLinf-VLA, eq. 12); "rlinf": T_max/T_i over the count of *all* entries.
+            weighs the same (RLinf-VLA, eq. 12); "rlinf": T_max/T_i over the count of *all* entries, spread
+            over the valid ones.
     Returns: (weights, counts), float32 [S, N]; the loss is sum(weights * l) / sum(counts).
     """
     check_shapes(valid=valid, ended=ended)
@@ -106,7 +107,7 @@ def loss_weights(valid: Tensor, ended: Tensor, aggregation: str) -> tuple[Tensor
     if aggregation == "trajectory-mean":
         return weights, weights
     if aggregation == "rlinf":
-        return weights * valid.shape[0], torch.ones_like(weights)
+        return weights * valid.shape[0], mask * (mask.numel() / mask.sum().clamp(min=1.0))
     raise UserError(f"unknown aggregation {aggregation!r}; there are: step-mean, trajectory-mean, rlinf")
 
 

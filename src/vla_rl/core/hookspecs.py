@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from vla_rl.core.events import Evaluation, Run
+    from vla_rl.core.plan import Cluster, Job, Plan
     from vla_rl.core.randomness import Noise
     from vla_rl.core.types import (
         Advantages,
@@ -26,16 +28,11 @@ if TYPE_CHECKING:
         Batch,
         Chunk,
         ChunkResult,
-        Cluster,
         EnvInfo,
-        Evaluation,
-        Job,
         Loss,
         Observation,
-        Plan,
         ResetState,
         Rollout,
-        Run,
         Scores,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from attrs import define
 
 from vla_rl.core.evaluation import evaluation_due
+from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.assemble import take_columns
@@ -19,7 +20,7 @@ from vla_rl.core.runtime.folder import RunFolder, State, summary
 from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.seats import broadcast
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import Context, Run
+from vla_rl.core.types import Context
 
 
 def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:

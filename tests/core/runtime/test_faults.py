@@ -6,9 +6,9 @@ import pytest
 
 from vla_rl.core.episodes import EnvError
 from vla_rl.core.errors import PluginError, UserError
+from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.runtime.backends import CallHung, WorkerDied
 from vla_rl.core.testing.scripted import SimulatorFault
-from vla_rl.core.types import DoesNotFit
 
 BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 

@@ -10,10 +10,10 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.evaluation import evaluation_due
+from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.seating import seats_for
 from vla_rl.core.spec import parse_spec
-from vla_rl.core.types import Plan, Slot, Window
 
 PPO = {"group_size": 1, "episodes": 32}
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plan import DoesNotFit, Plan, Slot
 from vla_rl.core.testing import CheckFailed, check_placement
-from vla_rl.core.types import DoesNotFit, Plan, Slot
 
 
 class OneSlot(Placement):

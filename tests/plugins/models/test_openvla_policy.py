@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
 
 from vla_rl.core.testing import check_model
 from vla_rl.core.types import Chunk, EnvInfo
-from vla_rl.plugins.models.openvla import LoRAConfig, ValueHeadConfig
+from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
 from vla_rl.plugins.models.openvla.policy import inverse_cdf
 from vla_rl.plugins.models.openvla.prompts import Prompts
 
@@ -30,8 +31,12 @@ from vla_rl.plugins.models.openvla.prompts import Prompts
     ],
 )
 def test_contract(values: Any, config: dict[str, Any]) -> None:
-    model = policy(context={"values": values, "temperature": 1.6}, **config)
-    check_model(model, env=ENV, chunk=CHUNK, values=values, temperature=1.6)
+    given = OpenVLAOFTConfig(preset="fast", **config)
+
+    def reload(folder: Path) -> OpenVLAOFTConfig:
+        return attrs.evolve(given, preset=None, checkpoint=str(folder))
+
+    check_model(openvla_oft, given, env=ENV, chunk=CHUNK, values=values, temperature=1.6, atol=2e-5, reload=reload)
 
 
 def test_scores_repeat_the_sampled_log_probs_exactly() -> None:

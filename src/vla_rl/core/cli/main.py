@@ -35,7 +35,7 @@ def reported(command: F) -> F:
     @functools.wraps(command)
     def run_command(*args: Any, **kwargs: Any) -> Any:
         from vla_rl.core.errors import UserError
-        from vla_rl.core.types import DoesNotFit
+        from vla_rl.core.plan import DoesNotFit
 
         try:
             return command(*args, **kwargs)

@@ -16,9 +16,9 @@ import psutil
 import torch
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.plan import Cluster
 from vla_rl.core.runtime.worker import Seat, Worker
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import Cluster
 
 
 class WorkerDied(UserError):

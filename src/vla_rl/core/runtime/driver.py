@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.events import Evaluation, Rate
 from vla_rl.core.functional import wilson
 from vla_rl.core.randomness import generator
 from vla_rl.core.runtime.assemble import Block, assemble, find_samples, light_arrays, share_out
@@ -21,7 +22,7 @@ from vla_rl.core.runtime.seating import plan_for, seats_for
 from vla_rl.core.runtime.sim import EvalItem
 from vla_rl.core.runtime.worker import Seat, build_algorithm
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import Advantages, Episode, Evaluation, Rate, Rollout
+from vla_rl.core.types import Advantages, Episode, Rollout
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]

@@ -16,9 +16,9 @@ import attrs
 from attrs import define
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.events import Evaluation
 from vla_rl.core.plugins import KINDS, installed
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import Evaluation
 
 LAST = "last"
 LIBRARIES = (

@@ -1,4 +1,4 @@
-"""The heavy part of a rollout: what a model saw and how it chose; it stays where it was made until it is learnt from."""
+"""The heavy part of a rollout: what a model saw and how it chose; it stays where it was made until used."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.types import Window
+from vla_rl.core.plan import Window
 
 Call = Callable[..., Any]
 """(method, *arguments, returns=n) -> a reference, or a list of n references."""

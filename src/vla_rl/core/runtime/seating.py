@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plan import Cluster, Job, Plan, Slot, Window
 from vla_rl.core.plugins import build, hook_modules, load
 from vla_rl.core.runtime.lanes import LaneSlice
 from vla_rl.core.runtime.worker import Seat
 from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import Cluster, Context, Job, Plan, Slot, Window
+from vla_rl.core.types import Context
 
 
 def plan_for(spec: Spec, cluster: Cluster) -> Plan:

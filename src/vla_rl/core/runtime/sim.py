@@ -10,11 +10,12 @@ from attrs import evolve, frozen
 
 from vla_rl.core.episodes import EPISODES_PER_STEP, Episodes, Request, Start, draw_state
 from vla_rl.core.errors import PluginError
+from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.runtime.lanes import LaneSlice
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import EnvInfo, EpisodeFrames, Observation, ResetState, to_numpy
+from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
 
 Array = np.ndarray[Any, Any]
 Demonstrations = tuple[Observation, Array]

@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.plan import Slot, Window
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.lanes import Lane, LaneSlice, Mode, drive
@@ -23,7 +24,7 @@ from vla_rl.core.runtime.policy import PolicyRole
 from vla_rl.core.runtime.sim import EvalItem, SimRole
 from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec, parse_spec
-from vla_rl.core.types import Context, EnvInfo, Slot, ValueGranularity, Window
+from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 
 Result = dict[str, Any]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_rl.core.events import EpisodeFrames, Evaluation, Run
 from vla_rl.core.functional import wilson
-from vla_rl.core.types import EpisodeFrames, Evaluation, Run
 
 METRICS = {  # names are those of every algorithm
     "loss/total": 0.5,

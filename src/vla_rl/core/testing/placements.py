@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.core.testing.findings import Findings, built
-from vla_rl.core.types import Cluster, Context, DoesNotFit, Job, Plan, Plugin
+from vla_rl.core.types import Context, Plugin
 
 GIB = 2**30
 ROLES = ("sim", "policy", "learner")
@@ -71,7 +72,7 @@ def _name(cluster: Cluster) -> str:
 
 def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
     on = f"plan on {_name(cluster)}"
-    if not f.expect(isinstance(plan, Plan), on, "a Plan", type(plan).__name__, "return vla_rl.core.types.Plan"):
+    if not f.expect(isinstance(plan, Plan), on, "a Plan", type(plan).__name__, "return vla_rl.core.plan.Plan"):
         return
     for role in ROLES:
         f.expect(bool(plan.hosting(role)), on, f"a slot for {role!r}", "none", "every role needs a place")

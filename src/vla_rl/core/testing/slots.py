@@ -9,7 +9,8 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.types import Cluster, Context, Job, Plan, Plugin, Slot, Window
+from vla_rl.core.plan import Cluster, Job, Plan, Slot, Window
+from vla_rl.core.types import Context, Plugin
 
 
 @frozen(kw_only=True)

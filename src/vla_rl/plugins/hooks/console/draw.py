@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from vla_rl.core.types import Rate, Run
+from vla_rl.core.events import Rate, Run
 from vla_rl.plugins.hooks.console.status import Status, clock, percent
 
 COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}

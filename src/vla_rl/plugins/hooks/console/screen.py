@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from vla_rl.core.types import Evaluation, Run
+from vla_rl.core.events import Evaluation, Run
 from vla_rl.plugins.hooks.console.draw import LivePanel, step_line, summary, warmup_line
 from vla_rl.plugins.hooks.console.status import Status, percent
 

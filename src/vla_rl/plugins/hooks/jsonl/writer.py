@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from vla_rl.core.types import Evaluation, Run
+from vla_rl.core.events import Evaluation, Run
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.jsonl import JsonlConfig

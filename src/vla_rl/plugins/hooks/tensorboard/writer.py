@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from vla_rl.core.types import Evaluation, Run
+from vla_rl.core.events import Evaluation, Run
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.tensorboard import TensorboardConfig

@@ -9,7 +9,8 @@ import imageio_ffmpeg
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vla_rl.core.types import EpisodeFrames, Evaluation, Run, to_numpy
+from vla_rl.core.events import EpisodeFrames, Evaluation, Run
+from vla_rl.core.types import to_numpy
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.video import VideoConfig

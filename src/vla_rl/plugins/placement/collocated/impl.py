@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.types import Cluster, DoesNotFit, Job, Plan, Slot
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan, Slot
 from vla_rl.plugins.placement.collocated import CollocatedConfig
 
 ROLES = ("sim", "policy", "learner")

@@ -1,0 +1,63 @@
+"""What listeners hear: the run, evaluations and their frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from vla_rl.core.types import Episode
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+
+@frozen(kw_only=True)
+class Rate:
+    """A success rate with its 95 % Wilson interval."""
+
+    rate: float
+    n: int
+    low: float
+    high: float
+
+
+@frozen(kw_only=True, eq=False)
+class EpisodeFrames:
+    """The frames of one evaluation episode: the first observation and one after each chunk."""
+
+    task: str
+    instruction: str
+    success: bool
+    images: Mapping[str, Array]
+    """Camera -> uint8 [frames, H, W, 3]."""
+
+
+@frozen(kw_only=True, eq=False)
+class Evaluation:
+    """Every (task, evaluation state) once per repeat."""
+
+    step: int
+    success: Rate
+    tasks: Mapping[str, Rate]
+    repeats: tuple[float, ...]
+    """Success rate of each repeat."""
+    episodes: tuple[Episode, ...]
+    seconds: float
+    frames: tuple[EpisodeFrames, ...] = ()
+
+
+@frozen(kw_only=True)
+class Run:
+    """What a `RunEvents` plugin may know about the run it listens to."""
+
+    name: str
+    folder: Any
+    """pathlib.Path of the run folder."""
+    spec: Mapping[str, Any]
+    """The resolved spec as plain data."""
+    first_step: int
+    """0, or the step a resumed run starts from."""
+    steps: int
+    """Step at which training ends."""

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vla_rl.core.testing import check_algorithm
+from vla_rl.core.types import Rollout
+from vla_rl.plugins.algorithms.ppo import PPOConfig, plugin
+from vla_rl.plugins.algorithms.ppo.impl import PPO
+
+
+def rollout(values: torch.Tensor) -> Rollout:
+    """One row, two chunk steps of two actions: an episode ends by success with action 1, the next one is cut."""
+    return Rollout(
+        step=1,
+        rewards=torch.tensor([[[1.0, 0.0]], [[0.0, 0.5]]]),
+        terminated=torch.tensor([[[True, False]], [[False, False]]]),
+        truncated=torch.zeros(2, 1, 2, dtype=torch.bool),
+        valid=torch.tensor([[[True, False]], [[True, True]]]),
+        log_probs=torch.zeros(2, 1, 2, 3),
+        values=values,
+        next_values=torch.tensor([[0.0], [4.0]]),
+        groups=torch.zeros(1, dtype=torch.long),
+        success=torch.tensor([True]),
+        versions=torch.zeros(2, 1, dtype=torch.long),
+        episodes=(),
+    )
+
+
+def test_chunk_level_by_hand():
+    config = PPOConfig(gamma=0.5, lam=1.0, normalize_advantages=False)
+    result = PPO(config).advantages(rollout(torch.tensor([[0.25], [1.0]])))
+    assert result.advantages.flatten().tolist() == pytest.approx([1.0 - 0.25, 0.5 + 0.5 * 4.0 - 1.0])
+    assert result.returns.flatten().tolist() == pytest.approx([1.0, 2.5])
+
+
+def test_action_level_by_hand():
+    config = PPOConfig(gamma=0.5, lam=0.0, normalize_advantages=False, advantage="action")
+    result = PPO(config).advantages(rollout(torch.tensor([[[0.25, 9.0]], [[1.0, 2.0]]])))
+    # action 0: 1 - 0.25 (terminated); action 1 was dropped; 2: 0 + 0.5 * 2 - 1; 3: 0.5 + 0.5 * 4 - 2
+    assert result.advantages.flatten().tolist() == pytest.approx([0.75, 0.0, 0.0, 0.5])
+    assert result.value_weights.flatten().tolist() == [1.0, 0.0, 1.0, 1.0]
+
+
+def test_normalised_advantages_have_zero_mean_over_valid_entries():
+    result = PPO(PPOConfig(advantage="action")).advantages(rollout(torch.rand(2, 1, 2)))
+    valid = torch.tensor([[[True, False]], [[True, True]]])
+    assert float(result.advantages[valid].mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(result.advantages[valid].std()) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("log_prob", "advantage"),
+    [("chunk", "chunk"), ("action", "chunk"), ("token", "chunk"), ("action", "action"), ("token", "action")],
+)
+def test_it_keeps_the_contract(log_prob, advantage):
+    check_algorithm(plugin, PPOConfig(log_prob=log_prob, advantage=advantage, entropy_coef=0.01, dual_clip=3.0))
+
+
+def test_an_advantage_of_each_action_needs_a_finer_ratio():
+    with pytest.raises(ValueError, match="advantage: action cannot be used with log_prob: chunk"):
+        PPOConfig(advantage="action", log_prob="chunk")

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from vla_rl.core.plan import Cluster, DoesNotFit, Job
+from vla_rl.core.testing import check_placement
+from vla_rl.plugins.placement.collocated import CollocatedConfig, plugin
+from vla_rl.plugins.placement.collocated.impl import Collocated
+
+JOB = Job(num_envs=8, group_size=2, env="sim", row_memory=2**30)
+
+
+def plan(workers=None, *, cpus=8.0, gpus=0, memory=2**36, job=JOB):
+    return Collocated(CollocatedConfig(workers=workers)).plan(Cluster(cpus=cpus, gpus=gpus, memory=memory), job)
+
+
+def test_one_worker_on_a_machine_without_gpus():
+    (slot,) = plan().slots
+    assert (set(slot.roles), slot.device, slot.cpus, slot.gpus) == ({"sim", "policy", "learner"}, "cpu", 8.0, 0.0)
+
+
+def test_one_worker_a_gpu():
+    slots = plan(gpus=4).slots
+    assert [(s.device, s.cpus, s.gpus) for s in slots] == [("cuda", 2.0, 1.0)] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 3}, "8 rows cannot be shared evenly by 3 workers"),
+        ({"workers": 4, "cpus": 2.0}, "4 workers need a CPU core each, and there are 2"),
+        ({"workers": 8, "gpus": 2}, "8 workers need a GPU each"),
+        ({"memory": 5 * 2**30}, r"need about 8.0 GiB .* there are 5.0 GiB; at most 5 rows fit"),
+    ],
+)
+def test_what_does_not_fit_says_the_numbers(options, message):
+    with pytest.raises(DoesNotFit, match=message):
+        plan(**options)
+
+
+def test_it_keeps_the_contract():
+    check_placement(plugin, CollocatedConfig())
