@@ -1,4 +1,4 @@
-"""What listeners hear: the run, evaluations and their frames."""
+"""What listeners hear: the run, evaluations and their frames; and who listens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from vla_rl.core.types import Episode
+from vla_rl.core.hookspecs import RunEvents
+from vla_rl.core.plugins import build, hook_modules
+from vla_rl.core.seats import broadcast
+from vla_rl.core.types import Context, Episode
 
 if TYPE_CHECKING:
+    from vla_rl.core.spec import Spec
     from vla_rl.core.types import Array
 
 
@@ -61,3 +65,9 @@ class Run:
     """0, or the step a resumed run starts from."""
     steps: int
     """Step at which training ends."""
+
+
+def listeners(spec: Spec) -> RunEvents:
+    """All run-event plugins of the spec, and the modules of `plugins:`."""
+    built = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
+    return broadcast([*built, *hook_modules(spec.plugins)])

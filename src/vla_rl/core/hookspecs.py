@@ -228,7 +228,7 @@ class RunEvents:
 
     @hookspec
     def on_progress(self, run: Run, phase: str, done: int, total: int) -> None:
-        """Now and then within a phase ("warmup", "rollout", "update", "eval"): `done` of `total`."""
+        """Within a phase (demonstrations, warmup, rollout, update, eval): `done` of `total`, which is 0 when unknown."""
 
     @hookspec
     def on_fault(self, run: Run, step: int, message: str) -> None:
@@ -236,4 +236,4 @@ class RunEvents:
 
     @hookspec
     def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
-        """Last; `results` is the content of results.json."""
+        """Last, unless the run was stopped or failed; `results` is the content of results.json."""

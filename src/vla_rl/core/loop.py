@@ -11,23 +11,20 @@ import numpy as np
 from attrs import define
 
 from vla_rl.core.evaluation import evaluation_due
-from vla_rl.core.events import Run
+from vla_rl.core.events import Run, listeners
 from vla_rl.core.hookspecs import RunEvents
-from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.assemble import take_columns
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.folder import RunFolder, State, summary
 from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
-from vla_rl.core.seats import broadcast
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import Context
 
 
 def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
     """Train as the spec says; -> the content of results.json.
 
-    Raises RunStopped after Ctrl-C (a checkpoint was written), UserError for what the user can mend, and whatever a
-    plugin raised, with the plugin's name. No process is left behind in any case.
+    Raises RunStopped after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised. No process is
+    left behind in any case.
     """
     home = RunFolder(folder)
     saved = home.restore() if resume else None
@@ -38,17 +35,11 @@ def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
             state = saved[0] if saved else State()
             if saved:
                 runtime.load(saved[1])
-            first, steps = state.step, spec.train.steps
-            about = Run(name=spec.name, folder=folder, spec=spec.to_dict(), first_step=first, steps=steps)
+            data = spec.to_dict()
+            about = Run(name=spec.name, folder=folder, spec=data, first_step=state.step, steps=spec.train.steps)
             return _Loop(spec, runtime, home, state, listeners(spec), about, interrupts).train()
         finally:
             runtime.close()
-
-
-def listeners(spec: Spec) -> RunEvents:
-    """All run-event plugins of the spec, and the modules of `plugins:`."""
-    built = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
-    return broadcast([*built, *hook_modules(spec.plugins)])
 
 
 @define
@@ -74,8 +65,7 @@ class _Loop:
                 finished = state.step >= spec.train.steps
                 if evaluation_due(spec, state.step) and state.evaluated < state.step:
                     self._evaluate()
-                every = spec.train.checkpoint_every
-                if state.step and (finished or (every and state.step % every == 0)):
+                if state.step and (finished or state.step % (spec.train.checkpoint_every or spec.train.steps) == 0):
                     self._save(begun)
                 if finished:
                     break
@@ -85,8 +75,7 @@ class _Loop:
             if spec.warmup is not None and not state.warmed_up:
                 raise RunStopped("stopped in the warm-up, before there was anything to save") from None
             self._save(begun)
-            where = f"stopped after step {state.step} of {spec.train.steps}; saved in {self.home.path}"
-            raise RunStopped(f"{where}, go on with --resume") from None
+            raise RunStopped(f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume") from None
         state.wall_seconds = perf_counter() - begun
         results = self.home.write_results(spec, state)
         self.events.on_run_end(self.about, results)
@@ -94,12 +83,11 @@ class _Loop:
 
     def _train_step(self, step: int) -> None:
         begun, algorithm = perf_counter(), self.runtime.algorithm
-        self._progress("rollout", step, self.spec.train.steps)
+        self._progress("rollout")
         rollout, metrics = self.runtime.rollout(step)
         rollout = algorithm.shape_rewards(rollout)
         self.events.on_rollout_end(self.about, step, rollout, metrics)
-        self._progress("update", step, self.spec.train.steps)
-
+        self._progress("update")
         keep = np.flatnonzero(algorithm.select(rollout).numpy())
         metrics["rollout/kept"] = len(keep) / rollout.valid.shape[1]
         if len(keep):
@@ -109,11 +97,10 @@ class _Loop:
             self.events.on_weights_published(self.about, step, self.runtime.version)
         else:
             metrics["update/skipped"] = 1.0
-
         self.state.step = step
         self.state.env_steps += int(metrics["rollout/env_steps"])
-        metrics["time/step"] = perf_counter() - begun
-        metrics["throughput/env_steps_per_s"] = metrics["rollout/env_steps"] / metrics["time/step"]
+        metrics["time/step"] = seconds = perf_counter() - begun
+        metrics["throughput/env_steps_per_s"] = metrics["rollout/env_steps"] / seconds
         self.events.on_update_end(self.about, step, metrics)
 
     def _evaluate(self) -> None:
@@ -128,6 +115,6 @@ class _Loop:
         saved = self.home.save(self.state, self.runtime.save, self.spec.train.keep_checkpoints)
         self.events.on_checkpoint(self.about, self.state.step, saved)
 
-    def _progress(self, phase: str, done: int, total: int) -> None:
+    def _progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         self.interrupts.check()
         self.events.on_progress(self.about, phase, done, total)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.types import Context, Plugin
-
-if TYPE_CHECKING:
-    from vla_rl.core.hookspecs import Algorithm
 
 
 @frozen(kw_only=True)
@@ -54,7 +51,7 @@ class GRPOConfig:
     """Weight of the entropy bonus, at the granularity of the ratio."""
 
 
-def build(config: GRPOConfig, context: Context) -> Algorithm:
+def build(config: GRPOConfig, context: Context) -> Any:
     from vla_rl.plugins.algorithms.grpo.impl import GRPO
 
     return GRPO(config)

@@ -1,9 +1,8 @@
 """One task in one simulator: exact resets, steps, pictures, and looking ahead without a trace.
 
-Imports MuJoCo, so `MUJOCO_GL` is set before.
+Imports MuJoCo, so `MUJOCO_GL` is set before. robosuite draws from NumPy's global generator, and what exact resets and
+rehearsals need has no public name there, hence the private ones below.
 """
-
-# robosuite draws from NumPy's global generator, and what exact resets and rehearsals need has no public name.
 
 from __future__ import annotations
 

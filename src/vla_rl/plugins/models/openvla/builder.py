@@ -8,6 +8,7 @@ import torch
 from attrs import frozen
 from tokenizers import Tokenizer
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
@@ -30,7 +31,7 @@ from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import Prompts, train_tokenizer
 
 
-class MismatchError(ValueError):
+class MismatchError(UserError, ValueError):
     """Model and simulator do not fit each other."""
 
 

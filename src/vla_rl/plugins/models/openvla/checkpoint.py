@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vla_rl.core.errors import UserError
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.plugins.models.openvla.lora import merged_state
@@ -26,7 +27,7 @@ WEIGHTS, VALUE_HEAD, STATISTICS = "model.safetensors", "value_head.safetensors",
 PROPRIO_PATTERN, PROPRIO_FILE = "proprio_projector--*_checkpoint.pt", "proprio_projector--latest_checkpoint.pt"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError, ValueError):
     """A checkpoint cannot be used; the message says which file and what to do."""
 
 
