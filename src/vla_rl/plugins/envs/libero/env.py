@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -15,7 +15,10 @@ from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetS
 from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import recipe
 from vla_rl.plugins.envs.libero.rows import ACTION_DIM, FIRST_TRAIN, IDS_PER_TASK, STATE_DIM, UNTOUCHED, MakeRow
-from vla_rl.plugins.envs.libero.suites import Array, Suite
+from vla_rl.plugins.envs.libero.suites import Suite
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
 
 T = TypeVar("T")
 

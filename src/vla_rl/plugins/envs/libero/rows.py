@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
+import multiprocessing
 import os
 import signal
-import sys
+import threading
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
@@ -26,10 +26,9 @@ IDS_PER_TASK, FIRST_TRAIN = 1000, 500
 """An id is 1000 times the task's number, plus 0 to 499 for official states or 500 to 999 for drawn ones."""
 UNTOUCHED = -1
 """In place of a state id: leave this row as it is."""
-PR_SET_PDEATHSIG = 1
 
 
-class Row(gymnasium.Env[dict[str, Array], dict[str, Array]]):
+class Row(gymnasium.Env[Any, Any]):
     """Row `index` of the batch. Its simulator is built at the first reset, so making a Row is cheap anywhere."""
 
     def __init__(self, config: LiberoConfig, chunk: int, index: int) -> None:
@@ -37,13 +36,12 @@ class Row(gymnasium.Env[dict[str, Array], dict[str, Array]]):
         images: dict[str, spaces.Space[Any]] = {
             name: spaces.Box(0, 255, (size, size, 3), np.uint8) for name, size in config.cameras.items()
         }
-        self.observation_space = spaces.Dict(images | {"state": spaces.Box(-np.inf, np.inf, (STATE_DIM,), np.float32)})
+        parts = images | {"state": spaces.Box(-np.inf, np.inf, (STATE_DIM,), np.float32)}
+        self.observation_space = spaces.Dict(parts)
         flag = spaces.Box(0, 1, (), np.bool_)
         actions = spaces.Box(-np.inf, np.inf, (chunk, ACTION_DIM), np.float32)
         self.action_space = spaces.Dict({"actions": actions, "active": flag, "stop_at_end": flag})
-        self._last: dict[str, Array] = {
-            name: np.zeros(space.shape or (), space.dtype) for name, space in self.observation_space.items()
-        }
+        self._last: dict[str, Array] = {name: np.zeros(space.shape or (), space.dtype) for name, space in parts.items()}
         self._scene: Any = None
         self._expert: Expert | None = None
         self._seeds: dict[int, int] = {}
@@ -127,9 +125,17 @@ class Row(gymnasium.Env[dict[str, Array], dict[str, Array]]):
             self._scene = None
 
 
+def _leave_with_owner() -> None:
+    """End this process when its owner has ended in any way, whatever this process is doing."""
+    owner = multiprocessing.parent_process()
+    if owner is not None:
+        owner.join()
+        os._exit(1)
+
+
 @frozen
 class MakeRow:
-    """Makes a row in the process that calls it; elsewhere than in `home`, ties that process to its parent."""
+    """Makes a row in the process that calls it; in another than `home`, ties it to its owner."""
 
     config: LiberoConfig
     chunk: int
@@ -140,6 +146,5 @@ class MakeRow:
     def __call__(self) -> Row:
         if os.getpid() != self.home:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            threading.Thread(target=_leave_with_owner, daemon=True).start()
         return Row(self.config, self.chunk, self.index)
