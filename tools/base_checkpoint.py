@@ -2,18 +2,19 @@
 stopped at about half success, so that reinforcement learning has something to improve.
 
 Every update sees fresh scenes: an endless stream beside the simulator's own splits, with the gripper at the start, on
-its way, near the goal or anywhere, labelled by the expert (DAgger's idea: Ross et al. 2011). Two phases:
-  1. see: a linear probe on each projected patch names the thing whose centre lies in it and where; trains the vision
-     transformers and the projector (a network this small finds what to look at very slowly from actions alone);
-  2. act: imitation of the expert's chunks with all parts, the probe at a low weight, and a second probe that reads
-     from the Llama's hidden states how far away the named thing is.
-The probes are thrown away. Training ends at the first evaluation at or above `--stop`.
+its way, near the goal or anywhere, labelled by the expert (DAgger's idea: Ross et al. 2011). Three phases:
+  1. see: a linear probe on each projected patch names the thing whose centre lies in it and where. This trains the
+     vision transformers and the projector; from actions alone a network this small learns to see very slowly;
+  2. find: a second probe reads from the Llama's hidden states which way the named thing is. This binds words to places;
+  3. act: imitation of the expert's chunks, until the first evaluation at or above `--stop`.
+The probes stay on as auxiliary losses and are thrown away at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +46,8 @@ KINDS = 2 * len(COLOURS)
 class Stream:
     """Training states without end: `next()` puts all rows of the simulator into new ones."""
 
-    def __init__(self, env: Tabletop, seed: int, alone: float):
-        self.env, self.alone = env, alone
+    def __init__(self, env: Tabletop, seed: int, alone: float, puts: float):
+        self.env, self._alone, self._puts = env, alone, puts
         self._rng = generator(seed, "base checkpoint")
         self._torch = torch.Generator().manual_seed(seed)
         self._draws = self._batches()
@@ -63,19 +64,20 @@ class Stream:
         gripper = torch.where(choice < 0.35, start, start + way * (goal - start) + 0.08 * jitter)
         gripper = torch.where(choice < 0.65, gripper, goal + 0.15 * jitter)
         gripper = torch.where(choice < 0.85, gripper, anywhere)
-        env.move_gripper(gripper, now["closed"] | (torch.rand(rows, generator=self._torch) < 0.1))
+        env.move_gripper(gripper, now["closed"] ^ (torch.rand(rows, generator=self._torch) < 0.1))
         return env.observe()
 
     def _batches(self, pool: int = 8192) -> Iterator[tuple[Any, Any]]:
         rows = self.env.num_envs
         while True:
             scenes = draw_scenes(self._rng, pool)
-            # In some scenes the named thing is the only one: sooner than words it can be learned to go to what is there.
-            lone = self._rng.random(pool) < self.alone
+            # In some scenes the named thing is the only one: going to what is there is learned before words are.
+            lone = self._rng.random(pool) < self._alone
             away = lone[:, None] & (np.arange(THINGS) != scenes.target[:, None])
             away[:, -1] &= ~scenes.holding
             scenes.position[away] = 9.0
-            order = self._rng.permutation(pool)
+            share = np.where(scenes.holding, self._puts, 1 - self._puts)
+            order = self._rng.choice(pool, pool, p=share / share.sum())
             yield from ((scenes, order[i : i + rows]) for i in range(0, pool - rows + 1, rows))
 
 
@@ -105,7 +107,7 @@ class Probes(nn.Module):
 
 
 def patch_labels(env: Tabletop) -> tuple[Tensor, Tensor, Tensor]:
-    """Per patch of the overhead, then the wrist image: kinds [B, P, K], place in the image [B, P, 2], anything [B, P]."""
+    """Per patch of the overhead, then the wrist image: kinds [B, P, K], place in it [B, P, 2], anything [B, P]."""
     now = env.snapshot()
     rows = env.num_envs
     kind = now["colour"] + len(COLOURS) * now["is_plate"]
@@ -124,7 +126,9 @@ def patch_labels(env: Tabletop) -> tuple[Tensor, Tensor, Tensor]:
     return kinds.flatten(1, 2), places.flatten(1, 2), anything.flatten(1, 2)
 
 
-def success(policy: Any, *, greedy: bool = True, blank: bool = False, shuffle: bool = False) -> tuple[float, list[float]]:
+def success(
+    policy: Any, *, greedy: bool = True, blank: bool = False, shuffle: bool = False
+) -> tuple[float, list[float]]:
     """Success on every evaluation state, in all and by task; with all images grey, or with another colour asked for."""
     env = tabletop.build(TabletopConfig(), Context(chunk=CHUNK, num_envs=200))
     states = env.reset_states("eval")
@@ -154,7 +158,6 @@ def train(options: argparse.Namespace) -> Any:
     policy = openvla_oft.build(config, Context(seed=options.seed, chunk=CHUNK, env=env.info))
     network = policy.module.vla
     probes = Probes(network.config.text_config.hidden_size, options.seed)
-    stream = Stream(env, options.seed, options.alone)
     trained = [p for p in policy.module.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW([*trained, *probes.parameters()], lr=options.lr, betas=(0.9, 0.98))
     seen: dict[str, Tensor] = {}
@@ -163,33 +166,50 @@ def train(options: argparse.Namespace) -> Any:
     reads = CHUNK * env.info.action_dim
     begun = time.perf_counter()
 
-    def update(loss: Tensor, number: int, warm_up: int) -> None:
+    def update(loss: Tensor, lr: float) -> None:
         for group in optimiser.param_groups:
-            group["lr"] = options.lr * min(1.0, (number + 1) / warm_up)
+            group["lr"] = lr
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
 
+    def report(phase: str, number: int, text: str) -> None:
+        print(f"{phase:>5} {number:5}  {text}  {time.perf_counter() - begun:.0f} s", flush=True)
+
+    stream = Stream(env, options.seed, options.alone, puts=0.5)
     for number in range(options.see):
         obs = stream.next()
         pixels = policy.images([obs.images[name] for name in env.info.cameras])
         loss = probes.see(network.projector(network.vision_backbone(pixels)), env)
-        update(loss, number, 50)
+        update(loss, options.lr * min(1.0, (number + 1) / 50))
         if (number + 1) % 100 == 0:
-            print(f"see {number + 1:5}  loss {loss.item():.3f}  {time.perf_counter() - begun:.0f} s", flush=True)
-    for number in range(options.act):
+            report("see", number + 1, f"loss {loss.item():.3f}")
+
+    def step(find_only: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses of imitation and of finding the named thing, and their sum."""
         obs = stream.next()
         imitation = policy.imitation_loss(obs, env.expert_chunk())
         prompt, hidden = policy.prompts.rows(obs.instructions), seen["hidden"]
         last = prompt.start + hidden.shape[1] - prompt.ids.shape[1]
         read = hidden[torch.arange(len(hidden))[:, None], last[:, None] + torch.arange(reads)]
-        loss = imitation + 0.3 * probes.see(seen["patches"], env) + 6 * probes.reach(read, env)
-        update(loss, number, 100)
+        way = probes.reach(read, env)
+        auxiliary = 0.3 * probes.see(seen["patches"], env) + 6 * way
+        return imitation, way, auxiliary if find_only else imitation + auxiliary
+
+    for number in range(options.find):
+        _, way, loss = step(find_only=True)
+        cosine = 0.6 + 0.4 * math.cos(math.pi * number / options.find)
+        update(loss, options.lr * min(cosine, (number + 1) / 100))
+        if (number + 1) % 100 == 0:
+            report("find", number + 1, f"off by {way.sqrt().item():.3f}")
+    stream = Stream(env, options.seed + 1, options.alone, puts=options.puts)
+    for number in range(options.act):
+        imitation, _, loss = step(find_only=False)
+        update(loss, options.act_lr * min(1.0, (number + 1) / 20))
         if (number + 1) % options.every == 0:
             rate, tasks = success(policy)
-            seconds = time.perf_counter() - begun
-            print(f"act {number + 1:5}  loss {imitation.item():.3f}  success {rate:.3f} {tasks}  {seconds:.0f} s", flush=True)
+            report("act", number + 1, f"loss {imitation.item():.3f}  success {rate:.3f} {tasks}")
             if rate >= options.stop:
                 return policy
     raise SystemExit(f"success stayed below {options.stop} for {options.act} updates; nothing was written")
@@ -203,11 +223,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64, help="samples an update")
     parser.add_argument("--lr", type=float, default=2e-3, help="AdamW's learning rate, after a linear warm-up")
-    parser.add_argument("--see", type=int, default=300, help="updates of phase 1")
-    parser.add_argument("--act", type=int, default=5000, help="most updates of phase 2")
+    parser.add_argument("--act-lr", type=float, default=5e-4, help="the same in phase 3")
+    parser.add_argument("--see", type=int, default=500, help="updates of phase 1")
+    parser.add_argument("--find", type=int, default=1200, help="updates of phase 2")
+    parser.add_argument("--act", type=int, default=2000, help="most updates of phase 3")
+    parser.add_argument(
+        "--puts", type=float, default=0.5, help="share of put tasks among the demonstrations of phase 3"
+    )
     parser.add_argument("--alone", type=float, default=0.3, help="share of scenes with the named thing alone")
     parser.add_argument("--stop", type=float, default=0.45, help="greedy success on the evaluation split to stop at")
-    parser.add_argument("--every", type=int, default=25, help="updates between evaluations")
+    parser.add_argument("--every", type=int, default=10, help="updates between evaluations")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     begun = time.perf_counter()

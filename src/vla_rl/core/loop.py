@@ -23,8 +23,8 @@ from vla_rl.core.spec import Spec
 def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
     """Train as the spec says; -> the content of results.json.
 
-    Raises RunStopped after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised. No process is
-    left behind in any case.
+    Raises RunStopped after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised. No process
+    is left behind in any case.
     """
     home = RunFolder(folder)
     saved = home.restore() if resume else None
@@ -75,7 +75,9 @@ class _Loop:
             if spec.warmup is not None and not state.warmed_up:
                 raise RunStopped("stopped in the warm-up, before there was anything to save") from None
             self._save(begun)
-            raise RunStopped(f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume") from None
+            raise RunStopped(
+                f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"
+            ) from None
         state.wall_seconds = perf_counter() - begun
         results = self.home.write_results(spec, state)
         self.events.on_run_end(self.about, results)

@@ -92,6 +92,10 @@ class TrainSpec:
     """Learning rate."""
     value_lr: float | None = field(default=None, validator=v.optional(v.gt(0.0)))
     """Learning rate of the value head; none: lr."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How both rates fall from their value to a twentieth of it at the last step."""
+    lr_warmup_steps: int = field(default=0, validator=v.ge(0))
+    """First steps over which both rates rise linearly."""
     micro_batch: int = field(validator=v.ge(1))
     """Samples (chunks) of one forward and backward pass."""
     global_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))

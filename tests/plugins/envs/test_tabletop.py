@@ -85,10 +85,11 @@ def test_letting_go_over_the_named_plate_succeeds_and_elsewhere_fails():
     held = act(env, (0, 0, CLOSED))
     assert not held.terminated.any()
     assert not held.success.any()
-    assert act(env, (0, 0, OPEN)).rewards.sum() == 4
+    assert not act(env, (0, 0, OPEN), (0, 0, CLOSED)).terminated.any(), "one opening step does not let go"
+    assert act(env, (0, 0, OPEN), (0, 0, OPEN)).rewards[:, 1].sum() == 4
     reset(env, puts)
-    lost = act(env, (0, 0, OPEN))
-    assert lost.terminated.all()
+    lost = act(env, (0, 0, OPEN), (0, 0, OPEN))
+    assert lost.terminated[:, 1].all()
     assert not lost.success.any()
 
 
@@ -113,7 +114,7 @@ def test_rows_that_run_on_after_their_end_are_paid_once_and_report_it_once():
     env = make(2)
     reset(env, states(env)[:2])
     env.move_gripper(env.snapshot()["position"][torch.arange(2), target_of(env)])
-    result = act(env, (0, 0, CLOSED), (0, 0, CLOSED), (0, 0, OPEN), (0, 0, CLOSED), stop=False)
+    result = act(env, (0, 0, CLOSED), (0, 0, OPEN), (0, 0, OPEN), (0, 0, CLOSED), stop=False)
     assert result.executed.all()
     assert result.rewards.tolist() == [[1, 0, 0, 0]] * 2
     assert result.succeeded.tolist() == [[True, True, False, True]] * 2
@@ -132,11 +133,11 @@ def test_inactive_rows_are_untouched():
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_the_expert_solves_every_scene_in_two_chunks(split: str):
+def test_the_expert_solves_every_scene_in_three_chunks(split: str):
     env = make(200)
     reset(env, states(env, split)[:200])
     active = np.ones(200, bool)
-    for _ in range(2):
+    for _ in range(3):
         result = env.chunk_step(env.expert_chunk(), active, True)
         active &= ~result.terminated.any(1).numpy()
     assert result.success.all()

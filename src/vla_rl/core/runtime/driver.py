@@ -224,7 +224,6 @@ class Runtime:
             loss = float(np.mean(self.backend.get_all(pending)))
         for place in self.learners:
             self.backend.get(self._call(place.index, "learner", "hold"))
-            self.backend.get(self._call(place.index, "learner", "set_learning_rate", None))
             self.backend.get(self._call(place.index, "learner", "reset_optimizer"))
         self._publish()
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -71,6 +72,7 @@ class LearnerRole:
             over ranks) and "seconds".
         """
         before = perf_counter()
+        self._set_rates(schedule(self.train, step))
         sums: dict[str, torch.Tensor] = {}
         maxima: dict[str, torch.Tensor] = {}
         norms: list[float] = []
@@ -114,11 +116,15 @@ class LearnerRole:
             self._optimizer_step("the warm-up")
         return float(torch.stack(losses).mean()) if losses else 0.0
 
-    def set_learning_rate(self, lr: float | None) -> None:
-        """`lr` for all parameters; None: the rates of the spec."""
-        rates = [self.train.lr, self.train.lr if self.train.value_lr is None else self.train.value_lr]
+    def set_learning_rate(self, lr: float) -> None:
+        """One rate for all parameters, until the next `update`."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _set_rates(self, factor: float) -> None:
+        rates = (self.train.lr, self.train.lr if self.train.value_lr is None else self.train.value_lr)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate if lr is None else lr
+            group["lr"] = rate * factor
 
     def reset_optimizer(self) -> None:
         """Forget the moments, between imitation and reinforcement learning."""
@@ -203,6 +209,15 @@ class LearnerRole:
         if self.world > 1:
             backend = "nccl" if self.device.startswith("cuda") else "gloo"
             torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=self.world)
+
+
+def schedule(train: TrainSpec, step: int) -> float:
+    """Factor on the learning rates at `step` (from 1): linear warm-up, then constant or a decay to a twentieth."""
+    if step <= train.lr_warmup_steps:
+        return step / (train.lr_warmup_steps + 1)
+    share = (step - train.lr_warmup_steps) / max(train.steps - train.lr_warmup_steps, 1)
+    left: float = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[train.lr_schedule]
+    return 0.05 + 0.95 * left
 
 
 def _sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:

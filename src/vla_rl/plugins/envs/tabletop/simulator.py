@@ -1,7 +1,8 @@
 """The tabletop simulator: N rows at once in plain torch, on any device, without GL.
 
 An action is (right, up, grip) in [-1, 1]: the gripper moves by `SPEED` times the first two, then closes where the
-third is above 0 and opens otherwise. Closing catches the nearest block within `TOLERANCE`; opening lets go of it.
+third is above 0 and opens otherwise. Closing catches the nearest block within `TOLERANCE`; a block falls at the second
+step in a row that opens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SPEED = 0.16
 """Table units a step at full speed."""
 LEVELS = 2
 """The expert's speeds are multiples of 1 / LEVELS."""
-TOLERANCE = 0.14
+TOLERANCE = 0.16
 """A block is caught, and a plate is met, within this distance of the gripper in x and in y."""
 LIMIT = 0.95
 """The gripper stays within [-LIMIT, LIMIT]."""
@@ -113,10 +114,10 @@ class Tabletop(SimEnv):
         state["rewarded"][rows_] = False
 
     def move_gripper(self, gripper: torch.Tensor, closed: torch.Tensor | None = None) -> None:
-        """Set the grippers (float32 [N, 2]) down elsewhere with what they hold, and open or close those without."""
+        """Set the grippers (float32 [N, 2]) down elsewhere with what they hold, and open or close them."""
         self._state["gripper"] = gripper.clamp(-LIMIT, LIMIT).to(self.device)
         if closed is not None:
-            self._state["closed"] = closed.to(self.device) | (self._state["held"] >= 0)
+            self._state["closed"] = closed.to(self.device)
         self._carry(torch.ones_like(self._state["closed"]))
 
     def observe(self, rows: torch.Tensor | None = None) -> Observation:
@@ -191,14 +192,15 @@ class Tabletop(SimEnv):
         state = self._state
         moved = (state["gripper"] + SPEED * action[:, :2]).clamp(-LIMIT, LIMIT)
         state["gripper"] = torch.where(running[:, None], moved, state["gripper"])
-        state["closed"] = torch.where(running, action[:, 2] > 0, state["closed"])
+        was_closed = state["closed"]
+        state["closed"] = torch.where(running, action[:, 2] > 0, was_closed)
         self._carry(running)
         distance = self._distance()
         distance = torch.where(state["is_plate"] | (distance > TOLERANCE), torch.inf, distance)
         nearest, block = distance.min(1)
-        caught = torch.where(nearest < torch.inf, block, -1)
-        held = torch.where(state["held"] >= 0, state["held"], caught)
-        held = torch.where(state["closed"], held, -1)
+        caught = torch.where(state["closed"] & (nearest < torch.inf), block, -1)
+        kept = torch.where(state["closed"] | was_closed, state["held"], -1)
+        held = torch.where(state["held"] >= 0, kept, caught)
         state["held"] = torch.where(running, held, state["held"])
         self._carry(running)
 
