@@ -228,7 +228,7 @@ class RunEvents:
 
     @hookspec
     def on_progress(self, run: Run, phase: str, done: int, total: int) -> None:
-        """Within a phase (demonstrations, warmup, rollout, update, eval): `done` of `total`, which is 0 when unknown."""
+        """Within a phase (demonstrations, warmup, rollout, update, eval): `done` of `total`, 0 when not known."""
 
     @hookspec
     def on_fault(self, run: Run, step: int, message: str) -> None:

@@ -21,10 +21,9 @@ from vla_rl.core.spec import Spec
 
 
 def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
-    """Train as the spec says; -> the content of results.json.
+    """Train as the spec says; -> the content of results.json. No process is left behind in any case.
 
-    Raises RunStopped after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised. No process
-    is left behind in any case.
+    Raises RunStopped after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised.
     """
     home = RunFolder(folder)
     saved = home.restore() if resume else None

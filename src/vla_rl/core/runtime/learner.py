@@ -216,8 +216,8 @@ def schedule(train: TrainSpec, step: int) -> float:
     if step <= train.lr_warmup_steps:
         return step / (train.lr_warmup_steps + 1)
     share = (step - train.lr_warmup_steps) / max(train.steps - train.lr_warmup_steps, 1)
-    left: float = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[train.lr_schedule]
-    return 0.05 + 0.95 * left
+    left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}
+    return 0.05 + 0.95 * left[train.lr_schedule]
 
 
 def _sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:

@@ -8,17 +8,7 @@ from typing import Any
 from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
-
-CAMERAS = {
-    "agentview": "agentview",
-    "wrist": "robot0_eye_in_hand",
-    "frontview": "frontview",
-    "sideview": "sideview",
-    "birdview": "birdview",
-    "galleryview": "galleryview",
-    "robotview": "robot0_robotview",
-}
-"""Name in specs and observations -> name in the simulator."""
+from vla_rl.plugins.envs.libero.cameras import CAMERAS
 
 
 def _known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> None:

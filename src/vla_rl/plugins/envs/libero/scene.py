@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.libero import CAMERAS
+from vla_rl.plugins.envs.libero.cameras import CAMERAS
 from vla_rl.plugins.envs.libero.suites import Array, Task
 
 os.environ.setdefault("MUJOCO_GL", "egl")
