@@ -15,7 +15,7 @@ from vla_rl.core.events import Run, listeners
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.runtime.assemble import take_columns
 from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.folder import RunFolder, State, summary
+from vla_rl.core.runtime.folder import RunFolder, State
 from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.spec import Spec
 
@@ -34,8 +34,9 @@ def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
             state = saved[0] if saved else State()
             if saved:
                 runtime.load(saved[1])
-            data = spec.to_dict()
-            about = Run(name=spec.name, folder=folder, spec=data, first_step=state.step, steps=spec.train.steps)
+            about = Run(
+                name=spec.name, folder=folder, spec=spec.to_dict(), first_step=state.step, steps=spec.train.steps
+            )
             return _Loop(spec, runtime, home, state, listeners(spec), about, interrupts).train()
         finally:
             runtime.close()
@@ -105,11 +106,9 @@ class _Loop:
         self.events.on_update_end(self.about, step, metrics)
 
     def _evaluate(self) -> None:
-        state = self.state
-        evaluation = self.runtime.evaluate(state.step, self.events.frames_wanted(state.step))
-        state.evaluated, state.last = state.step, summary(evaluation)
-        state.before = state.before or (state.last if state.step == 0 else None)
-        self.events.on_eval_end(self.about, state.step, evaluation)
+        evaluation = self.runtime.evaluate(self.state.step, self.events.frames_wanted(self.state.step))
+        self.state.remember(evaluation)
+        self.events.on_eval_end(self.about, self.state.step, evaluation)
 
     def _save(self, begun: float) -> None:
         self.state.wall_seconds = perf_counter() - begun

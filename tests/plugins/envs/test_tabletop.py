@@ -235,6 +235,10 @@ def test_tasks_can_be_chosen_and_step_limit_is_reported():
     assert set(reset(env, states(env)[:2]).instructions) == {"put the block on the red plate"}
 
 
+def test_it_keeps_the_promises_of_a_simulator(check_env):
+    check_env(plugin, TabletopConfig(), expert_success=1.0)
+
+
 def test_config_and_shapes_are_checked():
     with pytest.raises(ValueError, match="no tabletop task 'pick_pink'; tasks: pick_red"):
         TabletopConfig(tasks=("pick_pink",))

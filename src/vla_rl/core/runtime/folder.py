@@ -56,6 +56,11 @@ class State:
     warmed_up: bool = False
     """The expert was cloned; a run that is stopped before that starts again."""
 
+    def remember(self, evaluation: Evaluation) -> None:
+        self.evaluated, self.last = evaluation.step, summary(evaluation)
+        if evaluation.step == 0:
+            self.before = self.last
+
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
     """An evaluation as results.json has it."""

@@ -7,6 +7,7 @@ the block in the gripper (`put`).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ START = 0.35
 GAP = 0.42
 """Least distance between two things, and between a thing and the start of the gripper (Chebyshev)."""
 _TRIES = 96
+_BLOCK = 500
 
 
 @frozen(kw_only=True, eq=False)
@@ -80,8 +82,9 @@ def draw_scenes(rng: np.random.Generator, count: int) -> Scenes:
     )
 
 
+@cache
 def split_scenes(split: str) -> Scenes:
-    """All scenes of a split, keyed by its name alone."""
+    """All scenes of a split, keyed by its name alone. Shared: not to be written to."""
     return draw_scenes(generator(0, f"tabletop/{split}"), SPLITS[split][1])
 
 
@@ -89,11 +92,12 @@ def _places(rng: np.random.Generator, count: int, holding: Array) -> tuple[Array
     """Gripper [S, 2] and things [S, 4, 2], none closer than GAP: the first of many draws that fits."""
     gripper = np.empty((count, 2), np.float32)
     position = np.empty((count, THINGS, 2), np.float32)
-    open_rows = np.arange(count)
-    while len(open_rows):
-        starts = rng.uniform(-START, START, (len(open_rows), _TRIES, 1, 2))
-        things = rng.uniform(-REACH, REACH, (len(open_rows), _TRIES, THINGS, 2))
-        held = holding[open_rows, None, None]
+    left = np.arange(count)
+    while len(left):
+        block, left = left[:_BLOCK], left[_BLOCK:]
+        starts = rng.uniform(-START, START, (len(block), _TRIES, 1, 2))
+        things = rng.uniform(-REACH, REACH, (len(block), _TRIES, THINGS, 2))
+        held = holding[block, None, None]
         things[:, :, -1] = np.where(held, starts[:, :, 0], things[:, :, -1])
         points = np.concatenate([starts, things], axis=2)
         distance = np.abs(points[:, :, :, None] - points[:, :, None]).max(-1)
@@ -101,9 +105,8 @@ def _places(rng: np.random.Generator, count: int, holding: Array) -> tuple[Array
         distance[:, :, 0, -1] += 9 * held[..., 0]  # the gripper is where the block it holds is
         distance[:, :, -1, 0] += 9 * held[..., 0]
         fits = distance.min((2, 3)) >= GAP
-        first = fits.argmax(1)
-        found = fits.any(1)
-        gripper[open_rows[found]] = starts[found, first[found], 0]
-        position[open_rows[found]] = things[found, first[found]]
-        open_rows = open_rows[~found]
+        first, found = fits.argmax(1), fits.any(1)
+        gripper[block[found]] = starts[found, first[found], 0]
+        position[block[found]] = things[found, first[found]]
+        left = np.concatenate([left, block[~found]])
     return gripper, position

@@ -27,7 +27,9 @@ SPEED = 0.16
 LEVELS = 2
 """The expert's speeds are multiples of 1 / LEVELS."""
 TOLERANCE = 0.16
-"""A block is caught, and a plate is met, within this distance of the gripper in x and in y."""
+"""A block is caught within this distance of the gripper in x and in y."""
+ON_PLATE = 0.2
+"""A block lies on a plate when its centre is within this distance of the plate's in x and in y."""
 LIMIT = 0.95
 """The gripper stays within [-LIMIT, LIMIT]."""
 
@@ -53,7 +55,6 @@ class Tabletop(SimEnv):
             ),
         )
         self._render = Renderer(config.image_size, context.device)
-        self._splits: dict[str, Scenes] = {}
         self._task = np.full(self.num_envs, min(self._tasks))
         self._state = {
             "gripper": torch.zeros(self.num_envs, 2),
@@ -86,9 +87,7 @@ class Tabletop(SimEnv):
         for split, (first, count) in SPLITS.items():
             chosen = (ids >= first) & (ids < first + count)
             if chosen.any():
-                if split not in self._splits:
-                    self._splits[split] = split_scenes(split)
-                self.place(rows_[torch.from_numpy(chosen)], self._splits[split], ids[chosen] - first)
+                self.place(rows_[torch.from_numpy(chosen)], split_scenes(split), ids[chosen] - first)
             ids = np.where(chosen, -1, ids)
         if (ids >= 0).any():
             raise ValueError(f"tabletop has no state {int(ids[ids >= 0][0])}; see reset_states for those there are")
@@ -218,7 +217,7 @@ class Tabletop(SimEnv):
         state = self._state
         target = state["target"][:, None]
         goal = state["position"].gather(1, target[..., None].expand(-1, 1, 2))[:, 0]
-        placed = (state["position"][:, -1] - goal).abs().amax(-1) <= TOLERANCE
+        placed = (state["position"][:, -1] - goal).abs().amax(-1) <= ON_PLATE
         return torch.where(state["puts"], placed & (state["held"] < 0), state["held"] == state["target"])
 
     def _failure(self) -> torch.Tensor:
