@@ -26,7 +26,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 base-checkpoint: $(VENV)/.run
-	$(BIN)/python tools/make_base_checkpoint.py
+	$(BIN)/python tools/base_checkpoint.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
