@@ -67,7 +67,7 @@ class Stream:
         env.move_gripper(gripper, now["closed"] ^ (torch.rand(rows, generator=self._torch) < 0.1))
         return env.observe()
 
-    def _batches(self, pool: int = 8192) -> Iterator[tuple[Any, Any]]:
+    def _batches(self, pool: int = 2048) -> Iterator[tuple[Any, Any]]:
         rows = self.env.num_envs
         while True:
             scenes = draw_scenes(self._rng, pool)
@@ -225,13 +225,13 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3, help="AdamW's learning rate, after a linear warm-up")
     parser.add_argument("--act-lr", type=float, default=5e-4, help="the same in phase 3")
     parser.add_argument("--see", type=int, default=500, help="updates of phase 1")
-    parser.add_argument("--find", type=int, default=1200, help="updates of phase 2")
+    parser.add_argument("--find", type=int, default=2000, help="updates of phase 2")
     parser.add_argument("--act", type=int, default=2000, help="most updates of phase 3")
     parser.add_argument(
-        "--puts", type=float, default=0.5, help="share of put tasks among the demonstrations of phase 3"
+        "--puts", type=float, default=0.12, help="share of put tasks among the demonstrations of phase 3"
     )
     parser.add_argument("--alone", type=float, default=0.3, help="share of scenes with the named thing alone")
-    parser.add_argument("--stop", type=float, default=0.45, help="greedy success on the evaluation split to stop at")
+    parser.add_argument("--stop", type=float, default=0.5, help="greedy success on the evaluation split to stop at")
     parser.add_argument("--every", type=int, default=10, help="updates between evaluations")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import warnings
 from abc import ABC, abstractmethod
@@ -105,8 +106,12 @@ class RayBackend(Backend):
         self.actors: list[Any] = []
         self.names: list[str] = []
         self.handles: dict[tuple[int, int], Any] = {}
+        self.last: dict[str, str] = {}
+        """What each worker was last asked to do."""
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
+        if address is not None:
+            _check_reachable(address)
         self.owner = not ray.is_initialized()
         if self.owner:
             try:
@@ -132,9 +137,15 @@ class RayBackend(Backend):
         for place in seats:
             slot = place.slot
             self.actors.append(actor.options(num_cpus=slot.cpus, num_gpus=slot.gpus).remote(data, place))
-            self.names.append(f"worker {place.index} ({', '.join(slot.roles)})")
+            plugins = (
+                f"env {spec.env.type!r}, model {spec.model.type!r}"
+                if slot.roles != ("sim",)
+                else f"env {spec.env.type!r}"
+            )
+            self.names.append(f"worker {place.index} ({', '.join(slot.roles)}; {plugins})")
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+        self.last[self.names[worker]] = f"{role} {method}"
         handle = self.handles.get((worker, returns))
         if handle is None:
             handle = self.handles[worker, returns] = self.actors[worker].call.options(num_returns=returns)
@@ -175,7 +186,7 @@ class RayBackend(Backend):
         except self.ray.exceptions.RayTaskError as exc:
             cause = exc.cause
             if isinstance(cause, Exception):
-                cause.add_note(f"raised in a Ray worker:\n{exc.traceback_str}")
+                cause.add_note(f"raised in a Ray worker:\n{exc}")
                 raise cause from None
             raise
         except self.ray.exceptions.RayActorError as exc:
@@ -189,7 +200,10 @@ class RayBackend(Backend):
             answer = actor.doing.remote()
             there, _ = self.ray.wait([answer], timeout=10)
             if not there:
-                raise CallHung(f"{name} does not answer (deadline {self.deadline:g} s, runtime.deadline_s)")
+                raise CallHung(
+                    f"{name} has not answered for {self.deadline:g} s (runtime.deadline_s); last call: "
+                    f"{self.last.get(name, 'none')}; its output is above"
+                )
             what, since = self._result(answer)
             if what != "idle" and time() - since > self.deadline:
                 raise CallHung(
@@ -211,6 +225,17 @@ class _Actor:
         return self.worker.doing
 
     doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes. Raises UserError when nothing listens at host:port."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as exc:
+        raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
 
 
 def machine() -> Cluster:
