@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -10,6 +12,9 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 
 app = typer.Typer(
     name="vla-rl",
@@ -41,7 +46,7 @@ def reported(command: F) -> F:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
         except Exception as exc:
             cause = getattr(exc, "cause", None)  # of an error that came from another process
             error = cause if isinstance(cause, UserError | DoesNotFit) else exc
@@ -169,7 +174,14 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main() -> NoReturn:
     """The console script."""
-    app()
+    try:
+        app()
+    except SystemExit as exc:
+        if exc.code == INTERRUPTED:  # workers are gone; what libraries still do at exit must not change the status
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise
     raise SystemExit(0)
 
 

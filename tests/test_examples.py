@@ -1,0 +1,58 @@
+"""Every example is checked, and every first-party one really runs, shortened."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from vla_rl.core.loop import run
+from vla_rl.core.spec import load_spec
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SHORT = ["eval.every=0", "train.checkpoint_every=0"]
+
+
+def start(name: str, folder: Path, *overrides: str) -> dict:
+    return run(load_spec(EXAMPLES / f"{name}.yaml", overrides), folder, resume=False)
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_it_is_a_valid_spec(file):
+    assert load_spec(file).name == file.stem.replace("_", "-")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_grpo_learns_on_the_tabletop(tmp_path):
+    results = start("tabletop_grpo", tmp_path / "run", *SHORT, "train.steps=12")
+    assert 0.3 <= results["before"]["rate"] <= 0.6
+    assert results["success"]["rate"] >= results["before"]["rate"] + 0.05
+    assert results["success"]["n"] == 200 and len(results["tasks"]) == 8
+    assert len(list((tmp_path / "run" / "videos").glob("*.mp4"))) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ppo_trains_on_the_tabletop(tmp_path):
+    start("tabletop_ppo", tmp_path / "run", *SHORT, "train.steps=3", "eval.before=false")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    values = [line["loss/value"] for line in lines if "loss/value" in line]
+    assert len(values) == 3 and values[-1] < values[0]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.sim
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install 'vla-rl[libero]'")
+def test_libero_clones_trains_and_films(tmp_path):
+    short = ["warmup.episodes=2", "warmup.epochs=1", "train.steps=2", "rollout.episodes=2", "eval.episodes_per_task=1"]
+    results = start("libero_spatial_oft_tiny", tmp_path / "run", *SHORT, *short, "eval.before=false")
+    assert results["success"]["n"] == 1 and results["steps"] == 2
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["warmup/samples"] >= 20
+    assert sum("env/success_rate" in line for line in lines) == 2
+    assert list((tmp_path / "run" / "videos").glob("*.mp4"))
