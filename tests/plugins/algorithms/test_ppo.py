@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 
@@ -60,3 +61,15 @@ def test_it_keeps_the_contract(log_prob, advantage):
 def test_an_advantage_of_each_action_needs_a_finer_ratio():
     with pytest.raises(ValueError, match="advantage: action cannot be used with log_prob: chunk"):
         PPOConfig(advantage="action", log_prob="chunk")
+
+
+@pytest.mark.parametrize(("time_limit", "advantage"), [("bootstrap", 1.0 + 0.5 * 4.0 - 0.25), ("terminal", 1.0 - 0.25)])
+def test_a_time_limit_is_bootstrapped_or_an_end(time_limit, advantage):
+    cut = attrs.evolve(
+        rollout(torch.tensor([[0.25], [1.0]])),
+        terminated=torch.zeros(2, 1, 2, dtype=torch.bool),
+        truncated=torch.tensor([[[True, False]], [[False, False]]]),
+        next_values=torch.tensor([[4.0], [0.0]]),
+    )
+    config = PPOConfig(gamma=0.5, lam=1.0, normalize_advantages=False, time_limit=time_limit)
+    assert float(PPO(config).advantages(cut).advantages[0, 0]) == pytest.approx(advantage)

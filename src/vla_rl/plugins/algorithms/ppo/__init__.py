@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.types import Context, Plugin
-
-if TYPE_CHECKING:
-    from vla_rl.core.hookspecs import Algorithm
 
 
 @frozen(kw_only=True)
@@ -30,6 +27,9 @@ class PPOConfig:
     advantage: Literal["chunk", "action"] = field(default="chunk")
     """Granularity of rewards, values and advantages. action with log_prob chunk is refused: a ratio of a whole chunk
     cannot carry an advantage of each action (RLinf-VLA Table 2)."""
+    time_limit: Literal["bootstrap", "terminal"] = "bootstrap"
+    """An episode that hits its limit goes on in the value of its final observation, or ends there with value 0. Where
+    success has to come within the limit, terminal keeps the policy from playing for time."""
     normalize_advantages: bool = True
     """Zero mean and unit std over all valid entries of the rollout."""
     aggregation: Literal["step-mean", "trajectory-mean", "rlinf"] = "step-mean"
@@ -49,7 +49,7 @@ class PPOConfig:
             raise ValueError("advantage: action cannot be used with log_prob: chunk; use log_prob: action or token")
 
 
-def build(config: PPOConfig, context: Context) -> Algorithm:
+def build(config: PPOConfig, context: Context) -> Any:
     from vla_rl.plugins.algorithms.ppo.impl import PPO
 
     return PPO(config)

@@ -22,14 +22,17 @@ class PPO(Algorithm):
         """GAE at the configured granularity; the value of the final observation stands in where a limit cut."""
         config, chunk = self.config, rollout.valid.shape[-1]
         assert rollout.values is not None and rollout.next_values is not None  # the runtime provides what `needs` names
+        terminated, truncated = rollout.terminated, rollout.truncated
+        if config.time_limit == "terminal":
+            terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
         if config.advantage == "chunk":
             mask = rollout.samples
             advantages, returns = F.gae(
                 rollout.rewards.sum(-1),
                 rollout.values,
                 rollout.next_values,
-                rollout.terminated.any(-1),
-                rollout.truncated.any(-1),
+                terminated.any(-1),
+                truncated.any(-1),
                 gamma=config.gamma,
                 lam=config.lam,
             )
@@ -41,8 +44,8 @@ class PPO(Algorithm):
                     by_action(rollout.rewards),
                     by_action(rollout.values),
                     rollout.next_values.repeat_interleave(chunk, dim=0),
-                    by_action(rollout.terminated),
-                    by_action(rollout.truncated),
+                    by_action(terminated),
+                    by_action(truncated),
                     gamma=config.gamma,
                     lam=config.lam,
                 )
