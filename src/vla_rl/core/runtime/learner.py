@@ -54,9 +54,7 @@ class LearnerRole:
         self.parameters = dict(named)
         critic = [p for n, p in named if n.startswith(CRITIC)]
         actor = [p for n, p in named if not n.startswith(CRITIC)]
-        groups = [{"params": actor, "lr": train.lr}]
-        if critic:
-            groups.append({"params": critic, "lr": train.lr if train.value_lr is None else train.value_lr})
+        groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
         self.optimizer = torch.optim.AdamW(groups, lr=train.lr, weight_decay=train.weight_decay)
 
     # ------------------------------------------------------------------------------------------------- learning
