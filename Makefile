@@ -44,5 +44,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,libero,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,dev]'
 	@touch $@

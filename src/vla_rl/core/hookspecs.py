@@ -9,7 +9,7 @@ Shapes: N simulator rows, B samples, C actions in a chunk, A action dimensions, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -131,6 +131,12 @@ class SimEnv(ABC):
         """Optional: a scripted demonstrator's next chunk from the current states, float32 [N, C, A] with C as in
         `Context.chunk`. Has no effect on the rows."""
         raise TypeError(f"{type(self).__name__} has no scripted expert")
+
+    @hookspec(firstresult=True)
+    def faults(self) -> Mapping[int, Sequence[str]]:
+        """Optional: row -> what broke there since the last call. Such a row is fit for a reset again; core plays its
+        episode anew."""
+        return {}
 
     @hookspec(firstresult=True)
     def snapshot(self) -> Any:

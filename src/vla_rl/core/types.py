@@ -82,6 +82,11 @@ class Plugin:
     """Extra of the distribution that installs what `build` imports."""
     row_memory: int = 0
     """Simulators: host memory of one row in bytes, when it is not negligible."""
+    preflight: Callable[[Any], None] | None = None
+    """config -> None, before any process starts: raises UserError for what this machine lacks (drivers, assets)."""
+    action_dim: Callable[[Any], int | None] | None = None
+    """config -> numbers of an action that a simulator takes or a model gives, where that is known without building it
+    (else None): a spec in which the two differ is refused."""
 
 
 # ---------------------------------------------------------------------------------------------- simulators
@@ -95,6 +100,8 @@ class TaskInfo:
     instruction: str
     max_steps: int
     """Step limit in environment steps (single actions)."""
+    instruction_varies: bool = False
+    """The simulator words it anew in each episode; `instruction` is an example then."""
 
 
 @frozen(kw_only=True)
@@ -109,6 +116,8 @@ class EnvInfo:
     action_high: tuple[float, ...]
     """Bounds of an action, A numbers each, in the simulator's units."""
     tasks: tuple[TaskInfo, ...]
+    notes: tuple[str, ...] = ()
+    """What a reader of results has to know of this simulator's settings; goes into results.json."""
 
     @property
     def action_dim(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,17 +14,13 @@ from typing import Literal
 
 from attrs import asdict, frozen
 
+from vla_rl.core.machine import MEND, probe
 from vla_rl.core.plugins import OWN_DIST, missing_requirements
 
 State = Literal["ok", "missing", "broken"]
 GIB = 2**30
 SHM = Path("/dev/shm")  # noqa: S108
-PROBE_SECONDS = 90.0
 VERSIONS = ("torch", "ray", "numpy", "transformers", "peft", "mujoco", "gymnasium", "attrs", "cattrs", "pluggy")
-
-APT_EGL = "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libgles2"
-APT_OSMESA = "apt-get install -y libosmesa6"
-APT_VULKAN = "apt-get install -y libvulkan1 mesa-vulkan-drivers"
 
 
 @frozen(kw_only=True)
@@ -59,19 +54,6 @@ def examine() -> list[Finding]:
     with ThreadPoolExecutor(len(probes)) as pool:
         outcomes = dict(zip(probes, pool.map(probe, probes), strict=True))
     return [*_machine(), *_runtimes(outcomes), *_drawing(outcomes), *_extras()]
-
-
-def probe(name: str, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
-    """Run one of `probes.PROBES` in a process. -> (did it work, what it said)."""
-    command = [sys.executable, "-m", "vla_rl.core.cli.probes", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return False, f"no answer within {seconds:g} s"
-    if done.returncode < 0:
-        return False, f"ended by signal {-done.returncode}"
-    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return done.returncode == 0, lines[-1] if lines else "said nothing"
 
 
 def _machine() -> Iterator[Finding]:
@@ -114,14 +96,14 @@ def _runtimes(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
 
 def _drawing(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
     backends = {
-        "egl": ("GL: EGL", "MuJoCo simulators, MUJOCO_GL=egl", APT_EGL),
-        "osmesa": ("GL: OSMesa", "MuJoCo simulators, MUJOCO_GL=osmesa", APT_OSMESA),
-        "vulkan": ("Vulkan", "SAPIEN simulators, Mesa 24.3 or newer where there is no GPU", APT_VULKAN),
+        "egl": ("GL: EGL", "MuJoCo simulators, MUJOCO_GL=egl"),
+        "osmesa": ("GL: OSMesa", "MuJoCo simulators, MUJOCO_GL=osmesa"),
+        "vulkan": ("Vulkan", "SAPIEN simulators, Mesa 24.3 or newer where there is no GPU"),
     }
-    for name, (what, users, mend) in backends.items():
+    for name, (what, users) in backends.items():
         works, said = outcomes[name]
         state: State = "ok" if works else "missing"
-        yield Finding(area="drawing", what=what, state=state, detail=f"{said} ({users})", mend="" if works else mend)
+        yield Finding(area="drawing", what=what, state=state, detail=f"{said} ({users})", mend="" if works else MEND[name])
 
 
 def _extras() -> Iterator[Finding]:
