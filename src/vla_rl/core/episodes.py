@@ -9,11 +9,14 @@ Three modes (RLinf-VLA fig. 7; docs/algorithms.md):
 | immediate, deferred | true | every action; episodes end at the step limit only |
 
 `immediate` drops the rest of a chunk after an end, `deferred` executes it; either way it is not valid.
+
+A row that broke (`SimEnv.faults`) plays its episode again from the start, with the same random numbers; what it had
+done of it is not valid. So a fault costs time and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from time import perf_counter
 from typing import Any, Literal
@@ -94,7 +97,10 @@ class Episodes:
         reward: Literal["raw", "relative"] = "raw",
         reward_coef: float = 1.0,
         bootstrap: bool = False,
+        on_fault: Callable[[str], None] = lambda text: None,
     ):
+        """`on_fault` hears what broke; it may raise to stop."""
+        self.on_fault = on_fault
         self.env, self.name, self.seed, self.chunk = env, name, seed, chunk
         self.auto_reset, self.ignore_terminations, self.bootstrap = auto_reset, ignore_terminations, bootstrap
         self.reward, self.reward_coef = reward, reward_coef
@@ -122,6 +128,7 @@ class Episodes:
         self.count = np.zeros(n, np.int64)  # valid steps of the running episode
         self.chunks = np.zeros(n, np.int64)  # chunk steps of the running episode
         self.index = np.zeros(n, np.int64)  # episode within the rollout
+        self.begun = np.zeros(n, np.int64)  # record in which the running episode began
         self.total = np.zeros(n, np.float64)
         self.last_reward = np.zeros(n, np.float32)
         self.once = np.zeros(n, bool)
@@ -142,23 +149,30 @@ class Episodes:
         remaining = np.array([self.limits[self._task(int(r))] - self.count[r] for r in rows])
         width = int(min(self.chunk, remaining.max()))
         result = self._chunk_step(rows, self._checked_actions(actions, rows)[:, :width], width)
-        record, ends = self._account(rows, remaining, result)
+        broken = self._broken()
+        record, ends = self._account(rows, remaining, result, broken)
         self.records.append(record)
+        self._take_back(broken)
 
         last = self.chunk_steps is not None and len(self.records) >= self.chunk_steps
         self._keep_frames(rows, result.obs)
-        cut = np.array([r for r in rows if record["truncated"][r].any() or (last and not ends[r])], np.int64)
+        unbroken = np.setdiff1d(rows, broken)
+        cut = np.array([r for r in unbroken if record["truncated"][r].any() or (last and not ends[r])], np.int64)
         final = result.obs.take(cut) if self.bootstrap and len(cut) else None
         over = np.flatnonzero(ends)
         for row in over:
             self._finish(int(row), record)
-        if self.auto_reset == "off" or last:
+        self.obs, self.obs_rows = result.obs, np.arange(self.env.num_envs)
+        if last:
+            self.active[:] = False
+        elif self.auto_reset == "off":
             self.active[over] = False
-            if last:
-                self.active[:] = False
-            self.obs, self.obs_rows = result.obs, np.arange(self.env.num_envs)
+            self._renew(broken)
         else:
-            self._restart(over, result.obs)
+            self.index[over] += 1
+            for row in over:
+                self.starts[int(row)] = self.next_start(int(row), int(self.index[row]))
+            self._renew(np.union1d(over, broken))
         return self._request(cut if final is not None else np.zeros(0, np.int64), final)
 
     def light(self) -> dict[str, Array]:
@@ -173,11 +187,13 @@ class Episodes:
         seeds = np.array([derived_seed(self.seed, "episode", s.row, s.episode) for s in starts if s], np.int64)
         before = perf_counter()
         obs = self.env.reset(rows, ids, seeds)
+        self._broken()  # and repaired: these faults are only counted
         self.seconds += perf_counter() - before
         self._check_obs(obs, len(rows), "reset")
         for position, row in enumerate(rows):
             start = self.starts[int(row)]
             self.count[row] = self.chunks[row] = 0
+            self.begun[row] = len(self.records)
             self.total[row], self.last_reward[row], self.once[row] = 0.0, 0.0, False
             if start and start.record:
                 self.frames[int(row)] = [{name: to_numpy(image[position]) for name, image in obs.images.items()}]
@@ -243,14 +259,17 @@ class Episodes:
 
     # -------------------------------------------------------------------------------------------- accounting
 
-    def _account(self, rows: Array, remaining: Array, result: ChunkResult) -> tuple[dict[str, Array], Array]:
+    def _account(
+        self, rows: Array, remaining: Array, result: ChunkResult, broken: Array
+    ) -> tuple[dict[str, Array], Array]:
         """Masks and rewards of one chunk step, padded to [N, C], and which rows' episodes ended."""
         n, width = self.env.num_envs, to_numpy(result.rewards).shape[1]
         rewards = to_numpy(result.rewards).astype(np.float32)
         terminated = to_numpy(result.terminated).astype(bool)
         truncated = to_numpy(result.truncated).astype(bool)
         executed = to_numpy(result.executed).astype(bool)
-        idle = np.flatnonzero(self.active & ~executed.any(1))
+        executed[broken] = False
+        idle = np.setdiff1d(np.flatnonzero(self.active & ~executed.any(1)), broken)
         if len(idle):
             raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active rows {idle.tolist()}")
         self.env_steps += int(executed.sum())
@@ -319,18 +338,29 @@ class Episodes:
             if int(row) in self.frames:
                 self.frames[int(row)].append({name: to_numpy(image[int(row)]) for name, image in obs.images.items()})
 
-    def _restart(self, over: Array, obs: Observation) -> None:
-        """Reset rows whose episode ended and put their new observation in the place of the final one."""
-        self.obs, self.obs_rows = obs, np.arange(self.env.num_envs)
-        if not len(over):
+    def _renew(self, rows: Array) -> None:
+        """Reset rows and put their new observation in the place of the one they have."""
+        if not len(rows):
             return
-        self.index[over] += 1
-        for row in over:
-            self.starts[int(row)] = self.next_start(int(row), int(self.index[row]))
-        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.env.num_envs), over))
-        fresh = self._reset(over)
-        self.obs = Observation.concat([obs.take(kept), fresh]) if len(kept) else fresh
-        self.obs_rows = np.concatenate([kept, over])
+        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.env.num_envs), rows))
+        fresh = self._reset(rows)
+        self.obs = Observation.concat([self.obs.take(kept), fresh]) if len(kept) else fresh
+        self.obs_rows = np.concatenate([kept, rows])
+
+    def _broken(self) -> Array:
+        """Active rows that broke since the last call, int64, ascending."""
+        faults = self.env.faults()
+        for texts in faults.values():
+            for text in texts:
+                self.on_fault(text)
+        return np.array(sorted(row for row in faults if self.active[row]), np.int64)
+
+    def _take_back(self, broken: Array) -> None:
+        """Make the running episode of these rows not valid, from its first record to the last."""
+        for row in broken:
+            for record in self.records[self.begun[row] :]:
+                for array in record.values():
+                    array[row] = 0
 
     def _task(self, row: int) -> str:
         start = self.starts[row]

@@ -21,10 +21,8 @@ from vla_rl.core.spec import Spec
 
 
 def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
-    """Train as the spec says; -> the content of results.json. No process is left behind in any case.
-
-    Raises RunStopped after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised.
-    """
+    """Train as the spec says; -> the content of results.json. No process is left behind in any case. Raises RunStopped
+    after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised."""
     home = RunFolder(folder)
     saved = home.restore() if resume else None
     with Interrupts() as interrupts:
@@ -54,7 +52,7 @@ class _Loop:
 
     def train(self) -> dict[str, Any]:
         spec, state, begun = self.spec, self.state, perf_counter() - self.state.wall_seconds
-        self.runtime.progress = self._progress
+        self.runtime.progress, self.runtime.on_fault = self._progress, self._fault
         self.events.on_run_start(self.about)
         try:
             if spec.warmup is not None and not state.warmed_up:
@@ -70,16 +68,14 @@ class _Loop:
                 if finished:
                     break
                 self._train_step(state.step + 1)
-                self.interrupts.check()
         except StopRequested:
             if spec.warmup is not None and not state.warmed_up:
                 raise RunStopped("stopped in the warm-up, before there was anything to save") from None
             self._save(begun)
-            raise RunStopped(
-                f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"
-            ) from None
+            done = f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"
+            raise RunStopped(done) from None
         state.wall_seconds = perf_counter() - begun
-        results = self.home.write_results(spec, state)
+        results = self.home.write_results(spec, state, self.runtime.info.notes)
         self.events.on_run_end(self.about, results)
         return results
 
@@ -118,3 +114,7 @@ class _Loop:
     def _progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         self.interrupts.check()
         self.events.on_progress(self.about, phase, done, total)
+
+    def _fault(self, text: str) -> None:
+        self.state.faults += 1
+        self.events.on_fault(self.about, self.state.step + 1, text)

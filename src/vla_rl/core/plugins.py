@@ -234,6 +234,8 @@ def _import_file(path: Path) -> ModuleType:
         return sys.modules[name]
     if not path.is_file():
         raise PluginError(f"plugins: no file {path}")
+    import cloudpickle
+
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"plugins: {path} is not a Python file")
@@ -244,6 +246,7 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    cloudpickle.register_pickle_by_value(module)  # processes of simulator rows cannot import it by that name
     return module
 
 

@@ -80,6 +80,9 @@ class RuntimeSpec:
     """Of a running Ray cluster; none: a private one on this machine."""
     deadline_s: float = field(default=600.0, validator=v.gt(0))
     """Seconds after which a call is reported as hung."""
+    max_faults: int = field(default=10, validator=v.ge(0))
+    """Simulator rows that may break in a run before it stops. A row that broke (died, hung, raised, returned garbage)
+    is replaced and plays its episode again."""
 
 
 @frozen(kw_only=True)

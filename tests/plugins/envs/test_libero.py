@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import ChunkResult, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+from vla_rl.plugins.envs.libero.suites import Suite
 
 pytestmark = pytest.mark.sim
 pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
@@ -37,8 +39,6 @@ def official() -> tuple[dict[str, Array], Array, list[bool]]:
     """The official environment and evaluation protocol from official state 3: last observation, simulator state."""
     os.environ.setdefault("MUJOCO_GL", "egl")
     from libero.libero.envs import OffScreenRenderEnv
-
-    from vla_rl.plugins.envs.libero.suites import Suite
 
     suite = Suite("libero_spatial")
     env = OffScreenRenderEnv(bddl_file_name=suite.tasks[0].bddl_file, camera_heights=SIZE, camera_widths=SIZE)
@@ -70,7 +70,16 @@ def play(env: Any, state_id: int) -> ChunkResult:
 
 
 def simulator_state(env: Any) -> Array:
-    return env._rows.envs[0]._scene._control.get_sim_state()
+    return row_of(env)._scene._control.get_sim_state()
+
+
+def row_of(env: Any) -> Any:
+    """The simulator of a batch of one, which lives in this process."""
+    return env._slots[0]._there._served._row
+
+
+def processes_of(env: Any) -> list[psutil.Process]:
+    return [psutil.Process(slot._there.pid) for slot in env._slots]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -105,8 +114,8 @@ def test_splits_share_no_scene(env: Any) -> None:
     assert (len(train), len(evaluation)) == (200, 50)
     assert not {state.id for state in train} & {state.id for state in evaluation}
     assert {state.task for state in train + evaluation} == {env.info.tasks[0].name}
-    row, drawn = env._rows.envs[0], []
-    official = row._suite.initial_states(0)
+    row, drawn = row_of(env), []
+    official = Suite("libero_spatial").initial_states(0)
     for state in train[:20]:
         row._scene.place(row._drawn(state.id), None, 0)
         drawn.append(simulator_state(env))
@@ -143,33 +152,43 @@ def test_the_expert_solves_a_train_state_and_leaves_no_trace(env: Any) -> None:
 
 
 def test_rows_in_processes() -> None:
-    """Two rows, one reset later than the other; Ctrl-C does not reach them; a dead one is named."""
+    """Two rows, one reset later than the other; Ctrl-C does not reach them; a dead one is named and replaced."""
     env = make(num_envs=2)
     try:
-        both = np.array([0, 1])
+        both, actions = np.array([0, 1]), np.repeat(ACTIONS[:, :CHUNK], 2, 0)
         env.reset(both, np.array([3, 4]), both)
-        processes = env._rows.processes
+        processes = processes_of(env)
         os.kill(processes[0].pid, signal.SIGINT)
-        moved = env.chunk_step(np.repeat(ACTIONS[:, :CHUNK], 2, 0), np.array([True, False]), False)
+        moved = env.chunk_step(actions, np.array([True, False]), False)
         assert moved.executed.tolist() == [[True] * CHUNK, [False] * CHUNK]
         again = env.reset(np.array([1]), np.array([3]), np.array([0]))
         assert len(again) == 1
         assert same(env.reset(np.array([0]), np.array([3]), np.array([9])), again), "rows differ"
+        assert env.faults() == {}
         os.kill(processes[1].pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"row 1 \(exit code -9\)"):
-            env.chunk_step(np.repeat(ACTIONS[:, :CHUNK], 2, 0), np.array([True, True]), False)
+        broken = env.chunk_step(actions, np.array([True, True]), False)
+        assert broken.executed.tolist() == [[True] * CHUNK, [False] * CHUNK]
+        assert list(env.faults()) == [1] and env.faults() == {}
+        assert same(env.reset(np.array([1]), np.array([3]), np.array([0])), again), "its replacement differs"
+        processes = processes_of(env)
     finally:
         assert env.close() and env.close()
-    assert not any(process.is_alive() for process in processes)
+    assert not any(process.is_running() for process in processes)
 
 
 ORPHANS = """
+import threading
+import time
 import numpy as np
-from tests.plugins.envs.test_libero import make
+from tests.plugins.envs.test_libero import make, processes_of
+
 if __name__ == "__main__":
     env = make(num_envs=2)
-    print(*(process.pid for process in env._rows.processes), flush=True)
-    env.reset(np.arange(2), np.arange(2), np.arange(2))
+    threading.Thread(target=env.reset, args=(np.arange(2), np.arange(2), np.arange(2)), daemon=True).start()
+    while not all(slot._there for slot in env._slots):
+        time.sleep(0.05)
+    print(*(process.pid for process in processes_of(env)), flush=True)
+    time.sleep(60)
 """
 
 
@@ -182,22 +201,13 @@ def test_rows_die_with_a_killed_owner_while_they_build(tmp_path: Path) -> None:
         [sys.executable, script], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
     )
     assert owner.stdout is not None
-    rows = [int(pid) for pid in owner.stdout.readline().split()]
+    rows = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
     assert len(rows) == 2
     time.sleep(1.0)
     owner.kill()
     owner.wait()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(alive(pid) for pid in rows):
-        time.sleep(0.1)
-    assert not any(alive(pid) for pid in rows)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    _, alive = psutil.wait_procs(rows, timeout=10)
+    assert not alive
 
 
 def test_step_limits_and_errors_of_a_spec() -> None:
@@ -209,12 +219,46 @@ def test_step_limits_and_errors_of_a_spec() -> None:
         TypeError, match=r"no scripted expert for libero_spatial task 5 .* it has for: libero_spatial 0, "
     ):
         env.expert_chunk()
-    assert [task.max_steps for task in make(suite="libero_10", max_steps=7).info.tasks] == [7]
     with pytest.raises(UserError, match=r"no LIBERO suite 'libero_spatail'; did you mean 'libero_spatial'\?"):
         make(suite="libero_spatail")
-    with pytest.raises(UserError, match=r"libero_spatial has tasks 0 to 9; asked for \[10\]"):
+    with pytest.raises(UserError, match=r"libero_spatial has tasks 0 to 9; asked for 10"):
         make(tasks=(0, 10))
+    with pytest.raises(UserError, match=r"libero_goal has no task 'put_the_bowl_on_the_stov'; did you mean 'put_the_bo"):
+        make(suite="libero_goal", tasks=("put_the_bowl_on_the_stov",))
+    with pytest.raises(UserError, match="is named twice"):
+        make(tasks=(1, "pick_up_the_black_bowl_next_to_the_ramekin_and_place_it_on_the_plate"))
     with pytest.raises(ValueError, match="no libero camera 'head'; cameras: agentview, wrist"):
         make(cameras={"head": 64})
     with pytest.raises(ValueError, match="camera 'wrist' has 0 pixels"):
         make(cameras={"wrist": 0})
+
+
+def test_suites_mix() -> None:
+    env = make(suite=None, tasks=None, suites={"libero_goal": None, "libero_90": (5,)}, step_limits="simplevla")
+    assert len(env.info.tasks) == 11 and {task.max_steps for task in env.info.tasks} == {512}
+    train, evaluation = env.reset_states("train"), env.reset_states("eval")
+    assert (len(train), len(evaluation)) == (11 * 200, 11 * 50)
+    assert not {state.id for state in train} & {state.id for state in evaluation}
+    alone = make(suite="libero_90", tasks=(5,))
+    assert [s.id for s in alone.reset_states("eval")] == [s.id for s in evaluation[-50:]], "ids depend on the mixture"
+
+
+def test_training_on_official_states_is_said() -> None:
+    env = make(train_states="official", fast_render=True)
+    assert env.reset_states("train") == env.reset_states("eval")
+    assert [note.split(":")[0] for note in env.info.notes] == ["train_states", "fast_render"]
+    assert make().info.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"suite": None}, "give either suite"),
+        ({"suites": {"libero_10": None}}, "give either suite"),
+        ({"suite": None, "suites": {"libero_10": None}}, "leave tasks out"),
+        ({"train_states": 0}, "give 1 to 500, or official"),
+    ],
+)
+def test_settings_that_contradict_each_other(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**keys)

@@ -103,7 +103,9 @@ def _drawing(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
     for name, (what, users) in backends.items():
         works, said = outcomes[name]
         state: State = "ok" if works else "missing"
-        yield Finding(area="drawing", what=what, state=state, detail=f"{said} ({users})", mend="" if works else MEND[name])
+        yield Finding(
+            area="drawing", what=what, state=state, detail=f"{said} ({users})", mend="" if works else MEND[name]
+        )
 
 
 def _extras() -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from vla_rl.core.runtime.assemble import Block, assemble, find_samples, light_ar
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
 from vla_rl.core.runtime.lanes import Lane, Mode, drive
 from vla_rl.core.runtime.seating import plan_for, seats_for
-from vla_rl.core.runtime.sim import EvalItem
+from vla_rl.core.runtime.sim import EvalItem, too_many_faults
 from vla_rl.core.runtime.worker import Seat, build_algorithm
 from vla_rl.core.spec import Spec
 from vla_rl.core.types import Advantages, Episode, Rollout
@@ -45,6 +45,8 @@ class Runtime:
             raise
         self.version = 0
         self.progress: Progress = lambda phase, done, total: None
+        self.on_fault: Callable[[str], None] = lambda text: None
+        self.faults = 0
 
     # -------------------------------------------------------------------------------------------------- rollout
 
@@ -69,6 +71,7 @@ class Runtime:
             for r, results in enumerate(played_here):
                 for lane, pair in zip(self.seats[index].lanes, results, strict=True):
                     played[r, lane.index] = pair
+        faults = self._report_faults([sim for sim, _ in played.values()])
         blocks = [
             Block(lane=lane, round_index=r, first=r * spec.env.num_envs + lane.first_row, sim=sim, policy=policy)
             for r in range(rounds)
@@ -78,7 +81,7 @@ class Runtime:
         rollout, places, owner = assemble(step, blocks, spec.env.num_envs, spec.rollout.group_size)
         self._shelf = (blocks, places, owner)
         seconds = perf_counter() - before
-        return rollout, self._rollout_metrics(rollout, blocks, seconds)
+        return rollout, self._rollout_metrics(rollout, blocks, seconds) | {"faults/rows": float(faults)}
 
     def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
         """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
@@ -167,6 +170,7 @@ class Runtime:
                 results.extend(self.backend.get_all(collecting))
             for played in self.backend.get_all(pending):
                 results.extend(played)
+            self._report_faults(results)
             for result in results:
                 episodes.extend(result["episodes"])
                 recorded.extend(result["frames"])
@@ -331,6 +335,16 @@ class Runtime:
             for repeat in range(spec.eval.repeats)
             for i, state in enumerate(states)
         ]
+
+    def _report_faults(self, results: Sequence[dict[str, Any]]) -> int:
+        """Tell of rows that broke in any worker. -> their number. Raises EnvError when there were too many."""
+        texts = [text for result in results for text in result["faults"]]
+        for text in texts:
+            self.on_fault(text)
+        self.faults += len(texts)
+        if self.faults > self.spec.runtime.max_faults:
+            raise too_many_faults(self.faults, self.spec.runtime.max_faults, self.spec.env.type, texts[-1])
+        return len(texts)
 
     def _rollout_metrics(self, rollout: Rollout, blocks: Sequence[Block], seconds: float) -> dict[str, float]:
         episodes = rollout.episodes

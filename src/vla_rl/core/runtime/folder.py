@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class State:
     step: int = 0
     wall_seconds: float = 0.0
     env_steps: int = 0
+    faults: int = 0
+    """Simulator rows that broke and were replaced."""
     evaluated: int = -1
     """Last step that was evaluated."""
     before: dict[str, Any] | None = None
@@ -140,7 +142,8 @@ class RunFolder:
         except (OSError, ValueError, TypeError) as exc:
             raise CheckpointError(f"{last} is not a readable checkpoint: {exc}") from exc
 
-    def write_results(self, spec: Spec, state: State) -> dict[str, Any]:
+    def write_results(self, spec: Spec, state: State, notes: Sequence[str]) -> dict[str, Any]:
+        """`notes`: what the simulator has to say of its settings."""
         last, before = state.last or {}, state.before
         results = {
             "success": last.get("success"),
@@ -154,6 +157,8 @@ class RunFolder:
             "greedy": spec.eval.greedy,
             "steps": state.step,
             "env_steps": state.env_steps,
+            "faults": state.faults,
+            "notes": list(notes),
             "versions": versions(),
             "wall_seconds": state.wall_seconds,
         }

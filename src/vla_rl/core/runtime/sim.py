@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
-from vla_rl.core.episodes import EPISODES_PER_STEP, Episodes, Request, Start, draw_state
+from vla_rl.core.episodes import EPISODES_PER_STEP, EnvError, Episodes, Request, Start, draw_state
 from vla_rl.core.errors import PluginError
 from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.hookspecs import SimEnv
@@ -19,6 +19,10 @@ from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
 
 Array = np.ndarray[Any, Any]
 Demonstrations = tuple[Observation, Array]
+
+
+def too_many_faults(count: int, limit: int, env: str, last: str) -> EnvError:
+    return EnvError(f"env {env!r} broke {count} times (runtime.max_faults: {limit}); the last time:\n{last}")
 
 
 @frozen(kw_only=True)
@@ -55,7 +59,10 @@ class SimRole:
             "chunk": rollout.chunk,
             "max_steps": rollout.max_steps,
             "seed": spec.seed,
+            "on_fault": self._on_fault,
         }
+        self.faults: list[str] = []
+        self.fault_count = 0
         self.train = {
             i: Episodes(
                 env,
@@ -119,7 +126,9 @@ class SimRole:
             "frames": self._frames(episodes),
             "seconds": episodes.seconds,
             "env_steps": episodes.env_steps,
+            "faults": self.faults,
         }
+        self.faults = []
         episodes.seconds, episodes.env_steps, episodes.recorded = 0.0, 0, {}
         return result
 
@@ -144,8 +153,10 @@ class SimRole:
             ]
             request = episodes.begin(starts, None, None)
             steps: list[tuple[Array, Observation, Array]] = []
+            first = np.zeros(place.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
             while not request.done and request.obs is not None:
                 self.beat()
+                first[request.positions[request.chunks == 0]] = len(steps)
                 label = to_numpy(env.expert_chunk())[request.positions]
                 jitter = [
                     generator(self.spec.seed, "expert-noise", int(r), 0, int(c)).standard_normal(label.shape[1:])
@@ -158,8 +169,8 @@ class SimRole:
             for row, episode in episodes.finished:
                 solved[row] = episode.success_once
             good, tried = good + int(solved.sum()), tried + place.rows
-            for positions, obs, label in steps:
-                rows = np.flatnonzero(solved[positions])
+            for i, (positions, obs, label) in enumerate(steps):
+                rows = np.flatnonzero(solved[positions] & (i >= first[positions]))
                 if len(rows):
                     kept_obs.append(obs.take(rows))
                     kept_actions.append(label[rows])
@@ -171,6 +182,13 @@ class SimRole:
     def close(self) -> None:
         for env in self.envs.values():
             env.close()
+
+    def _on_fault(self, text: str) -> None:
+        self.fault_count += 1
+        self.faults.append(text)
+        limit = self.spec.runtime.max_faults
+        if self.fault_count > limit:
+            raise too_many_faults(self.fault_count, limit, self.spec.env.type, text)
 
     def _answer(self, request: Request) -> tuple[Request, bool]:
         if not self.near:

@@ -1,48 +1,50 @@
-"""`libero`: the LIBERO benchmark on MuJoCo. Light part; see README.md."""
+"""`libero`: the LIBERO benchmark on MuJoCo. Light part; see docs/simulators/libero.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
+from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.libero.cameras import CAMERAS
-
-
-def _known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> None:
-    for name, size in cameras.items():
-        if name not in CAMERAS:
-            raise ValueError(f"no libero camera {name!r}; cameras: {', '.join(CAMERAS)}")
-        if not 8 <= size <= 1024:
-            raise ValueError(f"camera {name!r} has {size} pixels; give 8 to 1024 (224 for most checkpoints)")
+from vla_rl.plugins.envs.libero.checks import known_cameras, one_choice_of_tasks, preflight
 
 
 @frozen(kw_only=True)
 class LiberoConfig:
-    suite: str
+    suite: str | None = None
     """libero_spatial, libero_object, libero_goal, libero_10, libero_90, or another that the installed package has."""
-    tasks: tuple[int, ...] | None = None
-    """Numbers of the tasks to offer, in the official order; null: all of the suite."""
-    cameras: dict[str, int] = field(factory=lambda: {"agentview": 224, "wrist": 224}, validator=_known_cameras)
+    tasks: tuple[int | str, ...] | None = None
+    """Tasks of `suite`, by their official number or by name; null: all."""
+    suites: dict[str, tuple[int | str, ...] | None] | None = field(default=None, validator=one_choice_of_tasks)
+    """Instead of `suite` and `tasks`: several suites, each with its tasks (null: all)."""
+    cameras: dict[str, int] = field(factory=lambda: {"agentview": 224, "wrist": 224}, validator=known_cameras)
     """Camera -> height and width in pixels, in the order in which a model sees them."""
-    max_steps: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    """Step limit of every task; null: the suite's, as OpenVLA-OFT evaluates (220, 280, 300, 520, 400)."""
+    step_limits: Literal["openvla-oft", "simplevla"] = "openvla-oft"
+    """Whose step limits: 220, 280, 300, 520 and 400 by suite, or 512 for all. `rollout.max_steps` overrides them."""
     settle_steps: int = field(default=10, validator=[validators.ge(0), validators.le(100)])
     """Steps without motion after a reset, in which objects drop and come to rest; not counted as steps."""
-    train_states: int = field(default=200, validator=[validators.ge(1), validators.le(500)])
-    """Initial states per task in the train split, drawn from the task's own placement regions."""
+    train_states: int | Literal["official"] = field(default=200)
+    """Initial states per task in the train split, 1 to 500, drawn from the task's own placement regions; or "official":
+    the 50 evaluation states, as some published recipes train, which results.json then says."""
     fast_render: bool = False
     """Leave out reflections: about twice as fast and slightly other pixels, so not for reported results."""
-    subprocess: bool | None = None
-    """A process for each row; null: when there are several rows."""
+    fast_physics: bool = False
+    """Leave out repeated forward passes: faster, and states differ from the official ones by about 3e-6."""
+    processes: Processes = field(factory=Processes)
+    """Processes of the rows."""
+
+    @train_states.validator
+    def _train_states(self, attribute: Any, value: int | str) -> None:
+        if isinstance(value, int) and not 1 <= value <= 500:
+            raise ValueError(f"{value} states a task; give 1 to 500, or official")
 
 
 def build(config: LiberoConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.libero.env import LiberoEnv
+    from vla_rl.plugins.envs.libero.rows import make_env
 
-    return LiberoEnv(config, context)
+    return make_env(config, context)
 
 
 plugin = Plugin(
@@ -51,4 +53,6 @@ plugin = Plugin(
     summary="LIBERO: manipulation with a Franka arm, 130 tasks in five suites, MuJoCo",
     extra="libero",
     row_memory=2_000_000_000,
+    preflight=preflight,
+    action_dim=lambda config: 7,
 )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.libero.cameras import CAMERAS
+from vla_rl.plugins.envs.libero.checks import CAMERAS
 from vla_rl.plugins.envs.libero.suites import Array, Task
 
 os.environ.setdefault("MUJOCO_GL", "egl")
@@ -70,8 +70,11 @@ def seeded(seed: int) -> Iterator[None]:
 class Scene:
     """A task's simulator. Building takes seconds, a reset milliseconds."""
 
-    def __init__(self, task: Task, cameras: Mapping[str, int], fast_render: bool) -> None:
+    def __init__(
+        self, task: Task, cameras: Mapping[str, int], fast_render: bool = False, fast_physics: bool = False
+    ) -> None:
         self.task = task
+        self._fast_physics = fast_physics
         self._cameras = dict(cameras)
         with seeded(0), quiet():
             self._control = ControlEnv(
@@ -119,7 +122,7 @@ class Scene:
         self._env.sim.forward()
 
     def calm_seed(self, seeds: Iterable[int]) -> int:
-        """The first of these seeds whose scene is sound, or else the one that comes closest.
+        """The first of these seeds whose scene is sound, or else the one that comes closest. ValueError without any.
 
         The samplers sometimes put things into or onto one another; these fly off or come to lie where the task
         cannot be done. In a sound scene nothing slides further than `CALM` while it settles.
@@ -134,6 +137,15 @@ class Scene:
             if moves[seed] < CALM:
                 break
         return min(moves, key=lambda seed: moves[seed])
+
+    def distance(self, seed: int, states: Array) -> float:
+        """How far the placement of this seed is from the nearest of these states (float64 [states, D], flattened
+        simulator states): Euclidean over the positions of all things, the robot apart."""
+        self.place(seed, None, 0)
+        joints = len(self._robot._ref_joint_pos_indexes) + len(self._robot._ref_gripper_joint_pos_indexes)
+        things = slice(1 + joints, 1 + self._model.nq)  # after the time and the robot
+        placed = self._control.get_sim_state()[things]
+        return float(np.linalg.norm(states[:, things] - placed, axis=1).min())
 
     def _things(self) -> Array:
         """Where all movable things are on the table, float64 [things, 2], metres."""

