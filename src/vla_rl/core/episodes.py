@@ -17,7 +17,6 @@ done of it is not valid. So a fault costs time and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from time import perf_counter
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.randomness import derived_seed, generator
+from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import ChunkResult, Episode, Observation, ResetState, to_numpy
 
 Array = np.ndarray[Any, Any]
@@ -68,17 +67,6 @@ class Request:
     """Of these F rows: final observation where truncated, next observation at the end of the rollout."""
     done: bool
     """Nothing more to act on in this round."""
-
-
-def draw_state(states: Sequence[ResetState], seed: int, step: int, index: int) -> ResetState:
-    """The index-th reset state of rollout `step`: a keyed shuffle of the split, reshuffled when it is used up."""
-    lap, place = divmod(index, len(states))
-    return states[int(_shuffle(len(states), seed, step, lap)[place])]
-
-
-@lru_cache(maxsize=8)
-def _shuffle(n: int, seed: int, step: int, lap: int) -> Array:
-    return generator(seed, "reset-states", step, lap).permutation(n)
 
 
 class Episodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -24,6 +25,9 @@ class EnvSpec(Component):
 
     num_envs: int = field(validator=v.ge(1))
     """Simulator rows that step together, over all workers."""
+    python: Path | None = None
+    """Another Python interpreter for the simulators (`.../bin/python` of a virtual environment that holds vla-rl and
+    the simulator), where their packages do not go with those of the model; none: this one. Ray only."""
 
 
 @frozen(kw_only=True)

@@ -16,6 +16,7 @@ from attrs import validators as v
 
 from vla_rl.core import plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
+from vla_rl.core.machine import interpreter_problems
 from vla_rl.core.sections import Component, EnvSpec, EvalSpec, RolloutSpec, RuntimeSpec, TrainSpec, WarmupSpec
 from vla_rl.core.structure import Problems, Structurer, keys_of, problem, said, to_plain
 from vla_rl.core.yaml import Document, dotted, dump, parse
@@ -119,12 +120,16 @@ def check(spec: Spec) -> list[str]:
     named = [("model", spec.model), ("env", spec.env), ("algorithm", spec.algorithm), ("placement", spec.placement)]
     found = []
     for kind, part in (*named, *(("hook", hook) for hook in spec.hooks)):
+        if kind == "env" and spec.env.python is not None:
+            continue  # installed there, not here
         item = plugins.installed(kind, spec.plugins)[part.type][0]
         extra = plugins.load(kind, part.type, spec.plugins).extra
         missing = plugins.missing_requirements(item.dist, extra) if item.entry else []
         if missing:
             command = plugins.install_command(item.dist, extra)
             found.append(f"{kind}: {part.type!r} from {item.origin} needs {', '.join(missing)}; try: {command}")
+    if spec.env.python is not None:
+        found += [f"env.python: {text}" for text in interpreter_problems(spec.env.python)]
     return found
 
 
@@ -175,7 +180,7 @@ class _Reader(Structurer):
             plugin = plugins.load(kind, name, self._modules)
         except PluginError as exc:
             raise problem(str(exc).replace("\n  ", "; "), "type") from exc
-        taken = sorted({"type", "num_envs"} & keys_of(plugin.config).keys())
+        taken = sorted(set(core) & keys_of(plugin.config).keys())
         if taken:
             raise problem(f"plugin {name!r} has a setting named {taken[0]!r}, which is core's; rename it", "type")
         return self.read_class(data, plugin.config, extra_keys=core)
@@ -211,10 +216,24 @@ def _parse(document: Document, source: str, overrides: Sequence[str], folder: Pa
         spec = _Reader(modules).read_class(data, Spec)
     except Problems as exc:
         wrong += [item for item in exc.items if item not in wrong]
+    wrong += _misfits(spec, modules) if spec is not None else []
     errors += [located(*item) for item in wrong]
     if errors or spec is None:
         raise SpecError([message for _, message in sorted(errors, key=lambda error: error[0])])
     return spec  # type: ignore[no-any-return]
+
+
+def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
+    """What two components that are right by themselves cannot do together."""
+    takes, gives = (
+        plugin.action_dim and plugin.action_dim(part.config)
+        for kind, part in (("env", spec.env), ("model", spec.model))
+        for plugin in (plugins.load(kind, part.type, modules),)
+    )
+    if takes is None or gives is None or takes == gives:
+        return []
+    text = f"its actions have {gives} numbers, and those of env {spec.env.type!r} have {takes}"
+    return [(("model",), f"{spec.model.type!r}: {text}; choose a checkpoint that was trained for this robot")]
 
 
 def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
@@ -271,7 +290,7 @@ def _override(data: dict[str, Any], override: str) -> set[KeyPath]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Component):
-        own = {key: getattr(value, key) for key in keys_of(type(value)) if key != "config"}
+        own = {key: to_plain(getattr(value, key)) for key in keys_of(type(value)) if key != "config"}
         return {**own, **to_plain(value.config)}
     if isinstance(value, tuple) and value and isinstance(value[0], Component):
         return [_plain(item) for item in value]

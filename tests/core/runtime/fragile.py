@@ -27,6 +27,8 @@ class FragileConfig:
     """Step of the row's life."""
     told: str = ""
     """File that says that the fault has happened."""
+    report_numpy: str = ""
+    """File for the version of NumPy that a row runs with."""
     processes: Processes = field(factory=Processes)
 
 
@@ -43,6 +45,8 @@ class Fragile(Row):
 
     def __init__(self, config: FragileConfig, number: int) -> None:
         self.config, self.number, self.life = config, number, 0
+        if config.report_numpy:
+            Path(config.report_numpy).write_text(np.__version__)
 
     def reset(self, state_id: int, seed: int) -> None:
         if self.config.fault == "reset" and self.breaks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -20,6 +22,9 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.runtime.worker import Seat, Worker
 from vla_rl.core.spec import Spec
+
+if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
+    sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
 
 
 class WorkerDied(UserError):
@@ -136,7 +141,10 @@ class RayBackend(Backend):
         actor = self.ray.remote(concurrency_groups={"monitor": 1})(_Actor)  # type: ignore[call-overload]
         for place in seats:
             slot = place.slot
-            self.actors.append(actor.options(num_cpus=slot.cpus, num_gpus=slot.gpus).remote(data, place))
+            options: dict[str, Any] = {"num_cpus": slot.cpus, "num_gpus": slot.gpus}
+            if slot.roles == ("sim",) and spec.env.python is not None:
+                options["runtime_env"] = _interpreter(spec.env.python)
+            self.actors.append(actor.options(**options).remote(data, place))
             plugins = (
                 f"env {spec.env.type!r}, model {spec.model.type!r}"
                 if slot.roles != ("sim",)
@@ -225,6 +233,14 @@ class _Actor:
         return self.worker.doing
 
     doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+
+def _interpreter(python: Path) -> dict[str, Any]:
+    """Ray's runtime environment with another interpreter. It finds the user's modules as this one does, and its own
+    packages, never ours."""
+    prefixes = (sys.prefix, sys.base_prefix)
+    own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
+    return {"py_executable": str(python), "env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))}}
 
 
 def _check_reachable(address: str) -> None:

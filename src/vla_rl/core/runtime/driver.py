@@ -18,7 +18,8 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.runtime.assemble import Block, assemble, find_samples, light_arrays, share_out
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
 from vla_rl.core.runtime.lanes import Lane, Mode, drive
-from vla_rl.core.runtime.seating import plan_for, seats_for
+from vla_rl.core.runtime.preflight import check_simulators
+from vla_rl.core.runtime.seating import plan_for, seats_for, with_sims_apart
 from vla_rl.core.runtime.sim import EvalItem, too_many_faults
 from vla_rl.core.runtime.worker import Seat, build_algorithm
 from vla_rl.core.spec import Spec
@@ -35,9 +36,12 @@ class Runtime:
         self.algorithm = build_algorithm(spec)
         self._check_needs()
         local = spec.runtime.backend == "local"
+        check_simulators(spec)
         self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
         try:
             self.plan = plan_for(spec, self.backend.cluster())
+            if spec.env.python is not None:
+                self.plan = with_sims_apart(self.plan)
             self.seats = seats_for(self.plan, spec.env.num_envs, one_process=local)
             self._start()
         except BaseException:
@@ -140,17 +144,18 @@ class Runtime:
     # ----------------------------------------------------------------------------------- evaluation and warm-up
 
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
-        """Every evaluation state once per repeat. The result does not depend on how rows are placed."""
+        """Every evaluation state once per repeat. The result does not depend on how rows are placed: a row plays
+        neighbours in the list, so that it seldom changes the task."""
         before = perf_counter()
         spec, num_envs = self.spec, self.spec.env.num_envs
         items = self._eval_items(frames)
         episodes: list[Episode] = []
         recorded: list[Any] = []
         mode = Mode(purpose="evaluation", greedy=spec.eval.greedy, keep=False)
-        for start in range(0, len(items), num_envs):
-            self.progress("eval", start, len(items))
-            round_items: list[EvalItem | None] = [*items[start : start + num_envs]]
-            round_items += [None] * (num_envs - len(round_items))
+        rounds = -(-len(items) // num_envs)
+        for r in range(rounds):
+            self.progress("eval", min(r * num_envs, len(items)), len(items))
+            round_items = [items[i] if i < len(items) else None for i in range(r, num_envs * rounds, rounds)]
             of_lane: dict[int, Sequence[EvalItem | None]] = {
                 s.index: round_items[s.first_row : s.first_row + s.rows] for s in self.lanes
             }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, Job, Plan, Slot, Window
@@ -26,6 +28,20 @@ def plan_for(spec: Spec, cluster: Cluster) -> Plan:
         row_memory=load("env", spec.env.type, spec.plugins).row_memory,
     )
     return placement.plan(cluster, job)
+
+
+def with_sims_apart(plan: Plan) -> Plan:
+    """The plan with every sim role in a slot of its own, which gets half of the shared one: simulators that need
+    another interpreter need other processes."""
+    slots: list[Slot] = []
+    for slot in plan.slots:
+        others = tuple(role for role in slot.roles if role != "sim")
+        if "sim" not in slot.roles or not others:
+            slots.append(slot)
+            continue
+        half = evolve(slot, cpus=slot.cpus / 2, gpus=slot.gpus / 2)
+        slots += [evolve(half, roles=("sim",)), evolve(half, roles=others)]
+    return evolve(plan, slots=tuple(slots))
 
 
 def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
-from vla_rl.core.episodes import EPISODES_PER_STEP, EnvError, Episodes, Request, Start, draw_state
-from vla_rl.core.errors import PluginError
+from vla_rl.core.draws import draw_round, draw_state
+from vla_rl.core.episodes import EPISODES_PER_STEP, EnvError, Episodes, Request, Start
+from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
@@ -43,12 +44,14 @@ class SimRole:
         slices: Sequence[LaneSlice],
         *,
         bootstrap: bool,
+        grouped: bool,
         near: bool,
         beat: Callable[[], None],
     ):
         """
         Args:
             envs: lane index -> its simulator.
+            grouped: the algorithm compares trajectories within groups, so these must not share a state.
             near: the policy is in this process, so observations stay where they are.
             beat: says that a long call goes on.
         """
@@ -81,6 +84,13 @@ class SimRole:
         self.states = first.reset_states("train")
         if not self.states:
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
+        groups = spec.env.num_envs // rollout.group_size
+        if grouped and groups > len(self.states):
+            raise UserError(
+                f"{spec.env.num_envs} rows in groups of {rollout.group_size} are {groups} groups, which start from "
+                f"states of their own, and env {spec.env.type!r} has {len(self.states)} train states; raise "
+                "rollout.group_size, lower env.num_envs, or offer more tasks or states"
+            )
 
     def info(self) -> EnvInfo:
         return next(iter(self.envs.values())).info
@@ -93,9 +103,15 @@ class SimRole:
         place, rollout = self.slices[lane], self.spec.rollout
         groups = self.spec.env.num_envs // rollout.group_size
 
+        rounds = 1 if rollout.episodes is None else rollout.episodes // self.spec.env.num_envs
+        dealt = draw_round(self.states, self.spec.seed, step, rounds, groups, round_index)
+
         def start(position: int, index: int) -> Start:
             row = place.first_row + position
-            state = draw_state(self.states, self.spec.seed, step, index * groups + row // rollout.group_size)
+            group = row // rollout.group_size
+            state = dealt[group]
+            if rollout.auto_reset != "off":
+                state = draw_state(self.states, self.spec.seed, step, index * groups + group)
             return Start(state=state, row=row, episode=step * EPISODES_PER_STEP + index)
 
         chunk_steps = None if rollout.auto_reset == "off" else (rollout.steps or 0) // rollout.chunk

@@ -21,6 +21,7 @@ from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.lanes import Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
 from vla_rl.core.runtime.policy import PolicyRole
+from vla_rl.core.runtime.preflight import ask_plugin, on_this_machine
 from vla_rl.core.runtime.sim import EvalItem, SimRole
 from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec, parse_spec
@@ -78,6 +79,8 @@ class Worker:
     def start_sim(self) -> EnvInfo:
         """Build this worker's simulator rows, one component a lane."""
         spec, envs = self.spec, {}
+        if not on_this_machine(spec):
+            ask_plugin(spec)
         for lane in self.place.lanes:
             context = Context(
                 seed=spec.seed,
@@ -90,7 +93,13 @@ class Worker:
             envs[lane.index] = seat("env", env, spec.env.type, self.wrappers)
         bootstrap = values_for(self.algorithm) != "none"
         self.roles["sim"] = SimRole(
-            spec, envs, self.place.lanes, bootstrap=bootstrap, near=self.place.near, beat=self.beat
+            spec,
+            envs,
+            self.place.lanes,
+            bootstrap=bootstrap,
+            grouped="groups" in self.algorithm.needs,
+            near=self.place.near,
+            beat=self.beat,
         )
         info: EnvInfo = self.roles["sim"].info()
         return info
