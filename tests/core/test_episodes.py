@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vla_rl.core.episodes import EnvError, Episodes, Start, draw_state
+from vla_rl.core.draws import draw_state
+from vla_rl.core.episodes import EnvError, Episodes, Start
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.testing.scripted import ScriptedEnv, seen
 
