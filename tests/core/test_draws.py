@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_a_rollout_is_the_keyed_draw_dealt_out_by_task(rounds, groups):
     drawn = Counter(draw_state(STATES, 7, 3, i).id for i in range(rounds * groups))
     assert Counter(state.id for round_states in dealt for state in round_states) == drawn
     tasks = [[dealt[r][g].task for r in range(rounds)] for g in range(groups)]
-    switches = sum(a != b for of_group in tasks for a, b in zip(of_group, of_group[1:], strict=False))
+    switches = sum(a != b for of_group in tasks for a, b in pairwise(of_group))
     assert switches <= 3, "a group of rows changes its task only where the tasks meet"
 
 

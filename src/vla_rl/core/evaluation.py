@@ -16,7 +16,8 @@ def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
     try:
         if checkpoint is not None:
             runtime.load(checkpoint / "trainer")
-        return summary(runtime.evaluate(0))
+        result = summary(runtime.evaluate(0))
+        return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
     finally:
         runtime.close()
 

@@ -47,6 +47,25 @@ def _default_hooks() -> tuple[Component, ...]:
     return tuple(component("hook", name) for name in ("console", "jsonl", "tensorboard"))
 
 
+def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -> EnvSpec:  # noqa: A002
+    """A simulator's section of a spec from `path=value`, as on the command line. Raises SpecError."""
+    data: dict[str, Any] = {"env": {"type": type, "num_envs": 1}}
+    errors: list[str] = []
+    for override in overrides:
+        try:
+            _override(data, f"env.{override}")
+        except Problems as exc:
+            errors += [text for _, text in exc.items]
+    env: EnvSpec | None = None
+    try:
+        env = _Reader(modules).component(data["env"], "env", EnvSpec)
+    except Problems as exc:
+        errors += [f"{dotted(path)}: {text}" if path else text for path, text in exc.items]
+    if errors or env is None:
+        raise SpecError(errors)
+    return env
+
+
 @frozen(kw_only=True)
 class Spec:
     """A whole run."""

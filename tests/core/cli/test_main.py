@@ -39,7 +39,7 @@ def spec(tmp_path: Path) -> Path:
 def test_help_names_every_command():
     result = vla_rl("--help")
     assert result.returncode == 0
-    for command in ("run", "check", "eval", "plugins", "new-plugin", "doctor"):
+    for command in ("run", "check", "eval", "check-env", "plugins", "new-plugin", "doctor"):
         assert f"  {command} " in result.stdout
 
 
@@ -123,3 +123,38 @@ def test_a_bug_is_not_hidden():
 
     with pytest.raises(ZeroDivisionError):
         command()
+
+
+def test_check_env_prints_a_table():
+    result = CliRunner().invoke(app, ["check-env", "tabletop", "image_size=32", "--rows", "3"])
+    assert result.exit_code == 0, result.output
+    assert "tabletop: 3 rows, chunks of 4, cpu" in result.output and "keeps to the contract" in result.output
+    for section in ("reset_states", "determinism", "rows apart", "expert"):
+        assert f"✓   {section}" in result.output
+
+
+def test_check_env_reports_what_it_found():
+    double = ["scripted", "fault=nan", "--plugin", "vla_rl.core.testing.scripted"]
+    result = CliRunner().invoke(app, ["check-env", *double])
+    assert result.exit_code == 1
+    assert "✗   determinism" in result.output and "expected finite numbers, got NaN or inf in 2 of 2" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tabletopp"], "did you mean 'tabletop'?"),
+        (["tabletop", "image_siz=32"], "image_siz: unknown key; did you mean 'image_size'?"),
+        (["tabletop", "image_size"], "'env.image_size' is not of the form path=value"),
+    ],
+)
+def test_check_env_with_wrong_settings(arguments, message):
+    result = vla_rl("check-env", *arguments)
+    assert result.returncode == 2 and message in result.stderr
+
+
+def test_a_checkpoint_for_another_robot_is_refused_with_both_numbers(spec):
+    result = vla_rl("check", str(spec), "model={type: openvla_oft, checkpoint: builtin:tabletop}", "env.type=libero",
+                    "env.suite=libero_goal")  # fmt: skip
+    assert result.returncode == 2
+    assert "its actions have 3 numbers, and those of env 'libero' have 7" in result.stderr

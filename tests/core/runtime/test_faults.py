@@ -75,6 +75,28 @@ def test_more_rows_than_the_machine_can_carry(train, tmp_path):
         train(plugins=plugins, env={"type": "huge"})
 
 
+def test_more_groups_than_states(train):
+    message = r"8 rows in groups of 2 are 4 groups, .* env 'scripted' has 3 train states; raise rollout.group_size"
+    with pytest.raises(UserError, match=message):
+        train(env={"num_states": 3}, rollout={"group_size": 2})
+
+
+def test_a_machine_that_cannot_draw_is_told_before_any_worker_starts(train, tmp_path):
+    (tmp_path / "blind.py").write_text(
+        "import attrs\n"
+        "from vla_rl.core.errors import UserError\n"
+        "from vla_rl.core.testing.scripted import vla_rl_plugins as doubles\n"
+        "def look(config):\n"
+        "    raise UserError('blind draws with egl, which does not work on this machine')\n"
+        "def build(config, context):\n"
+        "    raise AssertionError('a worker started')\n"
+        "vla_rl_plugins = {'env': {'blind': attrs.evolve(doubles['env']['scripted'], preflight=look, build=build)}}\n"
+    )
+    plugins = ["vla_rl.core.testing.scripted", str(tmp_path / "blind.py")]
+    with pytest.raises(UserError, match="blind draws with egl"):
+        train(plugins=plugins, env={"type": "blind"}, runtime={"backend": "ray"})
+
+
 def test_more_workers_than_cores(train):
     with pytest.raises(DoesNotFit, match="4096 workers need a CPU core each"):
         train(env={"num_envs": 4096}, rollout={"episodes": 4096}, placement={"type": "collocated", "workers": 4096})

@@ -30,7 +30,7 @@ def second_python(tmp_path_factory):
     )  # fmt: skip
     if installed.returncode:
         pytest.skip(f"numpy {NUMPY} cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
-    shared = [path for path in sys.path if path.endswith("site-packages") or path.endswith("src")]
+    shared = [path for path in sys.path if path.endswith(("site-packages", "src"))]
     (Path(own) / "shared.pth").write_text("\n".join(shared) + "\n")
     return folder / "bin" / "python"
 
@@ -38,7 +38,9 @@ def second_python(tmp_path_factory):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_with_simulators_in_another_interpreter(train, tmp_path, second_python):
-    version = subprocess.run([second_python, "-c", "import numpy; print(numpy.__version__)"], capture_output=True, text=True)
+    version = subprocess.run(
+        [second_python, "-c", "import numpy; print(numpy.__version__)"], capture_output=True, text=True, check=True
+    )
     assert version.stdout.strip() == NUMPY
     calm, calm_metrics = train("calm", **fragile_spec(tmp_path, "none"))
     env = {"python": str(second_python), "report_numpy": str(tmp_path / "numpy")}
@@ -66,4 +68,3 @@ def test_an_interpreter_that_cannot_serve_is_refused_before_anything_starts(trai
 def test_the_local_backend_has_one_interpreter(train, tmp_path):
     with pytest.raises(UserError, match="runtime.backend: local has one process and so one interpreter; use ray"):
         train(**fragile_spec(tmp_path, "none", env={"python": sys.executable}))
-

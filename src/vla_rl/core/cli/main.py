@@ -131,6 +131,28 @@ def evaluate(
 
 @app.command()
 @reported
+def check_env(
+    name: Annotated[str, typer.Argument(metavar="TYPE", help="Of the simulator, as in a spec.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its settings, such as suite=libero_goal")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Simulator rows.")] = 2,
+    chunk: Annotated[int, typer.Option(min=1, help="Actions in a chunk.")] = 4,
+    device: Annotated[str, typer.Option(help="For simulators that compute on one: cpu, cuda, cuda:1.")] = "cpu",
+    expert: Annotated[bool, typer.Option(help="Play an episode with the scripted expert, if there is one.")] = True,
+    plugin: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="Where the simulator is, when it is not installed.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Step a simulator and compare it with the contract: shapes, masks, fixed states, independent rows, expert."""
+    from vla_rl.core.cli.check_env import main as examine
+
+    raise typer.Exit(examine(name, overrides or (), plugin or (), rows, chunk, device, expert))
+
+
+@app.command()
+@reported
 def plugins(json: Json = False, debug: Debug = False) -> None:
     """List all plugins: kind, name, distribution, version, and whether what they need is installed."""
     from vla_rl.core.cli.list_plugins import main as listing

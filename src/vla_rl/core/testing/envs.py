@@ -9,7 +9,7 @@ from attrs import frozen
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
-from vla_rl.core.testing.findings import Findings, built
+from vla_rl.core.testing.findings import Findings, NotOffered, built
 from vla_rl.core.types import ChunkResult, Context, Observation, Plugin, ResetState, to_numpy
 
 FLAGS = ("terminated", "truncated", "executed")
@@ -40,6 +40,7 @@ class _Case:
     def reset(self, rows: Any, states: Any) -> Observation:
         rows, states = np.asarray(rows), np.asarray(states)
         obs = self.env.reset(rows, states, states + 1000)
+        self.unbroken("reset")
         _check_observation(self, obs, len(rows), "reset")
         tasks = {state.id: self.env.info.task(state.task) for state in self.train}
         known = {state: task.instruction for state, task in tasks.items() if not task.instruction_varies}
@@ -52,10 +53,16 @@ class _Case:
     def step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         given = actions.copy()
         result = self.env.chunk_step(actions, np.asarray(active), stop_at_end)
+        self.unbroken("chunk_step")
         same = np.array_equal(given, actions)
         self.f.expect(same, "chunk_step", "its actions unchanged", "others written into them", "copy before you write")
         _check_result(self, result, np.asarray(active), stop_at_end)
         return result
+
+    def unbroken(self, where: str) -> None:
+        for texts in self.env.faults().values():
+            for text in texts:
+                self.f.expect(False, where, "a row that works", text, "mend what breaks it")
 
 
 def check_env(
@@ -70,6 +77,8 @@ def check_env(
 ) -> None:
     """Reset, step and close a simulator, and compare with what `SimEnv` promises. Raises CheckFailed with all findings.
 
+    `vla-rl check-env TYPE key=value` prints the same as a table.
+
     Args:
         env: a component, which is closed at the end, or a `Plugin` that is built with `config`, `num_envs` rows,
             `chunk` and `device`. A component is told its own chunk when it was built: pass the same.
@@ -77,9 +86,17 @@ def check_env(
             them must succeed. Costs a whole episode of simulation.
     Few steps are taken otherwise (about 12 chunks), so that slow simulators can be checked too.
     """
+    context = Context(num_envs=num_envs, chunk=chunk, device=device)
+    examine_env(env, config, context, expert=expert, expert_success=expert_success).close()
+
+
+def examine_env(
+    env: SimEnv | Plugin, config: Any, context: Context, *, expert: bool = True, expert_success: float = 0.5
+) -> Findings:
+    """`check_env` that returns what it found, section by section."""
     sim: SimEnv
-    sim, name = built("env", env, config, Context(num_envs=num_envs, chunk=chunk, device=device))
-    f = Findings(f"check_env of {name}")
+    sim, name = built("env", env, config, context)
+    f, chunk = Findings(f"check_env of {name}"), context.chunk
     try:
         with f.section("info"):
             _check_info(f, sim)
@@ -98,7 +115,7 @@ def check_env(
         with f.section("close, twice"):
             sim.close()
             sim.close()
-    f.close()
+    return f
 
 
 def _check_info(f: Findings, env: SimEnv) -> None:
@@ -306,8 +323,8 @@ def _offload(case: _Case) -> None:
     case.step(case.actions(8), everyone, True)
     try:
         saved = case.env.snapshot()
-    except TypeError:
-        return
+    except TypeError as exc:
+        raise NotOffered(str(exc)) from exc
     first = case.step(case.actions(9), everyone, True).obs.take(rows)
     case.env.restore(saved)
     again = case.step(case.actions(9), everyone, True).obs
@@ -315,18 +332,22 @@ def _offload(case: _Case) -> None:
 
 
 def _expert(case: _Case, wanted: float) -> None:
-    """Where a demonstrator is offered, it solves most of the train states."""
+    """Where a demonstrator is offered, it solves most of the train states; and a chunk that runs on after an end is up
+    to it the same as one that stops there."""
     env, f = case.env, case.f
     spread = np.linspace(0, len(case.train) - 1, env.num_envs).round().astype(int)
     states = np.array([case.train[i].id for i in spread])
     case.reset(case.rows, states)
     try:
         chunk = env.expert_chunk()
-    except TypeError:
-        return
+    except TypeError as exc:
+        raise NotOffered(str(exc)) from exc
     low, high = np.array(env.info.action_low), np.array(env.info.action_high)
     limits = np.array([env.info.task(case.train[i].task).max_steps for i in spread])
     active, won, steps = np.ones(env.num_envs, bool), np.zeros(env.num_envs, bool), np.zeros(env.num_envs, int)
+    played: list[np.ndarray[Any, Any]] = []
+    ended = np.zeros((env.num_envs, case.chunk), bool)
+    first_end: ChunkResult | None = None
     while active.any():
         if not _check_array(f, chunk, (env.num_envs, case.chunk, len(low)), "float32", "expert_chunk"):
             return
@@ -334,11 +355,30 @@ def _expert(case: _Case, wanted: float) -> None:
         inside = bool(((actions >= low - NUMBERS) & (actions <= high + NUMBERS))[active].all())
         f.expect(inside, "expert_chunk", "actions within info.action_low..action_high", "others", "clip them")
         result = case.step(actions.copy(), active, True)
+        ended = to_numpy(result.terminated) | to_numpy(result.truncated)
+        if first_end is None:
+            played.append(actions.copy())
+            first_end = result if ended.any() else None
         won |= active & to_numpy(result.success)
         steps += to_numpy(result.executed).sum(1)
-        ended = (to_numpy(result.terminated) | to_numpy(result.truncated)).any(1)
-        active = active & ~ended & ~won & (steps < limits)
+        active = active & ~ended.any(1) & ~won & (steps < limits)
         chunk = env.expert_chunk()
     share = float(won.mean())
     got = f"{share:.0%} of {env.num_envs} (not solved: {states[~won].tolist()})"
     f.expect(share >= wanted, "expert_chunk", f"success in {wanted:.0%} of train states", got, "mend the expert")
+    if first_end is not None:
+        _run_on_after_end(case, states, played, first_end)
+
+
+def _run_on_after_end(case: _Case, states: Any, played: list[np.ndarray[Any, Any]], stopped: ChunkResult) -> None:
+    everyone = np.ones(case.env.num_envs, bool)
+    case.reset(case.rows, states)
+    for actions in played[:-1]:
+        case.step(actions, everyone, True)
+    ran_on = case.step(played[-1], everyone, False)
+    executed = to_numpy(stopped.executed)
+    for name in ("rewards", "terminated", "truncated"):
+        one, two = (np.where(executed, to_numpy(getattr(result, name)), 0) for result in (stopped, ran_on))
+        where = f"chunk_step(stop_at_end=False): {name}"
+        remedy = "stop_at_end changes nothing before the end"
+        case.f.expect(np.allclose(one, two, atol=NUMBERS), where, "up to an end as when it stops there", two, remedy)

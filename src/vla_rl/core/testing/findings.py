@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.plugins import KINDS
@@ -24,12 +26,27 @@ class CheckFailed(AssertionError):
         self.findings = findings
 
 
+@frozen
+class Section:
+    """A part of a check: what it found, or why it was left out."""
+
+    name: str
+    findings: tuple[str, ...]
+    seconds: float
+    skipped: str = ""
+
+
+class NotOffered(Exception):
+    """Raised inside a section whose optional methods the component does not have."""
+
+
 class Findings:
     """Collects findings; `close` raises them as one `CheckFailed`. A finding that repeats is kept once."""
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._found: dict[str, None] = {}
+        self.sections: list[Section] = []
 
     def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
         """Record a finding unless `holds`. -> `holds`."""
@@ -40,12 +57,17 @@ class Findings:
     @contextmanager
     def section(self, what: str) -> Generator[None]:
         """An exception in here is a finding, and the check goes on after it."""
+        known, before, skipped = len(self._found), perf_counter(), ""
         try:
             yield
+        except NotOffered as exc:
+            skipped = str(exc)
         except Exception as exc:
             frame = traceback.extract_tb(exc.__traceback__)[-1]
             at = f"{type(exc).__name__}: {exc} ({frame.filename}:{frame.lineno})"
             self._found[f"{what}: expected no exception, got {at}; mend what raises it"] = None
+        found = tuple(self._found)[known:]
+        self.sections.append(Section(what, found, perf_counter() - before, skipped))
 
     def close(self) -> None:
         if self._found:

@@ -36,4 +36,5 @@ plugin = Plugin(
     config=TabletopConfig,
     build=build,
     summary="Embedded: pick and put coloured blocks; batched torch, two cameras, no GL",
+    action_dim=lambda config: 3,
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.openvla.config import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig
+from vla_rl.plugins.models.openvla.statistics import action_dim
 
 if TYPE_CHECKING:
     from vla_rl.plugins.models.openvla.policy import OFTPolicy
@@ -26,4 +27,5 @@ openvla_oft = Plugin(
     build=build,
     summary="OpenVLA-OFT: DINOv2 + SigLIP + Llama, parallel decoding into 256 action bins",
     extra="openvla",
+    action_dim=action_dim,
 )

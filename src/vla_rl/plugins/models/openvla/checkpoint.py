@@ -15,20 +15,15 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vla_rl.core.errors import UserError
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.plugins.models.openvla.lora import merged_state
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
+from vla_rl.plugins.models.openvla.statistics import STATISTICS, CheckpointError, choose_statistics, resolve
 
 T = TypeVar("T")
-BUILTIN = Path(__file__).parent / "checkpoints"
-WEIGHTS, VALUE_HEAD, STATISTICS = "model.safetensors", "value_head.safetensors", "dataset_statistics.json"
+WEIGHTS, VALUE_HEAD = "model.safetensors", "value_head.safetensors"
 PROPRIO_PATTERN, PROPRIO_FILE = "proprio_projector--*_checkpoint.pt", "proprio_projector--latest_checkpoint.pt"
-
-
-class CheckpointError(UserError, ValueError):
-    """A checkpoint cannot be used; the message says which file and what to do."""
 
 
 @frozen(kw_only=True)
@@ -54,34 +49,7 @@ class Checkpoint:
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
         """Name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
-        known = self.config.norm_stats
-        if not known:
-            raise CheckpointError(
-                f"{self.folder} has no statistics to scale actions with: "
-                f"{STATISTICS} is missing and config.json has no norm_stats"
-            )
-        if unnorm_key is None and len(known) == 1:
-            unnorm_key = next(iter(known))
-        if unnorm_key is None:
-            raise CheckpointError(f"{self.folder} has several statistics; set unnorm_key to one of: {', '.join(known)}")
-        for key in (unnorm_key, f"{unnorm_key}_no_noops"):
-            if key in known:
-                return key, known[key]
-        raise CheckpointError(f"no statistics {unnorm_key!r} in {self.folder}; there are: {', '.join(known)}")
-
-
-def resolve(name: str) -> Path:
-    """`builtin:NAME` or a path -> the folder. Raises CheckpointError when there is none."""
-    if name.startswith("builtin:"):
-        folder = BUILTIN / name.removeprefix("builtin:")
-        if not folder.is_dir():
-            there = ", ".join(f"builtin:{p.name}" for p in sorted(BUILTIN.glob("*")) if p.is_dir()) or "none"
-            raise CheckpointError(f"no built-in checkpoint {name!r}; there are: {there}")
-        return folder
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(f"checkpoint {name!r} is not a folder (looked at {folder.absolute()})")
-    return folder
+        return choose_statistics(self.folder, self.config.norm_stats, unnorm_key)
 
 
 def open_checkpoint(name: str) -> Checkpoint:
