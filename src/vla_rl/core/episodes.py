@@ -292,7 +292,7 @@ class Episodes:
         self.total += rewards.sum(1)
 
         def pad(array: Array) -> Array:
-            return np.pad(array, ((0, 0), (0, self.chunk - width)))
+            return array if width == self.chunk else np.pad(array, ((0, 0), (0, self.chunk - width)))
 
         record = {
             "rewards": pad(rewards),

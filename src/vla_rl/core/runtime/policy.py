@@ -15,6 +15,7 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.lanes import Mode
+from vla_rl.core.runtime.wire import pack, unpack
 from vla_rl.core.types import Chunk, Observation, to_numpy
 
 Array = np.ndarray[Any, Any]
@@ -41,10 +42,11 @@ class PolicyRole:
         self.records: dict[int, list[_Record]] = {}
         self.shelf: dict[tuple[int, int], list[Heavy]] = {}
 
-    def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> Any:
+    def act(self, mode: Mode, lanes: tuple[int, ...], *messages: Any) -> Any:
         """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions (a single
-        array for a single lane)."""
+        array for a single lane); packed like the requests."""
         before = perf_counter()
+        requests: list[Request] = [unpack(message) for message in messages]
         if mode.keep:
             self._value_finals(lanes, requests)
         busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]
@@ -70,7 +72,10 @@ class PolicyRole:
                 start = part.stop
         self.seconds += perf_counter() - before
         empty = np.zeros((0, 0, 0), np.float32)
-        answers = tuple(actions.get(lane, empty) for lane in lanes)
+        answers = tuple(
+            pack(actions.get(lane, empty), len(message)) if isinstance(message, bytes) else actions.get(lane, empty)
+            for lane, message in zip(lanes, messages, strict=True)
+        )
         return answers if len(answers) > 1 else answers[0]
 
     def collect(self, lane: int, round_index: int, rows: int) -> dict[str, Any]:

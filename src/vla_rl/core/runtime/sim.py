@@ -15,6 +15,7 @@ from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.runtime.lanes import LaneSlice
+from vla_rl.core.runtime.wire import pack, unpack
 from vla_rl.core.spec import Spec
 from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
 
@@ -98,7 +99,7 @@ class SimRole:
     def eval_states(self) -> tuple[ResetState, ...]:
         return next(iter(self.envs.values())).reset_states("eval")
 
-    def begin_train(self, lane: int, step: int, round_index: int) -> tuple[Request, bool]:
+    def begin_train(self, lane: int, step: int, round_index: int) -> tuple[Any, bool]:
         """Reset the lane's rows to the states of this rollout's round and ask for actions."""
         place, rollout = self.slices[lane], self.spec.rollout
         groups = self.spec.env.num_envs // rollout.group_size
@@ -119,7 +120,7 @@ class SimRole:
         starts = [start(p, round_index) for p in range(place.rows)]
         return self._answer(self.running[lane].begin(starts, chunk_steps, start))
 
-    def begin_eval(self, lane: int, items: Sequence[EvalItem | None]) -> tuple[Request, bool]:
+    def begin_eval(self, lane: int, items: Sequence[EvalItem | None]) -> tuple[Any, bool]:
         """One evaluation episode a row (None: idle)."""
         starts = [
             None if i is None else Start(state=i.state, row=i.index, episode=i.repeat, record=i.record) for i in items
@@ -127,8 +128,8 @@ class SimRole:
         self.running[lane] = self.eval[lane]
         return self._answer(self.running[lane].begin(starts, None, None))
 
-    def step(self, lane: int, actions: Array) -> tuple[Request, bool]:
-        return self._answer(self.running[lane].step(actions))
+    def step(self, lane: int, actions: Any) -> tuple[Any, bool]:
+        return self._answer(self.running[lane].step(unpack(actions)))
 
     def collect(self, lane: int) -> dict[str, Any]:
         """The light part of the round that ended, its episodes, and what it cost."""
@@ -206,14 +207,13 @@ class SimRole:
         if self.fault_count > limit:
             raise too_many_faults(self.fault_count, limit, self.spec.env.type, text)
 
-    def _answer(self, request: Request) -> tuple[Request, bool]:
-        if not self.near:
-            request = evolve(
-                request,
-                obs=None if request.obs is None else request.obs.numpy(),
-                final=None if request.final is None else request.final.numpy(),
-            )
-        return request, request.done
+    def _answer(self, request: Request) -> tuple[Any, bool]:
+        if self.near:
+            return request, request.done
+        obs = None if request.obs is None else request.obs.numpy()
+        final = None if request.final is None else request.final.numpy()
+        size = sum(image.nbytes for part in (obs, final) if part is not None for image in part.images.values())
+        return pack(evolve(request, obs=obs, final=final), size), request.done
 
     def _frames(self, episodes: Episodes) -> list[EpisodeFrames]:
         frames = []
