@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vla_rl.core import plugins
 from vla_rl.core.plugins import KINDS
 from vla_rl.core.seats import hook_names
 from vla_rl.core.spec import Spec, parse_spec
@@ -62,8 +63,12 @@ def line() -> types.ModuleType:
 
 def test_the_simulator_of_the_page_keeps_to_the_contract(line: types.ModuleType) -> None:
     check_env(line.plugin)
-    for code in code_blocks("write-a-plugin.md", "python")[1:]:
-        exec(code, dict(line.__dict__))
+    exec(code_blocks("write-a-plugin.md", "python")[1], dict(line.__dict__))
+
+
+def test_the_row_of_the_page_keeps_to_the_contract(tmp_path: Path) -> None:
+    (tmp_path / "dot.py").write_text(code_blocks("write-a-plugin.md", "python")[2])
+    check_env(plugins.import_module(str(tmp_path / "dot.py")).plugin)
 
 
 def test_it_has_the_promised_length() -> None:

@@ -72,7 +72,7 @@ def test_one_ctrl_c_saves_and_leaves_no_process(spec_file, tmp_path, train, back
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "--resume" in output and "Traceback" not in output
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=40)
     assert not alive
     saved = RunFolder(tmp_path / "run").restore()
     assert saved is not None and 1 <= saved[0].step < 12
@@ -93,7 +93,7 @@ def test_ctrl_c_twice_stops_at_once(spec_file, tmp_path, backend):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130, output
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=40)
     assert not alive
 
 
