@@ -17,8 +17,8 @@ from vla_rl.core.types import Context
 HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
 REQUIRED: dict[str, dict[str, Any]] = {"openvla_oft": {"preset": "fast"}}
 """Keys without default, where a check needs some."""
-SLOW_SIMULATORS = {"libero"}
-"""Checked by tests of their own."""
+SLOW_SIMULATORS = {"gymnasium", "libero", "maniskill", "metaworld", "robotwin"}
+"""Checked by tests of their own, with the settings they need."""
 
 
 def own(kind: str) -> list[str]:

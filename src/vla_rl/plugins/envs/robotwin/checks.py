@@ -1,0 +1,101 @@
+"""What can be said of the settings without a simulator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.processes import Processes
+from vla_rl.plugins.envs.robotwin.seeds import SeedBook, absolute
+from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
+
+ACTION_DIM = STATE_DIM = 14
+"""Left arm 6, left gripper, right arm 6, right gripper."""
+CAMERAS = {"head": "head_camera", "left_wrist": "left_camera", "right_wrist": "right_camera"}
+"""Name in specs and observations -> name in the simulator."""
+CAMERA_SIZES = {"D435": (240, 320), "Large_D435": (480, 640), "L515": (180, 320), "Large_L515": (360, 640)}
+"""Camera type in a task's settings -> height and width in pixels (`_camera_config.yml`)."""
+ASSET_FOLDERS = ("assets/background_texture", "assets/embodiments/aloha-agilex", "assets/objects")
+ASSET_VARIABLES = ("ROBOTWIN_ASSETS_ROOT", "ASSETS_PATH")
+DOWNLOAD = (
+    "download them (data set TianxingChen/RoboTwin2.0: background_texture.zip, embodiments.zip, objects.zip) with "
+    "`robotwin-download-assets --output FOLDER` of the runtime wheel, or `_download_assets.sh` of a checkout, and "
+    "name the folder: `assets: FOLDER`, or ROBOTWIN_ASSETS_ROOT"
+)
+
+
+def is_file(name: str) -> bool:
+    """Whether `task_config` names a file, and not one of RoboTwin's own settings."""
+    return name.endswith((".yml", ".yaml"))
+
+
+def task_config(given: Any) -> Any:
+    return str(absolute(given)) if isinstance(given, str) and is_file(given) else given
+
+
+def known_tasks(instance: Any, attribute: Any, tasks: str | tuple[str, ...]) -> None:
+    names = task_names(tasks)
+    if not names:
+        raise ValueError(f"name at least one task; tasks: {', '.join(STEP_LIMITS)}")
+    for name in names:
+        if name not in STEP_LIMITS:
+            near = did_you_mean(name, STEP_LIMITS)
+            raise ValueError(f"no RoboTwin task {name!r}{near}; tasks: {', '.join(STEP_LIMITS)}")
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"named twice: {', '.join(sorted(twice))}")
+
+
+def known_cameras(instance: Any, attribute: Any, cameras: tuple[str, ...]) -> None:
+    if not cameras:
+        raise ValueError(f"name at least one camera; cameras: {', '.join(CAMERAS)}")
+    for name in cameras:
+        if name not in CAMERAS:
+            raise ValueError(f"no robotwin camera {name!r}{did_you_mean(name, CAMERAS)}; cameras: {', '.join(CAMERAS)}")
+        if cameras.count(name) > 1:
+            raise ValueError(f"camera {name!r} is named twice")
+
+
+def processes_apart(instance: Any, attribute: Any, processes: Processes) -> None:
+    if processes.apart is False:
+        raise ValueError("apart: false does not work: RoboTwin changes the working directory of a row's process")
+
+
+def camera_sizes(cameras: tuple[str, ...], settings: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Camera -> height and width, as the task's settings have it. Raises UserError for a type that nobody knows."""
+    types = settings.get("camera") or {}
+    sizes = {}
+    for name in cameras:
+        kind = types.get("head_camera_type" if name == "head" else "wrist_camera_type", "D435")
+        if kind not in CAMERA_SIZES:
+            near = did_you_mean(kind, CAMERA_SIZES)
+            raise UserError(f"task_config: no camera type {kind!r}{near}\n  types: {', '.join(CAMERA_SIZES)}")
+        sizes[name] = CAMERA_SIZES[kind]
+    return sizes
+
+
+def asset_root(config: Any) -> Path:
+    """The folder with `assets/` in it. Raises UserError when none is complete, with the way to get them."""
+    places = {"assets": config.assets}
+    if config.assets is None:
+        places = {name: absolute(os.environ[name]) for name in ASSET_VARIABLES if os.environ.get(name)}
+        places |= {"checkout": config.checkout} if config.checkout else {}
+    lacking = {}
+    for name, root in places.items():
+        missing = [folder for folder in ASSET_FOLDERS if not (root / folder).is_dir()]
+        if not missing:
+            return Path(root)
+        lacking[name] = f"{root} ({name}) lacks {', '.join(missing)}"
+    looked = "\n  ".join(lacking.values()) or f"neither `assets` nor {' nor '.join(ASSET_VARIABLES)} is set"
+    raise UserError(f"RoboTwin's assets are not there:\n  {looked}\n  {DOWNLOAD}")
+
+
+def preflight(config: Any) -> None:
+    """Raise UserError for assets or files that are missing, and for seeds of both splits."""
+    asset_root(config)
+    if isinstance(config.task_config, str) and is_file(config.task_config) and not Path(config.task_config).is_file():
+        raise UserError(f"task_config: there is no file {config.task_config}")
+    SeedBook(config.seeds, task_names(config.tasks))

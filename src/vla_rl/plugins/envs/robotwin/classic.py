@@ -1,0 +1,122 @@
+"""The classic API: a task's object with `setup_demo`, `take_action` and `get_obs`; one row a process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.rows import Outcome, Row, View
+from vla_rl.plugins.envs.robotwin.checks import CAMERAS
+from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation
+from vla_rl.plugins.envs.robotwin.quiet import quiet
+from vla_rl.plugins.envs.robotwin.seeds import SeedBook
+
+Array = np.ndarray[Any, Any]
+
+
+@frozen(kw_only=True)
+class MakeRow:
+    robotwin: Installation
+    book: SeedBook
+
+    def __call__(self, number: int) -> RobotwinRow:
+        return RobotwinRow(self.robotwin, self.book)
+
+
+class RobotwinRow(Row):
+    """Imports RoboTwin at the first reset, and keeps a task's object until another task is asked for."""
+
+    def __init__(self, robotwin: Installation, book: SeedBook) -> None:
+        self._robotwin, self._book = robotwin, book
+        self._name = ""
+        self._task: Any = None
+        self._arguments: dict[str, Any] = {}
+        self._things: dict[tuple[str, int], dict[str, str] | None] = {}
+        self._scenes = 0
+
+    def reset(self, state_id: int, seed: int) -> None:
+        """A state id fixes everything, also the wording; `seed` changes nothing."""
+        with quiet():
+            self._enter(self._book.task(state_id))
+            self._place(state_id)
+
+    def step(self, action: Array) -> Outcome:
+        """A row that solved its task moves no more: RoboTwin ignores what it is told then."""
+        with quiet():
+            self._task.take_action(np.asarray(action, np.float64), action_type="qpos")
+        solved = bool(self._task.eval_success)
+        return Outcome(float(solved), solved, terminated=solved)
+
+    def look(self) -> View:
+        with quiet():
+            seen = self._task.get_obs()
+        cameras = seen["observation"]
+        images = {name: np.ascontiguousarray(cameras[CAMERAS[name]]["rgb"]) for name in self._robotwin.config.cameras}
+        state = np.asarray(seen["joint_action"]["vector"], np.float32)
+        return View(images, state, self._task.get_instruction())
+
+    def close(self) -> None:
+        if self._task is not None:
+            with quiet():
+                self._task.close_env(clear_cache=True)
+            self._task = None
+
+    def _enter(self, name: str) -> None:
+        """Have the object of this task."""
+        if name == self._name and self._task is not None:
+            return
+        self.close()
+        self._robotwin.enter()
+        os.chdir(self._robotwin.assets)  # RoboTwin names its assets relative to its checkout
+        self._name, self._task, self._arguments = name, self._robotwin.task(name), self._robotwin.arguments(name)
+
+    def _place(self, state_id: int) -> None:
+        """Set up a state's scene, with the first of its seeds that can be used."""
+        check = self._book.checked(state_id, without_file=False)
+        unstable, tried = self._robotwin.unstable_error(), []
+        for seed in self._book.candidates(state_id):
+            tried.append(seed)
+            things = self._expert_solves(seed, unstable) if check else {}
+            if things is None:
+                continue
+            try:
+                self._set_up(seed)
+            except unstable:
+                continue
+            break
+        else:
+            raise self._book.unusable(state_id, tried, "things do not come to rest, or the expert does not solve it")
+        self._task.step_lim = NO_LIMIT
+        text = self._robotwin.full_description(self._name)
+        if things:
+            text = self._robotwin.instruction(self._name, things, derived_seed(0, "robotwin/instruction", state_id))
+        self._task.set_instruction(instruction=text)
+
+    def _set_up(self, seed: int) -> None:
+        if self._scenes:
+            often = max(1, int(self._arguments["clear_cache_freq"]))
+            self._task.close_env(clear_cache=self._scenes % often == 0)
+        self._scenes += 1
+        self._task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **self._arguments)
+
+    def _expert_solves(self, seed: int, unstable: type[Exception]) -> dict[str, str] | None:
+        """What the expert found in the scene, placeholder -> thing; None when it did not solve it."""
+        key = self._name, seed
+        if key not in self._things:
+            try:
+                self._set_up(seed)
+                self._things[key] = self._play_expert()
+            except unstable:
+                self._things[key] = None
+        return self._things[key]
+
+    def _play_expert(self) -> dict[str, str] | None:
+        try:
+            info = self._task.play_once()
+        except Exception:  # its planner gives up in many ways; RoboTwin's evaluation takes all of them for a bad seed
+            return None
+        return dict(info["info"]) if self._task.plan_success and self._task.check_success() else None

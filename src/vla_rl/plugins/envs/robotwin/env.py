@@ -1,0 +1,63 @@
+"""The simulator that the settings mean."""
+
+from __future__ import annotations
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.rows import RowsEnv
+from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.plugins.envs.robotwin import RobotwinConfig
+from vla_rl.plugins.envs.robotwin.checks import STATE_DIM, camera_sizes
+from vla_rl.plugins.envs.robotwin.classic import MakeRow
+from vla_rl.plugins.envs.robotwin.installation import Installation, find
+from vla_rl.plugins.envs.robotwin.seeds import SPLITS, SeedBook
+from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
+from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
+
+ARM, GRIPPER = (-10.0, 10.0), (0.0, 1.0)
+"""Of a joint: radians, as the aloha-agilex's robot description has it (RoboTwin itself clips nothing). Of a gripper: 0
+is closed, 1 open."""
+BOUNDS = 2 * (6 * (ARM,) + (GRIPPER,))
+
+
+def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
+    """Raises UserError when there is no RoboTwin, no assets, or something in the settings that it does not have."""
+    robotwin = find(config)
+    tasks = task_names(config.tasks)
+    book = SeedBook(config.seeds, tasks)
+    info = EnvInfo(
+        cameras=camera_sizes(config.cameras, robotwin.settings),
+        state_dim=STATE_DIM,
+        action_low=tuple(low for low, _ in BOUNDS),
+        action_high=tuple(high for _, high in BOUNDS),
+        tasks=tuple(
+            TaskInfo(
+                name=task,
+                instruction=robotwin.full_description(task),
+                max_steps=STEP_LIMITS[task],
+                instruction_varies=True,
+            )
+            for task in tasks
+        ),
+        notes=_notes(config, robotwin),
+    )
+    if robotwin.api == "classic":
+        states = {split: book.states(split) for split in SPLITS}
+        return RowsEnv(info, states, MakeRow(robotwin=robotwin, book=book), context, config.processes)
+    if config.processes.recycle_episodes is not None or config.processes.recycle_mib is not None:
+        raise UserError("processes.recycle_episodes and recycle_mib have no effect with RoboTwin's vector API")
+    return VectorRobotwin(info, book, robotwin, context)
+
+
+def _notes(config: RobotwinConfig, robotwin: Installation) -> tuple[str, ...]:
+    named = config.task_config if isinstance(config.task_config, str) else "settings of the spec"
+    notes = [f"RoboTwin's {robotwin.api} API, task_config: {named}, instructions: {config.instruction_type}"]
+    for split in SPLITS:
+        file = getattr(config.seeds, split)
+        source = f"from {file.name}" if file else f"from {100_000 * (1 + SPLITS.index(split))} on"
+        notes.append(f"{split} seeds {source}")
+    if config.seeds.check is False:
+        notes.append("seeds.check: false: RoboTwin's expert may be unable to solve some scenes")
+    if (robotwin.settings.get("domain_randomization") or {}).get("random_background"):
+        notes.append("backgrounds of training are from RoboTwin's evaluation set too")
+    return tuple(notes)

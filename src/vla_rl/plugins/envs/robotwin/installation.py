@@ -1,0 +1,213 @@
+"""Which RoboTwin is there, and what it is told: found without importing it, since that loads SAPIEN and CUDA."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from attrs import field, frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.plugins.envs.robotwin import RobotwinConfig
+from vla_rl.plugins.envs.robotwin.checks import ASSET_FOLDERS, DOWNLOAD, asset_root, is_file
+from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
+
+NO_LIMIT = 10**9
+"""Step limit that RoboTwin is told: core ends episodes, and a spec may allow more steps than RoboTwin would."""
+ARM_JOINTS = 6
+WHERE = (
+    "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
+    "`checkout: FOLDER`, a clone of github.com/RoboTwin-Platform/RoboTwin"
+)
+
+
+@frozen(kw_only=True)
+class Installation:
+    api: Literal["vector", "classic"]
+    package: str
+    """In which the tasks are modules: "robotwin.envs" (runtime wheel), or "envs" (a checkout)."""
+    root: Path | None
+    """Of the checkout; None: the wheel."""
+    assets: Path
+    config: RobotwinConfig
+    settings: Mapping[str, Any] = field(repr=False)
+    """The task's settings, as `task_config` has them."""
+
+    def enter(self) -> None:
+        """Make it importable in this process, and tell it where its assets are."""
+        if self.root is not None and str(self.root) not in sys.path:
+            sys.path.insert(0, str(self.root))
+        if self.api == "vector":
+            os.environ["ROBOTWIN_ASSETS_ROOT"] = os.environ["ASSETS_PATH"] = str(self.assets)
+
+    def vector_env(self) -> Any:
+        """The class `VectorEnv`."""
+        return importlib.import_module("robotwin.envs.vector_env").VectorEnv
+
+    def task(self, name: str) -> Any:
+        """A task's object, before `setup_demo`."""
+        return getattr(importlib.import_module(f"{self.package}.{name}"), name)()
+
+    def unstable_error(self) -> type[Exception]:
+        """What `setup_demo` raises for a seed whose things do not come to rest."""
+        error: type[Exception] = importlib.import_module(f"{self.package}.utils.create_actor").UnStableError
+        return error
+
+    def task_settings(self, task: str) -> dict[str, Any]:
+        """`task_config` with what the plugin decides: only the cameras and the joints are read, nothing is written."""
+        wrists = any(name != "head" for name in self.config.cameras)
+        settings = {"save_path": "./data", "clear_cache_freq": 8, **deepcopy(dict(self.settings))}
+        settings |= {
+            "task_name": task,
+            "step_lim": NO_LIMIT,
+            "render_freq": 0,
+            "eval_video_log": False,
+            "collect_data": False,
+            "camera": {**(settings.get("camera") or {}), "collect_head_camera": True, "collect_wrist_camera": wrists},
+            "data_type": {"rgb": True, "qpos": True},
+        }
+        if self.api == "vector":
+            settings["planner_backend"] = self.config.planner or settings.get("planner_backend", "mplib")
+        return settings
+
+    def arguments(self, task: str) -> dict[str, Any]:
+        """Keyword arguments of `setup_demo` beside the seed, as RoboTwin's evaluation makes them of the settings."""
+        settings = self.task_settings(task)
+        embodiment = settings.get("embodiment")
+        if not isinstance(embodiment, list) or len(embodiment) not in (1, 3):
+            raise UserError(f"task_config: embodiment needs one name, or two and a distance; it is {embodiment}")
+        files = self.robotwin_yaml("_embodiment_config")
+        left, right = embodiment[0], embodiment[min(1, len(embodiment) - 1)]
+        for name in (left, right):
+            if name not in files:
+                raise UserError(f"task_config: no embodiment {name!r}\n  embodiments: {', '.join(files)}")
+        camera = self.robotwin_yaml("_camera_config")[settings["camera"].get("head_camera_type", "D435")]
+        settings |= {
+            "eval_mode": True,
+            "head_camera_h": camera["h"],
+            "head_camera_w": camera["w"],
+            "dual_arm_embodied": len(embodiment) == 1,
+        }
+        if len(embodiment) == 3:
+            settings["embodiment_dis"] = embodiment[2]
+        for place, (side, name) in enumerate((("left", left), ("right", right))):
+            folder = str(self.assets / files[name]["file_path"])
+            config = yaml.safe_load((Path(folder) / "config.yml").read_text())
+            joints = len(config["arm_joints_name"][place])
+            if joints != ARM_JOINTS:
+                raise UserError(f"embodiment {name} has {joints} joints an arm; actions here are for {ARM_JOINTS}")
+            settings |= {f"{side}_robot_file": folder, f"{side}_embodiment_config": config}
+        return settings
+
+    def robotwin_yaml(self, name: str) -> dict[str, Any]:
+        """One of RoboTwin's own files of settings."""
+        return _robotwin_yaml(self.root, name)
+
+    def full_description(self, task: str) -> str:
+        """The task in a sentence, for all episodes alike."""
+        if self.root is None:
+            found = importlib.import_module("robotwin.description.instructions").load_task_instructions(task)
+        else:
+            found = json.loads((self.root / "description" / "task_instruction" / f"{task}.json").read_text())
+        return str(found["full_description"]).replace("<", "").replace(">", "").strip()
+
+    def instruction(self, task: str, things: Mapping[str, str], key: int) -> str:
+        """One of the task's wordings with an episode's things in it; where no wording fits, the task's description.
+
+        Args:
+            things: placeholder -> file of an object's names, or an arm.
+            key: keys the choice.
+        """
+        self.enter()
+        wheel, checkout = "robotwin.description.instructions", "description.utils.generate_episode_instructions"
+        module = importlib.import_module(wheel if self.root is None else checkout)
+        generate: Callable[..., Any] = module.generate_episode_descriptions
+        with kept_randomness():
+            random.seed(key)
+            found = generate(task, [dict(things)], max_descriptions=1)
+        texts = found[0][self.config.instruction_type] if found else []
+        return str(texts[0]) if texts else self.full_description(task)
+
+
+def find(config: RobotwinConfig) -> Installation:
+    """The RoboTwin that the settings mean. Raises UserError when there is none, or not the one that is asked for."""
+    offers = _offers(config.checkout)
+    if not offers:
+        where = f"in {config.checkout}" if config.checkout else f"for {sys.executable}"
+        raise UserError(f"there is no RoboTwin {where}\n  {WHERE}")
+    api = next(iter(offers)) if config.api == "auto" else config.api
+    if api not in offers:
+        raise UserError(
+            f"api: {api} is not offered by this RoboTwin, which has {', '.join(offers)}\n"
+            "  vector: the runtime wheel, or a checkout of the branch RLinf_support; classic: a checkout"
+        )
+    package, root = offers[api]
+    assets = _assets_of_classic(config, root) if api == "classic" and root is not None else asset_root(config)
+    settings = _settings(config, root)
+    return Installation(api=api, package=package, root=root, assets=assets, config=config, settings=settings)
+
+
+def _offers(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
+    """API -> (package of the tasks, root of the checkout), best first."""
+    package = checkout / "robotwin" if checkout is not None else _package("robotwin")
+    tasks = checkout / "envs" if checkout is not None else _package("envs")
+    offers: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
+    if package is not None and (package / "envs" / "vector_env.py").is_file():
+        wheel = (package / "config.py").is_file()
+        offers["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
+    if tasks is not None and (tasks / "_base_task.py").is_file():
+        offers["classic"] = ("envs", tasks.parent)
+    return offers
+
+
+def _package(name: str) -> Path | None:
+    spec = find_spec(name)
+    places = list(spec.submodule_search_locations or []) if spec is not None else []
+    return Path(places[0]) if places else None
+
+
+def _assets_of_classic(config: RobotwinConfig, root: Path) -> Path:
+    """The classic API finds everything below its checkout, and its planner is its own choice."""
+    if config.planner is not None:
+        raise UserError(f"planner: {config.planner} has no effect with the classic API; leave it out")
+    if config.assets is not None and config.assets.resolve() != root.resolve():
+        raise UserError(f"assets: {config.assets} has no effect with the classic API, which reads {root / 'assets'}")
+    missing = [folder for folder in ASSET_FOLDERS if not (root / folder).is_dir()]
+    if missing:
+        raise UserError(f"RoboTwin's assets are not there: {root} lacks {', '.join(missing)}\n  {DOWNLOAD}")
+    return root
+
+
+def _robotwin_yaml(root: Path | None, name: str) -> dict[str, Any]:
+    if root is None:
+        found: dict[str, Any] = importlib.import_module("robotwin.config").load_task_config(name)
+        return found
+    folders = [root / "env_cfg" / "task_config", root / "task_config"]  # main, and older branches
+    for folder in folders:
+        if (folder / f"{name}.yml").is_file():
+            return dict(yaml.safe_load((folder / f"{name}.yml").read_text()))
+    raise ValueError(f"no {name}.yml in {' or '.join(map(str, folders))}")
+
+
+def _settings(config: RobotwinConfig, root: Path | None) -> dict[str, Any]:
+    if not isinstance(config.task_config, str):
+        return config.task_config
+    if not is_file(config.task_config):
+        try:
+            return _robotwin_yaml(root, config.task_config)
+        except ValueError as exc:
+            advice = "give demo_clean, demo_randomized, a .yml file, or the settings themselves"
+            raise UserError(f"task_config: {exc}\n  {advice}") from exc
+    found = yaml.safe_load(Path(config.task_config).read_text())
+    if not isinstance(found, dict):
+        raise UserError(f"task_config: {config.task_config} holds no mapping")
+    return found

@@ -1,0 +1,44 @@
+"""RoboTwin prints its progress and seeds the global generators: neither may reach the rest of a process."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
+
+import numpy as np
+
+_lock = threading.RLock()
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Nothing is printed meanwhile, by any thread of the process; one calling thread at a time."""
+    with _lock, redirect_stdout(_Nowhere()):
+        yield
+
+
+@contextmanager
+def kept_randomness() -> Generator[None]:
+    """The global generators of Python, NumPy and torch (where that is loaded) go on afterwards as if nothing was."""
+    torch = sys.modules.get("torch")
+    own, arrays = random.getstate(), np.random.get_state()
+    tensors = torch.get_rng_state() if torch is not None else None
+    on_devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(arrays)
+        if torch is not None and tensors is not None:
+            torch.set_rng_state(tensors)
+            if on_devices is not None:
+                torch.cuda.set_rng_state_all(on_devices)

@@ -1,0 +1,159 @@
+"""Which scenes there are: a reset state is a task and a seed, and seeds that do not work are replaced."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from attrs import converters, field, frozen
+from attrs import validators as v
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.types import ResetState
+from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
+
+SPLITS = ("eval", "train")
+RANGE = 100_000
+"""Split k has the seeds from RANGE * (1 + k), as RoboTwin's evaluation number k has."""
+IDS_PER_TASK, IDS_PER_SPLIT = 1_000_000, 500_000
+"""An id is the task's number, times the first; plus the split's, times the second; plus the state's."""
+
+
+def absolute(path: str | Path) -> Path:
+    """Workers run in other folders, so paths are fixed when the spec is read."""
+    return Path(path).expanduser().absolute()
+
+
+@frozen(kw_only=True)
+class Seeds:
+    """The scenes of the two splits."""
+
+    train: Path | None = field(default=None, converter=converters.optional(absolute))
+    """File of seeds that work, `{task: {success_seeds: [...]}}`; null: seeds from 200000 on."""
+    eval: Path | None = field(default=None, converter=converters.optional(absolute))
+    """The same for evaluation; null: seeds from 100000 on."""
+    train_states: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Scenes a task for training; null: all of the file, or 200."""
+    eval_states: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Scenes a task for evaluation; null: all of the file, or 100."""
+    tries: int = field(default=10, validator=[v.ge(1), v.le(100)])
+    """Seeds that are tried for a scene before the run stops."""
+    check: bool | None = None
+    """Take a seed only when RoboTwin's own expert solves it, which takes an episode of planning; null: with the vector
+    API for seeds that are not from a file, with the classic API always (there the expert also tells which things the
+    instruction has to name)."""
+
+
+class SeedBook:
+    """Reset states and their seeds, of the tasks of a run. No two states share a seed, whatever has to be replaced.
+
+    Raises UserError for a file that cannot be used, and for a seed that both splits have.
+    """
+
+    def __init__(self, seeds: Seeds, tasks: tuple[str, ...]) -> None:
+        self._seeds = seeds
+        self._listed: dict[tuple[str, str], tuple[int, ...] | None] = {}
+        for split in SPLITS:
+            file: Path | None = getattr(seeds, split)
+            of_task = dict.fromkeys(tasks) if file is None else _read(file, tasks)
+            for task in tasks:
+                wanted, listed = getattr(seeds, f"{split}_states"), of_task[task]
+                if listed is not None and wanted is not None and wanted > len(listed):
+                    raise UserError(f"{file} has {len(listed)} seeds of {task}; seeds.{split}_states asks for {wanted}")
+                self._listed[task, split] = None if listed is None else listed[:wanted]
+                count = self._count(task, split)
+                if count * seeds.tries > RANGE:
+                    raise UserError(
+                        f"{count} {split} states of {task} times seeds.tries: {seeds.tries} is more than the {RANGE} "
+                        f"seeds that a split has; {RANGE // seeds.tries} states are possible"
+                    )
+        for task in tasks:
+            common = sorted(set(self._of_file(task, "train")) & set(self._of_file(task, "eval")))
+            if common:
+                raise UserError(
+                    f"{len(common)} seeds of {task} are in both seeds.train and seeds.eval: {_some(common)}; training "
+                    "must never see an evaluation scene, so take them out of one file"
+                )
+
+    def states(self, split: str) -> tuple[ResetState, ...]:
+        return tuple(
+            ResetState(id=_first_id(task, split) + i, task=task)
+            for task, its_split in self._listed
+            if its_split == split
+            for i in range(self._count(task, split))
+        )
+
+    def task(self, state_id: int) -> str:
+        return list(STEP_LIMITS)[state_id // IDS_PER_TASK]
+
+    def split(self, state_id: int) -> str:
+        return SPLITS[state_id % IDS_PER_TASK // IDS_PER_SPLIT]
+
+    def candidates(self, state_id: int) -> tuple[int, ...]:
+        """Seeds for this state in the order in which they are tried: that of the file, then those set apart for it."""
+        task, split, number = self.task(state_id), self.split(state_id), state_id % IDS_PER_SPLIT
+        listed = {*self._of_file(task, "train"), *self._of_file(task, "eval")}
+        first = RANGE * (1 + SPLITS.index(split)) + number * self._seeds.tries
+        own = [seed for seed in range(first, first + self._seeds.tries) if seed not in listed]
+        return (*self._of_file(task, split)[number : number + 1], *own)[: self._seeds.tries]
+
+    def checked(self, state_id: int, without_file: bool) -> bool:
+        """Whether a seed has to be solved by the expert first.
+
+        Args:
+            without_file: whether only seeds that come from no file are.
+        """
+        if self._seeds.check is not None:
+            return self._seeds.check
+        return not (without_file and self._of_file(self.task(state_id), self.split(state_id)))
+
+    def unusable(self, state_id: int, tried: list[int], why: str) -> UserError:
+        """What to say when a state has no seed that works."""
+        task, split = self.task(state_id), self.split(state_id)
+        return UserError(
+            f"none of the seeds {', '.join(map(str, tried))} of RoboTwin task {task} can be used ({why}), so {split} "
+            f"state {state_id} has no scene\n"
+            f"  give a file of seeds that work (seeds.{split}), or more tries (seeds.tries)"
+        )
+
+    def _of_file(self, task: str, split: str) -> tuple[int, ...]:
+        return self._listed[task, split] or ()
+
+    def _count(self, task: str, split: str) -> int:
+        listed = self._listed[task, split]
+        wanted: int | None = getattr(self._seeds, f"{split}_states")
+        return len(listed) if listed is not None else wanted or {"train": 200, "eval": 100}[split]
+
+
+def _first_id(task: str, split: str) -> int:
+    return list(STEP_LIMITS).index(task) * IDS_PER_TASK + SPLITS.index(split) * IDS_PER_SPLIT
+
+
+def _some(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds[:5])) + (" ..." if len(seeds) > 5 else "")
+
+
+def _read(file: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
+    """Task -> the seeds that this file has of it."""
+    try:
+        data = json.loads(file.read_text())
+    except OSError as exc:
+        raise UserError(f"cannot read the seeds of {file}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise UserError(f"{file} is not JSON: {exc}") from exc
+    found = {}
+    for task in tasks:
+        if not isinstance(data, dict) or task not in data:
+            names = list(data) if isinstance(data, dict) else []
+            near = did_you_mean(task, names)
+            raise UserError(f"{file} has no seeds of task {task!r}{near}\n  it has: {', '.join(names) or 'nothing'}")
+        seeds = data[task].get("success_seeds") if isinstance(data[task], dict) else None
+        if not isinstance(seeds, list) or not seeds or any(type(s) is not int or not 0 <= s < 2**32 for s in seeds):
+            raise UserError(f"{file}: {task} needs `success_seeds`, a list of integers from 0 to 2^32 - 1")
+        if len(set(seeds)) < len(seeds):
+            twice = sorted(seed for seed, count in Counter(seeds).items() if count > 1)
+            raise UserError(f"{file}: {task} has seeds twice: {_some(twice)}")
+        found[task] = tuple(seeds)
+    return found

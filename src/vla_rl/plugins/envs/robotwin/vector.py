@@ -1,0 +1,211 @@
+"""The vector API: `robotwin.envs.vector_env.VectorEnv`, whose rows are threads and whose call is a whole chunk.
+
+`VectorEnv.step` moves every row. So a row is stepped through the `SubEnv` that the vector environment holds for it, in
+its pool of threads, which is what `VectorEnv.step` does for all of them: rows that are not active stay as they are. It
+does not say at which action of a chunk success came, so what a chunk led to is written at its last action.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.rows import View
+from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
+from vla_rl.plugins.envs.robotwin.installation import Installation
+from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
+from vla_rl.plugins.envs.robotwin.seeds import SeedBook
+
+Array = np.ndarray[Any, Any]
+IMAGES = {"head": "full_image", "left_wrist": "left_wrist_image", "right_wrist": "right_wrist_image"}
+"""Name in specs and observations -> key of `VectorEnv`'s observation."""
+
+
+class VectorRobotwin(SimEnv):
+    """N rows. A task's `VectorEnv` is made at the first reset to one of its scenes, with N sub-environments, and row i
+    plays in its number i."""
+
+    def __init__(self, info: EnvInfo, book: SeedBook, robotwin: Installation, context: Context) -> None:
+        self.num_envs, self.info = context.num_envs, info
+        self._book, self._robotwin, self._first_row = book, robotwin, context.first_row
+        self._deadline_s = robotwin.config.processes.deadline_s
+        self._states = {split: book.states(split) for split in ("train", "eval")}
+        self._venvs: dict[str, Any] = {}
+        self._tasks = [info.tasks[0].name] * self.num_envs
+        blank = {name: np.zeros((*size, 3), np.uint8) for name, size in info.cameras.items()}
+        self._views = [View(blank, np.zeros(STATE_DIM, np.float32), info.tasks[0].instruction)] * self.num_envs
+        self._ready = np.zeros(self.num_envs, bool)
+        self._solved = np.zeros(self.num_envs, bool)
+        self._usable: dict[tuple[str, int], bool] = {}
+        self._faults: dict[int, list[str]] = {}
+        robotwin.enter()
+
+    def reset_states(self, split: str) -> tuple[ResetState, ...]:
+        return self._states[split]
+
+    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+        """One row after the other: RoboTwin sets up one scene at a time. A state id fixes everything, also the wording;
+        `seed` changes nothing."""
+        rows = [int(row) for row in to_numpy(rows)]
+        with quiet(), kept_randomness():
+            for row, state in zip(rows, to_numpy(state_ids), strict=True):
+                self._ready[row] = False
+                self._place(row, int(state))
+                self._ready[row] = True
+        return self._observation(rows)
+
+    def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
+        """A row that solved its task moves no more: RoboTwin ignores what it is told then."""
+        actions = np.asarray(to_numpy(actions), np.float64)
+        rewards = np.zeros(actions.shape[:2], np.float32)
+        succeeded, truncated, executed = np.zeros((3, *rewards.shape), bool)
+        before = self._solved.copy()
+        for row, (success, cut) in self._play(np.flatnonzero(to_numpy(active)), actions).items():
+            executed[row] = True
+            if stop_at_end and before[row]:
+                executed[row, 1:] = False
+            succeeded[row] = before[row] & executed[row]
+            last = int(executed[row].sum()) - 1
+            succeeded[row, last] |= success
+            truncated[row, last] = cut and not success
+        rewards[succeeded] = 1.0
+        last = np.maximum(executed.sum(1) - 1, 0)
+        return ChunkResult(
+            obs=self._observation(range(self.num_envs)),
+            rewards=rewards,
+            terminated=succeeded,
+            truncated=truncated,
+            executed=executed,
+            success=succeeded[np.arange(self.num_envs), last],
+            succeeded=succeeded,
+        )
+
+    def faults(self) -> Mapping[int, Sequence[str]]:
+        found, self._faults = self._faults, {}
+        return found
+
+    def close(self) -> bool:
+        with quiet():
+            for venv in self._venvs.values():
+                venv.close(clear_cache=True)
+                venv.env_thread_pool.shutdown(wait=False, cancel_futures=True)
+        self._venvs = {}
+        return True
+
+    # --------------------------------------------------------------------------------------------------- inside
+
+    def _play(self, rows: Array, actions: Array) -> dict[int, tuple[bool, bool]]:
+        """Row -> (success, truncated), of those that did not break."""
+        outcomes: dict[int, tuple[bool, bool]] = {}
+        with quiet(), kept_randomness():
+            waiting = {}
+            for row in (int(row) for row in rows):
+                if self._ready[row]:
+                    venv = self._venvs[self._tasks[row]]
+                    waiting[row] = venv.env_thread_pool.submit(venv.envs[row].step, actions[row])
+                else:
+                    self._break(row, "it has not been reset since it broke")
+            for row, future in waiting.items():
+                try:
+                    result = future.result(self._deadline_s)
+                    self._views[row] = self._view(result["obs"])
+                except FutureTimeoutError as exc:
+                    raise RuntimeError(
+                        f"row {self._first_row + row} ({self._tasks[row]}) gave no answer for {self._deadline_s:g} s "
+                        "(processes.deadline_s); its thread cannot be stopped, so this process has to end"
+                    ) from exc
+                except UserError:
+                    raise
+                except Exception:
+                    self._break(row, traceback.format_exc())
+                    continue
+                outcomes[row] = bool(result["info"]["success"]), bool(result["truncated"][0])
+                self._solved[row] = outcomes[row][0]
+        return outcomes
+
+    def _break(self, row: int, what: str) -> None:
+        self._ready[row] = False
+        self._faults.setdefault(row, []).append(f"row {self._first_row + row}: {what}")
+
+    def _place(self, row: int, state_id: int) -> None:
+        """Set up a state's scene in a row, with the first of its seeds that can be used."""
+        task = self._book.task(state_id)
+        seeds = self._book.candidates(state_id)
+        venv = self._venv(task, seeds[0])
+        if self._tasks[row] != task and self._tasks[row] in self._venvs:
+            self._venvs[self._tasks[row]].envs[row].close(clear_cache=False)
+        self._tasks[row], sub = task, venv.envs[row]
+        check = self._book.checked(state_id, without_file=True)
+        for seed in seeds:
+            if not self._usable.get((task, seed), True):
+                continue
+            if check and (task, seed) not in self._usable:
+                sub.close(clear_cache=False)
+                verdict = sub.check_seed(seed)
+                self._usable[task, seed] = verdict["setup_demo_success"] and verdict["play_once_success"]
+                if not self._usable[task, seed]:
+                    continue
+            try:
+                venv.reset(env_idx=[row], env_seeds=[seed])
+            except RuntimeError as exc:  # anything but a seed whose things do not come to rest
+                raise UserError(f"RoboTwin cannot set up task {task} with seed {seed}: {exc}") from exc
+            if sub.task.ep_num == seed:
+                break
+            self._usable[task, seed] = False  # `reset` goes on to the next seed by itself, which may be another state's
+        else:
+            raise self._book.unusable(
+                state_id, list(seeds), "things do not come to rest, or the expert does not solve it"
+            )
+        # `VectorEnv` words its instructions after the things of the seed that it was made with, not of this one.
+        key = derived_seed(0, "robotwin/instruction", state_id)
+        sub.instruction = self._robotwin.instruction(task, sub.task.get_info(), key)
+        sub.task.set_instruction(sub.instruction)
+        self._solved[row] = False
+        self._views[row] = self._view(sub.get_obs())
+
+    def _venv(self, task: str, seed: int) -> Any:
+        if task not in self._venvs:
+            self._try_out(task, seed)
+            self._venvs[task] = self._robotwin.vector_env()(
+                task_config=self._robotwin.task_settings(task),
+                n_envs=self.num_envs,
+                env_seeds=[seed] * self.num_envs,
+                instruction_type=self._robotwin.config.instruction_type,
+            )
+        return self._venvs[task]
+
+    def _try_out(self, task: str, seed: int) -> None:
+        """Set up one scene. `VectorEnv` takes any failure for a bad seed and tries the next one for ever."""
+        scene, unstable = self._robotwin.task(task), self._robotwin.unstable_error()
+        try:
+            scene.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **self._robotwin.arguments(task))
+        except unstable:
+            pass
+        except UserError:
+            raise
+        except Exception as exc:
+            raise UserError(f"RoboTwin cannot set up task {task}:\n{traceback.format_exc()}") from exc
+        scene.close_env()
+
+    def _view(self, seen: Mapping[str, Any]) -> View:
+        state = np.asarray(seen["state"], np.float32)
+        if state.shape != (STATE_DIM,):
+            raise UserError(f"the robot has a state of {state.shape[0]} numbers; actions here are for {STATE_DIM}")
+        images = {name: np.ascontiguousarray(seen[IMAGES[name]]) for name in self.info.cameras}
+        return View(images, state, str(seen["instruction"]))
+
+    def _observation(self, rows: Iterable[int]) -> Observation:
+        views = [self._views[row] for row in rows]
+        return Observation(
+            images={name: np.stack([view.images[name] for view in views]) for name in self.info.cameras},
+            instructions=tuple(view.instruction or "" for view in views),
+            state=np.stack([view.state for view in views if view.state is not None]),
+        )

@@ -1,0 +1,305 @@
+"""RoboTwin against the recorded double in robotwin_double/: its two APIs without SAPIEN, CUDA or assets. Nothing here runs
+the real simulator."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from robotwin_double import layout
+from robotwin_double.cases import APIS, CHUNK, FIRST, HOME, TASK, goal, reset, scene, settings, shows, step, write
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.processes import Processes
+from vla_rl.core.testing import check_env
+from vla_rl.plugins.envs.robotwin import RobotwinConfig, plugin
+from vla_rl.plugins.envs.robotwin.seeds import Seeds
+from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
+
+pytest_plugins = ["robotwin_double.fixtures"]
+
+
+# ------------------------------------------------------------------------------------------------- the contract
+
+
+@pytest.mark.parametrize("kind", ["wheel", "RLinf_support", "main", "stable_2.0"])
+def test_the_contract_of_a_simulator(kind: str, robotwin: Any) -> None:
+    many = {"tasks": (TASK, "place_empty_cup"), "seeds": Seeds(train_states=2, eval_states=2)}
+    check_env(plugin, RobotwinConfig(**settings(kind, robotwin, **many)))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_it_offers(api: str, build_robotwin: Any) -> None:
+    env = build_robotwin(api, tasks=("place_empty_cup", TASK), cameras=("right_wrist", "head"))
+    info = env.info
+    assert [(task.name, task.max_steps) for task in info.tasks] == [("place_empty_cup", 500), (TASK, 400)]
+    assert all(task.instruction_varies for task in info.tasks)
+    assert info.tasks[1].instruction == "there is a hammer, grab it and beat the block"
+    assert dict(info.cameras) == {"right_wrist": (240, 320), "head": (240, 320)}
+    assert info.action_low == (*[-10.0] * 6, 0.0) * 2 and info.action_high == (*[10.0] * 6, 1.0) * 2
+    assert info.state_dim == 14 == plugin.action_dim(None)
+    assert info.notes == (
+        f"RoboTwin's {api} API, task_config: demo_clean, instructions: seen",
+        "eval seeds from 100000 on",
+        "train seeds from 200000 on",
+    )
+    assert {split: [state.id for state in env.reset_states(split) if state.task == TASK] for split in FIRST} == {
+        "eval": [FIRST["eval"], FIRST["eval"] + 1],
+        "train": [FIRST["train"] + i for i in range(4)],
+    }
+
+
+def test_sizes_of_cameras_are_those_of_the_settings(build_robotwin: Any) -> None:
+    camera = {"head_camera_type": "L515", "wrist_camera_type": "Large_D435", "collect_head_camera": False}
+    env = build_robotwin("vector", task_config=layout.DEMO_RANDOMIZED | {"camera": camera})
+    assert dict(env.info.cameras) == {"head": (180, 320), "left_wrist": (480, 640), "right_wrist": (480, 640)}
+    obs = reset(env, FIRST["train"])
+    assert {name: image.shape[1:3] for name, image in obs.images.items()} == dict(env.info.cameras)
+    assert env.info.notes[0].startswith("RoboTwin's vector API, task_config: settings of the spec")
+    assert env.info.notes[-1] == "backgrounds of training are from RoboTwin's evaluation set too"
+
+
+# --------------------------------------------------------------------------------- actions, cameras and success
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_order_of_an_action_and_names_of_cameras(api: str, build_robotwin: Any) -> None:
+    """Left arm 6, left gripper, right arm 6, right gripper: absolute, and each wrist camera shows its own arm."""
+    env = build_robotwin(api)
+    before = reset(env, FIRST["train"])
+    assert np.array_equal(before.state[0], HOME)
+    assert {name: int(image[0, 0, 0, 0]) for name, image in before.images.items()} == {
+        "head": 10,
+        "left_wrist": 20,
+        "right_wrist": 30,
+    }
+    target = np.linspace(-3, 3, 14).astype(np.float32)
+    target[[6, 13]] = 0.25, 0.75
+    after = step(env, target, target).obs
+    assert np.allclose(after.state[0], target, atol=2e-3)
+    assert all(not np.array_equal(before.images[name], after.images[name]) for name in env.info.cameras)
+    left = np.where(np.arange(14) < 7, HOME, target)
+    moved = step(env, left).obs
+    assert np.allclose(moved.state[0], left, atol=2e-3)
+    assert not np.array_equal(moved.images["left_wrist"], after.images["left_wrist"])
+    assert api == "vector" or np.array_equal(moved.images["right_wrist"], after.images["right_wrist"])
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_success_and_what_follows_it(api: str, build_robotwin: Any) -> None:
+    env, seed = build_robotwin(api), 200_000
+    reset(env, FIRST["train"])
+    won = step(env, HOME - 0.5, goal(seed), HOME, stop=False)
+    at = 1 if api == "classic" else 2  # the vector API does not say where in the chunk it was
+    assert won.executed.all()
+    assert won.succeeded[0].tolist() == won.terminated[0].tolist() == [i >= at for i in range(3)]
+    assert won.rewards[0].tolist() == [float(i >= at) for i in range(3)]
+    assert won.success.tolist() == [True] and not won.truncated.any()
+    assert np.abs(won.obs.state[0] - goal(seed)).max() < scene.NEAR, "the motion ends where the task is solved"
+
+    on = step(env, HOME, HOME, stop=False)
+    assert on.executed.all() and on.succeeded.all() and on.rewards.tolist() == [[1.0, 1.0]]
+    assert np.array_equal(on.obs.state, won.obs.state), "RoboTwin moves no more after success"
+    stopping = step(env, HOME, HOME)
+    assert stopping.executed.tolist() == stopping.terminated.tolist() == [[True, False]]
+
+    again = reset(env, FIRST["train"])
+    assert np.array_equal(again.state[0], HOME)
+    lost = step(env, HOME, HOME)
+    assert not lost.success.any() and not lost.rewards.any() and lost.executed.all()
+
+
+def test_a_classic_row_stops_at_the_action_that_solves(build_robotwin: Any) -> None:
+    env = build_robotwin("classic")
+    reset(env, FIRST["train"])
+    won = step(env, HOME, goal(200_000), HOME)
+    assert won.executed.tolist() == [[True, True, False]] and won.rewards.tolist() == [[0.0, 1.0, 0.0]]
+
+
+def test_a_chunk_is_its_actions_one_by_one_with_the_classic_api(build_robotwin: Any) -> None:
+    env = build_robotwin("classic")
+    targets = np.random.default_rng(0).uniform(-2, 2, (CHUNK, 14))
+    reset(env, FIRST["train"] + 1)
+    together = step(env, *targets)
+    reset(env, FIRST["train"] + 1)
+    for target in targets:
+        alone = step(env, target)
+    assert np.array_equal(together.obs.state, alone.obs.state)
+    assert all(np.array_equal(image, alone.obs.images[name]) for name, image in together.obs.images.items())
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_step_limit_is_the_business_of_core(api: str, build_robotwin: Any) -> None:
+    """RoboTwin would stand still after 400 actions; a spec may allow more."""
+    env = build_robotwin(api, chunk=410)
+    reset(env, FIRST["train"])
+    targets = np.tile(HOME, (410, 1))
+    targets[:, 0] = np.linspace(0, 2, 410)
+    result = step(env, *targets)
+    assert result.executed.all() and not result.truncated.any()
+    later = step(env, np.full(14, 0.5))
+    assert np.allclose(later.obs.state, 0.5) and not later.truncated.any()
+
+
+def test_what_the_vector_api_truncates_is_passed_on(build_robotwin: Any) -> None:
+    env = build_robotwin("vector")
+    reset(env, FIRST["train"])
+    env._venvs[TASK].envs[0].task.step_lim = 4
+    result = step(env, *[HOME - 0.1] * 4)
+    assert result.truncated.tolist() == [[False, False, False, True]] and not result.terminated.any()
+
+
+# ----------------------------------------------------------------------------------------------------- language
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("kind", "texts"), [
+    ("seen", {0: {"Hit the block with the red hammer."}, 2: {"Hit the block with the blue hammer."}}),
+    ("unseen", {0: {"Let the red tool fall on the block."}, 2: {"Let the blue tool fall on the block."}}),
+])  # fmt: skip
+def test_the_instruction_names_the_things_of_its_scene(api: str, kind: str, texts: Any, build_robotwin: Any) -> None:
+    """VectorEnv itself goes on naming those of the scene that it was made with."""
+    env = build_robotwin(api, num_envs=2, instruction_type=kind)
+    obs = reset(env, FIRST["train"] + 1, FIRST["train"])  # seeds 200010 (a blue hammer) and 200000 (a red one)
+    for told, number in zip(obs.instructions, (2, 0), strict=True):
+        colour = {0: "red", 2: "blue"}[number]
+        sides = {f"Use the {side} arm to swing the {colour} hammer at the block." for side in ("left", "right")}
+        assert told in texts[number] | (sides if kind == "seen" else set())
+    assert reset(env, FIRST["train"], FIRST["train"] + 1).instructions == obs.instructions[::-1]
+    assert step(env, HOME).obs.instructions == obs.instructions[::-1]
+
+
+def test_instructions_vary(build_robotwin: Any) -> None:
+    env = build_robotwin("vector", seeds=Seeds(train_states=40, eval_states=1))
+    told = {reset(env, FIRST["train"] + i).instructions[0].split()[0] for i in range(40)}
+    assert told == {"Hit", "Use"}
+
+
+def test_without_the_expert_the_classic_api_cannot_name_things(build_robotwin: Any, tmp_path: Path) -> None:
+    file = write(tmp_path, "train.json", [23, 24])
+    env = build_robotwin("classic", seeds=Seeds(train=file, eval_states=1, check=False))
+    assert shows(reset(env, FIRST["train"]), 200_000) and shows(reset(env, FIRST["train"] + 1), 24)
+    assert reset(env, FIRST["train"]).instructions == ("there is a hammer, grab it and beat the block",)
+    assert "seeds.check: false" in env.info.notes[-1]
+
+
+# --------------------------------------------------------------------------------------- being a guest in a process
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_nothing_is_printed_and_no_generator_moves(
+    api: str, build_robotwin: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    expected = random.Random(7).random(), np.random.RandomState(7).random()
+    env = build_robotwin(api, num_envs=2)
+    reset(env, FIRST["train"], FIRST["train"] + 1)
+    step(env, HOME, HOME)
+    env.close()
+    if api == "classic":  # what a row does in its process, done here, where it can be heard
+        monkeypatch.chdir(tmp_path)
+        row = env._slots[0].make(0)
+        row.reset(FIRST["train"], 0)
+        row.step(HOME)
+        assert Path.cwd() == tmp_path / "main", "RoboTwin names its assets relative to its checkout"
+        row.close()
+    assert capfd.readouterr().out == ""
+    if api == "vector":
+        assert (random.random(), np.random.random()) == expected  # noqa: NPY002
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_rows_change_tasks(api: str, build_robotwin: Any) -> None:
+    tasks = (TASK, "place_empty_cup")
+    env = build_robotwin(api, num_envs=2, tasks=tasks)
+    cup = list(STEP_LIMITS).index("place_empty_cup") * 1_000_000
+    reset(env, FIRST["eval"], FIRST["eval"])
+    obs = env.reset(np.array([1]), np.array([cup]), np.array([0]))
+    assert "cup number" in obs.instructions[0]
+    both = step(env, HOME - 0.2).obs
+    assert ["cup number" in text for text in both.instructions] == [False, True]
+    assert np.allclose(both.state[:, :6], -0.2)
+    back = reset(env, cup, FIRST["eval"])
+    assert ["cup number" in text for text in back.instructions] == [True, False]
+    assert np.array_equal(back.state, [HOME, HOME])
+
+
+def test_a_row_of_the_vector_api_that_breaks(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = build_robotwin("vector", num_envs=2)
+    reset(env, FIRST["train"], FIRST["train"] + 1)
+    task = env._venvs[TASK].envs[1].task
+
+    def fail(actions: Any) -> None:
+        raise RuntimeError("cuda error: out of memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(task, "gen_sparse_reward_data", fail)
+        result = step(env, HOME - 0.3)
+    assert result.executed.tolist() == [[True], [False]]
+    assert np.allclose(result.obs.state[0, :6], -0.3) and np.array_equal(result.obs.state[1], HOME)
+    faults = env.faults()
+    assert list(faults) == [1] and "row 1: Traceback" in faults[1][0] and "out of memory" in faults[1][0]
+    step(env, HOME)
+    assert env.faults() == {1: ["row 1: it has not been reset since it broke"]}
+    env.reset(np.array([1]), np.array([FIRST["train"]]), np.array([0]))
+    assert step(env, HOME - 0.3).executed.all() and env.faults() == {}
+
+
+def test_a_row_of_the_vector_api_that_hangs(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = build_robotwin("vector", processes=Processes(apart=True, deadline_s=0.2))
+    reset(env, FIRST["train"])
+    monkeypatch.setattr(env._venvs[TASK].envs[0].task, "gen_sparse_reward_data", lambda actions: time.sleep(1.0))
+    with pytest.raises(
+        RuntimeError, match=r"row 0 \(beat_block_hammer\) gave no answer for 0.2 s \(processes.deadline_s\)"
+    ):
+        step(env, HOME)
+
+
+@pytest.mark.timeout(60)
+def test_what_is_wrong_with_an_installation_is_said_and_not_tried_for_ever(build_robotwin: Any) -> None:
+    env = build_robotwin("vector", planner="curobo")
+    with pytest.raises(
+        UserError, match=r"(?s)RoboTwin cannot set up task beat_block_hammer:.*CuroboPlanner is not imported"
+    ):
+        reset(env, FIRST["train"])
+    env = build_robotwin("RLinf_support", task_config=layout.DEMO_CLEAN | {"embodiment": ["franka-panda"]})
+    with pytest.raises(UserError, match=r"embodiment franka-panda has 7 joints an arm; actions here are for 6"):
+        reset(env, FIRST["train"])
+
+
+# ------------------------------------------------------------------------------------------------------- the double
+
+
+def test_the_double_refuses_what_robotwin_would_not_take(robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings("main", robotwin)
+    sys.path.insert(0, str(config["checkout"]))
+    task = getattr(importlib.import_module(f"envs.{TASK}"), TASK)()
+    with pytest.raises(AttributeError):
+        task.get_obs()
+    with pytest.raises(TypeError, match=r"nothing reads \['colour'\]"):
+        task.setup_demo(now_ep_num=0, seed=0, colour="red")
+    with pytest.raises(AttributeError):
+        task.setup_demo(now_ep_num=0, seed=0, render_freq=0)
+    from vla_rl.plugins.envs.robotwin.installation import find
+
+    arguments = find(RobotwinConfig(**config)).arguments(TASK)
+    with pytest.raises(FileNotFoundError, match="assets/objects"):
+        task.setup_demo(now_ep_num=0, seed=0, is_test=True, **arguments)
+    monkeypatch.chdir(config["checkout"])
+    task.setup_demo(now_ep_num=0, seed=0, is_test=True, **arguments)
+    for action in (np.zeros(13), np.zeros(14, int), np.zeros((1, 14))):
+        with pytest.raises(ValueError, match=r"an action is float \[14\]"):
+            task.take_action(action)
+    task.take_action(task.goal, action_type="qpos")
+    assert task.eval_success and task.take_action_cnt == 1
+    task.take_action(HOME)
+    assert task.take_action_cnt == 1, "counts no more after success"
+    with pytest.raises(Exception, match=r"Objects is unstable in seed\(3\)"):
+        task.setup_demo(now_ep_num=0, seed=3, is_test=True, **arguments)
