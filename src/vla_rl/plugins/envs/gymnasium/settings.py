@@ -1,0 +1,75 @@
+"""Parts of the settings, and what can be said of them without the environment."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+SMALLEST, LARGEST = 8, 1024
+STATES = 1_000_000
+"""Ids of "eval" states are 0 to 999,999, those of "train" states follow."""
+
+
+def _size(instance: Any, attribute: Any, size: int | tuple[int, int]) -> None:
+    for side in size if isinstance(size, tuple) else (size,):
+        if not SMALLEST <= side <= LARGEST:
+            raise ValueError(f"{side} pixels; give {SMALLEST} to {LARGEST} (224 for most checkpoints)")
+
+
+@frozen(kw_only=True)
+class Camera:
+    """Where the picture comes from that a policy sees."""
+
+    source: str = "render"
+    """render: the environment's own `render()`. observation: the observation itself. Else a key of a dict
+    observation."""
+    name: str = "main"
+    """What models and videos call it."""
+    size: int | tuple[int, int] = field(default=224, validator=_size)
+    """Pixels to which pictures are resized: the side of a square, or [height, width]."""
+    turn: Literal[0, 90, 180, 270] = 0
+    """Degrees, counter-clockwise, by which pictures are turned so that they are upright."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+
+@frozen(kw_only=True)
+class Wrapper:
+    """A gymnasium wrapper around the environment."""
+
+    name: str
+    """Of a class in gymnasium.wrappers, or `module:Class`."""
+    kwargs: dict[str, Any] = field(factory=dict)
+    """Its arguments."""
+
+
+def words(instance: Any, attribute: Any, text: str) -> None:
+    if not text.strip():
+        raise ValueError("is empty; say in words what the policy shall do, or name what is meant")
+
+
+def no_limit(instance: Any, attribute: Any, kwargs: dict[str, Any]) -> None:
+    if "max_episode_steps" in kwargs:
+        raise ValueError("max_episode_steps is the setting max_steps; leave it out here")
+
+
+def bounds(instance: Any, attribute: Any, high: tuple[float, ...] | None) -> None:
+    low = instance.action_low
+    if (low is None) != (high is None):
+        raise ValueError("give both action_low and action_high, or neither")
+    if low is not None and high is not None:
+        if len(low) != len(high) or not low:
+            raise ValueError(f"{len(low)} lower and {len(high)} upper bounds; give one of each for each number")
+        if not all(a < b for a, b in zip(low, high, strict=True)):
+            raise ValueError(f"action_low {list(low)} is not below action_high {list(high)} everywhere")
+
+
+def preflight(config: Any) -> None:
+    """Try the environment out on this machine; says in words what is missing or wrong."""
+    from vla_rl.plugins.envs.gymnasium.rows import try_out
+
+    try_out(config)

@@ -1,0 +1,51 @@
+"""`metaworld`: the fifty tasks of Meta-World on MuJoCo. Light part; see docs/simulators/metaworld.md."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import field, frozen, validators
+
+from vla_rl.core.processes import Processes
+from vla_rl.core.types import Context, Plugin
+from vla_rl.plugins.envs.metaworld.checks import known_benchmark, known_cameras, one_choice_of_tasks, preflight
+
+
+@frozen(kw_only=True)
+class MetaWorldConfig:
+    benchmark: str | None = field(default=None, validator=known_benchmark)
+    """MT10, MT25 or MT50, which name their tasks; or MT1 with one of `tasks`."""
+    tasks: tuple[str, ...] | None = field(default=None, validator=one_choice_of_tasks)
+    """Instead: names of tasks, such as push-v3."""
+    cameras: dict[str, int] = field(factory=lambda: {"corner2": 224}, validator=known_cameras)
+    """Camera -> height and width in pixels, in the order in which a model sees them."""
+    fast_render: bool = False
+    """Leave out shadows, reflections and multisampling: about ten times as fast, and other pixels."""
+    reward: Literal["sparse", "dense"] = "sparse"
+    """sparse: 1 at an action after which the task is solved, else 0. dense: Meta-World's own, 0 to 10 an action."""
+    max_steps: int = field(default=500, validator=validators.ge(1))
+    """Step limit of every task; the benchmarks have 500."""
+    train_states: int = field(default=200, validator=[validators.ge(1), validators.le(9000)])
+    """Initial states per task in the train split."""
+    keep_tasks: int = field(default=4, validator=validators.ge(1))
+    """Tasks whose simulators a row keeps built, about 70 MB each with `fast_render` and 140 MB without. Those over it
+    are built anew when their turn comes, in half a second."""
+    processes: Processes = field(factory=Processes)
+    """Processes of the rows."""
+
+
+def build(config: MetaWorldConfig, context: Context) -> Any:
+    from vla_rl.plugins.envs.metaworld.rows import make_env
+
+    return make_env(config, context)
+
+
+plugin = Plugin(
+    config=MetaWorldConfig,
+    build=build,
+    summary="Meta-World: fifty manipulation tasks with a Sawyer arm, MuJoCo",
+    extra="metaworld",
+    row_memory=800_000_000,
+    preflight=preflight,
+    action_dim=lambda config: 4,
+)

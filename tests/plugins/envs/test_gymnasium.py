@@ -1,0 +1,331 @@
+"""Real gymnasium environments (classic control and Meta-World), and one written here that has what those lack."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+
+from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.loop import run
+from vla_rl.core.plugins import build, load
+from vla_rl.core.spec import parse_spec
+from vla_rl.core.testing import check_env
+from vla_rl.core.types import Context
+from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin
+from vla_rl.plugins.envs.gymnasium.settings import Camera, Wrapper
+
+Array = np.ndarray[Any, Any]
+ROW, ON = np.array([0]), np.array([True])
+LIMIT = 6
+drawn = pytest.mark.skipif(find_spec("pygame") is None, reason="needs pip install 'gymnasium[classic-control]'")
+SPEC = """
+name: gymnasium-test
+plugins: [vla_rl.core.testing.scripted]
+model: {type: linear}
+env: {type: gymnasium, num_envs: 2, ENV}
+rollout: {chunk: 4, episodes: 4, group_size: 2}
+algorithm: {type: grpo}
+runtime: {backend: local}
+train: {steps: 1, lr: 1.0e-2, micro_batch: 4}
+eval: {episodes_per_task: 1, before: false}
+hooks: [{type: jsonl}]
+"""
+CAR = "id: MountainCarContinuous-v0, instruction: drive up the hill, success: terminated, camera: {size: 48}, "
+PENDULUM = "id: Pendulum-v1, instruction: hold the pendulum up, success: terminated, camera: {size: 48}, "
+METAWORLD = (
+    "id: Meta-World/MT1, imports: [metaworld], instruction: close the drawer, success: success, "
+    "kwargs: {env_name: drawer-close-v3, camera_name: corner2, width: 64, height: 64}, "
+    "camera: {size: 48, turn: 180}, state: observation"
+)
+
+
+class Dots(gymnasium.Env[Any, Any]):
+    """A dot that walks to the corner; draws from every generator there is, and refuses a step after its end."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    observation_space: ClassVar[Any] = gymnasium.spaces.Dict(
+        {
+            "pixels": gymnasium.spaces.Box(0, 255, (20, 30, 3), np.uint8),
+            "position": gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            "observation": gymnasium.spaces.Box(0, 255, (4, 4), np.uint8),
+        }
+    )
+    action_space: ClassVar[Any] = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def __init__(self, render_mode: str | None = None, noise: float = 0.0) -> None:
+        self.render_mode, self._noise, self.actions = render_mode, noise, []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Array], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._position = self.np_random.random(2) / 4
+        self._position += np.random.random() / 1000 + random.random() / 1000  # noqa: NPY002
+        self._ended = False
+        return self._observation(), {}
+
+    def step(self, action: Array) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
+        assert not self._ended and action.dtype == np.float64
+        self.actions.append(action)
+        noise = self.np_random.random() + np.random.random() + random.random()  # noqa: NPY002
+        self._position = self._position + action + self._noise * noise
+        self._ended = bool(self._position.min() > 1)
+        return self._observation(), float(self._position.sum()), self._ended, False, {"is_success": self._ended}
+
+    def _observation(self) -> dict[str, Array]:
+        pixels = np.zeros((20, 30, 3), np.uint8)
+        pixels[:10] = 200  # the upper half is bright
+        x, y = np.clip(self._position * 100, 0, 255).astype(np.uint8)
+        pixels[-1, -1] = x, y, 0
+        return {"pixels": pixels, "position": self._position, "observation": np.zeros((4, 4), np.uint8)}
+
+
+gymnasium.register("tests/Dots-v0", Dots, max_episode_steps=LIMIT)
+gymnasium.register("tests/Endless-v0", Dots)
+DOTS = {
+    "id": "tests/Dots-v0",
+    "instruction": "walk to the corner",
+    "success": "is_success",
+    "camera": Camera(source="pixels", size=(20, 30)),
+    "state": "position",
+    "action_low": (-0.5, -1.0),
+    "action_high": (0.5, 1.0),
+}
+
+
+def make(**changes: Any) -> Any:
+    return plugin.build(GymnasiumConfig(**(DOTS | changes)), Context(num_envs=1, chunk=4))
+
+
+def environment_of(env: Any) -> Any:
+    return env._slots[0]._there._served._row._env.unwrapped
+
+
+def start(env: Any, split: str = "train", number: int = 0, seed: int = 0) -> Any:
+    state = env.reset_states(split)[number].id
+    return env.reset(ROW, np.array([state]), np.array([seed]))
+
+
+def act(env: Any, *action: float, stop_at_end: bool = False) -> Any:
+    return env.chunk_step(np.tile(np.float32(action), (1, 4, 1)), ON, stop_at_end)
+
+
+# ------------------------------------------------------------------------------------------ from a spec
+
+
+@drawn
+@pytest.mark.parametrize("text", [CAR + "state: observation", PENDULUM], ids=["mountain car", "pendulum"])
+def test_classic_control_from_a_spec_alone(text: str) -> None:
+    """Two rows, each in a process of its own."""
+    spec = parse_spec(SPEC.replace("ENV", text)).env
+    load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
+    check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=4)), num_envs=2, chunk=4)
+
+
+@pytest.mark.sim
+@pytest.mark.skipif(find_spec("metaworld") is None, reason="needs pip install 'vla-rl[metaworld]'")
+def test_metaworld_from_a_spec_alone() -> None:
+    spec = parse_spec(SPEC.replace("ENV", METAWORLD)).env
+    env = build("env", spec.type, spec.config, Context(num_envs=1, chunk=2))
+    assert (env.info.tasks[0].name, env.info.tasks[0].max_steps, env.info.state_dim) == ("Meta-World-MT1", 500, 39)
+    check_env(env, num_envs=1, chunk=2)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_the_specs_of_the_page_are_right(block: int) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulators" / "gymnasium.md").read_text()
+    (section,) = re.findall(r"```yaml\n(env:.*?)```", page, flags=re.DOTALL)[block : block + 1]
+    spec = parse_spec(re.sub(r"env: .*\n", lambda _: section, SPEC, count=1))
+    assert (spec.env.type, spec.env.num_envs) == ("gymnasium", 4)
+
+
+@drawn
+def test_a_training_step(tmp_path: Path) -> None:
+    results = run(parse_spec(SPEC.replace("ENV", PENDULUM + "max_steps: 8")), tmp_path / "run", resume=False)
+    assert results["steps"] == 1 and results["success"]["n"] == 1
+    assert "success in Pendulum-v1 means that it ended by itself (terminated)" in results["notes"]
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["rollout/env_steps"] == 32 and line["env/episode_length"] == 8
+    assert line["env/return"] < 0 and line["policy/grad_norm"] > 0
+
+
+# ------------------------------------------------------------------------------------- what a row does
+
+
+def test_pictures_state_and_bounds_of_a_dict_observation() -> None:
+    env = make()
+    seen = start(env)
+    pixels, position = seen.images["main"][0], seen.state[0]
+    assert pixels.shape == (20, 30, 3) and (pixels[:10] == 200).all() and (pixels[10:19] == 0).all()
+    assert np.array_equal(pixels[-1, -1, :2], (position * 100).astype(np.uint8))
+    act(env, 9.0, -9.0)
+    assert np.array_equal(environment_of(env).actions[-1], [0.5, -1.0]), "clipped to the bounds given"
+    assert env.info.action_low == (-0.5, -1.0) and env.info.tasks[0].max_steps == LIMIT
+    assert env.info.notes == ("success in tests/Dots-v0 means info['is_success']",)
+    turned = make(camera=Camera(source="pixels", name="top", size=(30, 20), turn=90))
+    image = start(turned).images["top"][0]
+    assert (image[:, :10] == 200).all() and (image[:, 11:19] == 0).all()
+    resized = make(camera=Camera(source="pixels", size=10))
+    image = start(resized).images["main"][0]
+    assert image.shape == (10, 10, 3) and (image[:4] == 200).all() and (image[6:9] == 0).all()
+
+
+def test_a_state_fixes_the_start_and_the_seed_what_is_drawn_later() -> None:
+    env = make(kwargs={"noise": 0.01})
+    np.random.randn()  # noqa: NPY002  keeps a second one in store
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+
+    def positions(number: int, seed: int) -> Array:
+        return np.array([start(env, "train", number, seed).state[0], act(env, 0.0, 0.0).obs.state[0]])
+
+    one, other_seed, other_state = positions(3, 5), positions(3, 6), positions(4, 5)
+    assert np.array_equal(positions(3, 5), one)
+    assert np.array_equal(one[0], other_seed[0]) and not np.array_equal(one[1], other_seed[1])
+    assert not np.array_equal(one[0], other_state[0])
+    assert random.getstate() == before[0]
+    after = np.random.get_state()  # noqa: NPY002
+    assert np.array_equal(after[1], before[1][1]) and after[2:] == before[1][2:]
+
+
+def test_splits_share_no_seed() -> None:
+    env = make(train_states=40, eval_states=30)
+    starts = {
+        (split, i): tuple(start(env, split, i).state[0]) for split, n in (("train", 40), ("eval", 30)) for i in range(n)
+    }
+    assert len(set(starts.values())) == 70
+    assert (len(env.reset_states("train")), len(env.reset_states("eval"))) == (40, 30)
+
+
+def test_an_end_is_shown_and_nothing_happens_after_it() -> None:
+    """The environment above fails where it is stepped after its end, as gymnasium allows it to."""
+    env = make()
+    start(env)
+    act(env, 0.2, 0.2, stop_at_end=True)
+    solved = act(env, 0.5, 0.5)
+    first = int(solved.terminated[0].argmax())
+    assert solved.terminated[0].tolist() == solved.succeeded[0].tolist() == [i >= first for i in range(4)]
+    assert solved.executed.all() and solved.success[0] and not solved.truncated.any()
+    assert (solved.rewards[0, first + 1 :] == 0).all() and solved.rewards[0, first] > 2
+    again = act(env, -0.5, -0.5)
+    assert again.terminated.all() and not again.rewards.any() and np.array_equal(again.obs.state, solved.obs.state)
+
+
+def test_the_time_limit_of_gymnasium_truncates() -> None:
+    env = make()
+    start(env)
+    assert not act(env, 0.0, 0.0).truncated.any()
+    result = act(env, 0.0, 0.0, stop_at_end=True)
+    assert result.executed[0].tolist() == [True, True, False, False]
+    assert result.truncated[0].tolist() == [False, True, False, False]
+    assert not result.terminated.any() and not result.success[0]
+    longer = make(id="tests/Endless-v0", max_steps=3)
+    start(longer)
+    assert act(longer, 0.0, 0.0, stop_at_end=True).executed.sum() == longer.info.tasks[0].max_steps == 3
+
+
+@drawn
+def test_wrappers_are_put_around_in_order() -> None:
+    config: dict[str, Any] = {
+        "id": "MountainCarContinuous-v0",
+        "success": "terminated",
+        "kwargs": {"render_mode": "rgb_array"},
+        "wrappers": (
+            Wrapper(name="RescaleAction", kwargs={"min_action": -4, "max_action": 4}),
+            Wrapper(
+                name="gymnasium.wrappers:AddRenderObservation",
+                kwargs={"render_only": False, "render_key": "seen", "obs_key": "car"},
+            ),
+        ),
+        "camera": Camera(source="seen", size=32),
+        "state": "car",
+        "action_low": None,
+        "action_high": None,
+    }
+    env = make(**config)
+    assert (env.info.action_low, env.info.action_high) == ((-4.0,), (4.0,))
+    view = start(env)
+    assert view.state.shape == (1, 2) and view.images["main"].std() > 0
+    env.close()
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("id: Pendulum-v1, success: terminated", "env.instruction: required, but missing"),
+        ("id: Pendulum-v1, success: terminated, instruction: ' '", "env.instruction: is empty"),
+        ("id: Pendulum-v1, instruction: x", "env.success: required, but missing"),
+        (PENDULUM.replace("48", "0"), "env.camera.size: 0 pixels; give 8 to 1024"),
+        (PENDULUM.replace("48", "[64, 4096]"), "env.camera.size: 4096 pixels; give 8 to 1024"),
+        (PENDULUM.replace("size: 48", "turn: 45"), "env.camera.turn: expected one of 0, 90, 180, 270, got int 45"),
+        (PENDULUM + "kwargs: {max_episode_steps: 3}", "max_episode_steps is the setting max_steps"),
+        (PENDULUM + "action_low: [-1]", "give both action_low and action_high, or neither"),
+        (PENDULUM + "action_low: [-1], action_high: [-1]", "is not below action_high"),
+        (PENDULUM + "action_low: [-1], action_high: [1, 1]", "1 lower and 2 upper bounds"),
+        (PENDULUM + "eval_states: 0", "'eval_states' must be >= 1"),
+        (PENDULUM + "wrappers: [{kwargs: {}}]", "env.wrappers.0.name: required, but missing"),
+    ],
+)
+def test_bad_settings_are_refused(keys: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_spec(SPEC.replace("ENV", keys))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id": "Pendulm-v1"}, r"no gymnasium environment 'Pendulm-v1'; did you mean 'Pendulum-v1'\?\n  registered: Acrobot-v1, "),
+        ({"id": "CartPole-v1"}, r"CartPole-v1 takes actions of Discrete\(2\), .* must be a Box of floats with one dimension\n  choose"),
+        ({"action_low": None, "action_high": None}, "takes actions without bounds, .*: action_low and action_high, 2 numbers each"),
+        ({"action_low": (0.0,), "action_high": (1.0,)}, "action_low has 1 numbers, and tests/Dots-v0 takes actions of 2"),
+        ({"id": "Pendulum-v1", "action_low": (-3.0,), "action_high": (1.0,)}, "reach beyond what Pendulum-v1 takes"),
+        ({"id": "tests/Endless-v0"}, "tests/Endless-v0 is registered without a step limit; give max_steps"),
+        ({"camera": Camera()}, "pictures come from render mode 'rgb_array'; tests/Dots-v0 was made with 'rgb_array' and has none\n"),
+        ({"camera": Camera(), "id": "Pendulum-v1", "kwargs": {"render_mode": "human"}}, "was made with 'human' and has human, rgb_array"),
+        ({"camera": Camera(source="pixel")}, r"camera.source: .* observes no 'pixel'; did you mean 'pixels'\?\n  keys: observation, "),
+        ({"camera": Camera(source="observation")}, r"is Box\(0, 255, \(4, 4\), uint8\), not a picture: uint8 .height, width, 3."),
+        ({"state": "pixels"}, "state 'pixels' of tests/Dots-v0 is .*; a state is a Box of one dimension"),
+        ({"kwargs": {"nois": 1}}, "cannot be made with these arguments: TypeError: .*unexpected keyword argument 'nois'"),
+        ({"imports": ("no_such_module",)}, "imports: no module named 'no_such_module'"),
+        ({"wrappers": (Wrapper(name="ClipActions"),)}, r"no wrapper 'ClipActions'; did you mean 'ClipAction'\?\n  those of gymnasium: "),
+        ({"wrappers": (Wrapper(name="gymnasium:Clip"),)}, "wrappers: module 'gymnasium' has no 'Clip'"),
+        ({"wrappers": (Wrapper(name="gymnasium:Env"),)}, "wrappers: gymnasium:Env is not a gymnasium.Wrapper"),
+        ({"wrappers": (Wrapper(name="RescaleAction"),)}, "wrapper RescaleAction cannot be made with these arguments: "),
+        ({"wrappers": (Wrapper(name="Autoreset"),)}, "is wrapped in Autoreset, which starts the next episode by itself"),
+        ({"wrappers": (Wrapper(name="NormalizeReward"),)}, "is wrapped in NormalizeReward, which keeps statistics over episodes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_with_the_reason(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(**changes)
+
+
+@drawn
+def test_trying_out_names_a_success_that_is_not_reported() -> None:
+    spec = parse_spec(SPEC.replace("ENV", PENDULUM.replace("terminated", "solved"))).env
+    with pytest.raises(UserError, match="the info of Pendulum-v1 has no entry 'solved'\n  entries: none"):
+        load("env", "gymnasium").preflight(spec.config)  # type: ignore[misc]
+    env = make(success="is_succes", max_steps=4)
+    start(env)
+    with pytest.raises(
+        UserError, match=r"has no entry 'is_succes'; did you mean 'is_success'\?\n  entries: is_success; "
+    ):
+        act(env, 0.0, 0.0)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)  # as if it were not installed
+    env = make(
+        id="Pendulum-v1", success="terminated", camera=Camera(size=32), state=None, action_low=None, action_high=None
+    )
+    with pytest.raises(UserError, match="Pendulum-v1 needs a package .*pip install .gymnasium.classic_control"):
+        start(env)
