@@ -14,6 +14,7 @@ quickstart: $(VENV)/.run
 
 test: check
 	sh tools/install_gl.sh
+	sh tools/install_vulkan.sh
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.test

@@ -17,7 +17,7 @@ PROBE_SECONDS = 90.0
 MEND = {
     "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libgles2",
     "osmesa": "apt-get install -y libosmesa6",
-    "vulkan": "sh tools/install_vulkan.sh   (apt-get install -y libvulkan1 mesa-vulkan-drivers, Mesa 24.3 or newer)",
+    "vulkan": "sh tools/install_vulkan.sh   (or: apt-get install -y libvulkan1 mesa-vulkan-drivers, from Mesa 24.3 on)",
 }
 """Drawing interface -> the command that installs it."""
 

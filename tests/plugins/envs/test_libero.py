@@ -18,6 +18,7 @@ import pytest
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import ChunkResult, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+from vla_rl.plugins.envs.libero.expert import recipe
 from vla_rl.plugins.envs.libero.suites import Suite
 
 pytestmark = pytest.mark.sim
@@ -218,12 +219,14 @@ def test_step_limits_and_errors_of_a_spec() -> None:
     with pytest.raises(
         TypeError, match=r"no scripted expert for libero_spatial task 5 .* it has for: libero_spatial 0, "
     ):
-        env.expert_chunk()
+        recipe("libero_spatial", 5, env.info.tasks[0].instruction)
     with pytest.raises(UserError, match=r"no LIBERO suite 'libero_spatail'; did you mean 'libero_spatial'\?"):
         make(suite="libero_spatail")
     with pytest.raises(UserError, match=r"libero_spatial has tasks 0 to 9; asked for 10"):
         make(tasks=(0, 10))
-    with pytest.raises(UserError, match=r"libero_goal has no task 'put_the_bowl_on_the_stov'; did you mean 'put_the_bo"):
+    with pytest.raises(
+        UserError, match=r"libero_goal has no task 'put_the_bowl_on_the_stov'; did you mean 'put_the_bo"
+    ):
         make(suite="libero_goal", tasks=("put_the_bowl_on_the_stov",))
     with pytest.raises(UserError, match="is named twice"):
         make(tasks=(1, "pick_up_the_black_bowl_next_to_the_ramekin_and_place_it_on_the_plate"))

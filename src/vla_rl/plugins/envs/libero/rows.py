@@ -144,7 +144,9 @@ class LiberoRow(Row):
         task, config = self._suite.tasks[index], self._config
         if self._scene is None or self._scene.task != task:
             self.close()
-            self._scene = Scene(task, config.cameras, config.fast_render, fast_physics=config.fast_physics)
+            self._scene = Scene(
+                task, config.cameras, config.fast_render, fast_physics=config.fast_physics, device=self._device
+            )
 
     def _drawn(self, state_id: int) -> int:
         """The seed of a train state: a function of the task's name and the number alone. Never an official state."""

@@ -6,19 +6,20 @@ rehearsals need has no public name there, hence the private ones below.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from copy import deepcopy
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from io import StringIO
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.libero.checks import CAMERAS
+from vla_rl.plugins.envs.libero.egl import draw_on
 from vla_rl.plugins.envs.libero.suites import Array, Task
 
 os.environ.setdefault("MUJOCO_GL", "egl")
@@ -41,15 +42,17 @@ try:
         import mujoco
         import robosuite.utils.transform_utils as transforms
         from libero.libero.envs.env_wrapper import ControlEnv
-        from robosuite.utils.buffers import Buffer
         from robosuite.utils.errors import RandomizationError
-        from robosuite.utils.observables import Observable, sensor
+
+        from vla_rl.plugins.envs.libero.stepping import ControlLoop, Seen
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
     raise UserError(
         f"MuJoCo cannot render with MUJOCO_GL={os.environ['MUJOCO_GL']}: {error}\n"
         "  install the GL libraries with `sh tools/install_gl.sh`, or set MUJOCO_GL to egl or osmesa"
     ) from error
 
+XYZW = [1, 2, 3, 0]
+"""MuJoCo's quaternions have w first, robosuite's last."""
 NO_MOTION = np.array([0.0] * 6 + [-1.0])
 """The action of the settling steps: stay, gripper open."""
 CALM = 0.06
@@ -68,13 +71,25 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Scene:
-    """A task's simulator. Building takes seconds, a reset milliseconds."""
+    """A task's simulator. Building takes seconds, a reset milliseconds.
+
+    Args:
+        cameras: name -> height and width in pixels.
+        fast_render: no reflections.
+        fast_physics: one solver pass in each sub-step, see `stepping`.
+        device: torch's name of the device on which the first scene of a process has all of them drawn.
+    """
 
     def __init__(
-        self, task: Task, cameras: Mapping[str, int], fast_render: bool = False, fast_physics: bool = False
+        self,
+        task: Task,
+        cameras: Mapping[str, int],
+        fast_render: bool = False,
+        fast_physics: bool = False,
+        device: str = "cpu",
     ) -> None:
+        draw_on(device)
         self.task = task
-        self._fast_physics = fast_physics
         self._cameras = dict(cameras)
         with seeded(0), quiet():
             self._control = ControlEnv(
@@ -85,17 +100,20 @@ class Scene:
                 ignore_done=True,
             )
         self._env = self._control.env
+        # The official reset loads the model anew, which adds drawers and knobs to the list of things to draw once more.
+        self._env.object_property_initializers *= 2
         self._robot = self._env.robots[0]
         self._model = self._env.sim.model._model
         self._data = self._env.sim.data._data
-        self._spare = mujoco.MjData(self._model)
         if fast_render:
             self._model.mat_reflectance[:] = 0
         self._fixtures = [self._loaded_pose(fixture.root_body) for fixture in self._env.fixtures_dict.values()]
         self._site_colours = self._model.site_rgba.copy()
         self._env.sim.reset = self._reset_simulator
-        self._film_at_observation()
-        self.observation: Mapping[str, Array] = {}
+        self._loop = ControlLoop(self._env, fast_physics)
+        self._film = mujoco.MjData(self._model)
+        self._developed: Seen | None = None
+        self._env.sim._render_context_offscreen.data = SimpleNamespace(_data=self._film)
 
     # ------------------------------------------------------------------------------------------------ resets
 
@@ -144,7 +162,7 @@ class Scene:
         self.place(seed, None, 0)
         joints = len(self._robot._ref_joint_pos_indexes) + len(self._robot._ref_gripper_joint_pos_indexes)
         things = slice(1 + joints, 1 + self._model.nq)  # after the time and the robot
-        placed = self._control.get_sim_state()[things]
+        placed = self.simulator_state()[things]
         return float(np.linalg.norm(states[:, things] - placed, axis=1).min())
 
     def _things(self) -> Array:
@@ -154,7 +172,6 @@ class Scene:
     def place(self, seed: int, state: Array | None, settle_steps: int) -> None:
         """Start an episode: placements drawn with `seed`; then, if given, the movable things as in `state`
         (float64, flattened simulator state); then steps without motion."""
-        self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)
         with seeded(seed):
             while True:
                 try:
@@ -162,39 +179,52 @@ class Scene:
                     break
                 except RandomizationError:  # objects did not fit: draw on
                     continue
-        self.observation = self._control.set_init_state(self._control.get_sim_state() if state is None else state)
+        self._control.set_init_state(self.simulator_state() if state is None else state)
+        self._loop.restart()
         for _ in range(settle_steps):
             self.step(NO_MOTION)
 
     # ----------------------------------------------------------------------------------- steps and pictures
 
     def step(self, action: Array) -> tuple[float, bool]:
-        """Apply one action, float [7]. -> reward, success."""
-        self.observation, reward, success, _ = self._control.step(action)
+        """Apply one action, float64 [7]. -> reward, success."""
+        reward, success = self._loop.step(action)
         return float(reward), bool(success)
 
-    def _film_at_observation(self) -> None:
-        """Cameras cost ten times a step, so instead of a picture keep what one is made of, at the very sub-step
-        (the last but one) at which the official environment takes it."""
-        self._film = mujoco.MjData(self._model)
-        self._film_colours = self._site_colours.copy()
+    def _develop(self) -> mujoco.MjData:
+        """Poses of all things as the official environment sees them now."""
+        if self._developed is not self._loop.seen:
+            self._film.qpos[:] = self._loop.seen.geometry
+            for stage in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight):
+                stage(self._model, self._film)
+            self._developed = self._loop.seen
+        return self._film
 
-        @sensor(modality="film")
-        def film(cache: Any) -> float:
-            mujoco.mj_copyData(self._film, self._model, self._data)
-            self._film_colours[:] = self._model.site_rgba
-            return 0.0
+    @property
+    def observation(self) -> dict[str, Array]:
+        """The hand, the fingers and all movable things, under the official names: `robot0_eef_pos`, `plate_1_quat`."""
+        film, robot = self._develop(), self._robot
+        bodies = {f"{thing.name}_": self._env.obj_body_id[thing.name] for thing in self._env.objects}
+        seen = {f"{name}pos": film.xpos[body].copy() for name, body in bodies.items()}
+        seen |= {f"{name}quat": film.xquat[body, XYZW] for name, body in bodies.items()}
+        seen["robot0_eef_pos"] = film.site_xpos[robot.eef_site_id].copy()
+        seen["robot0_eef_quat"] = film.body(robot.robot_model.eef_name).xquat[XYZW]
+        seen["robot0_gripper_qpos"] = self._loop.seen.positions[robot._ref_gripper_joint_pos_indexes]
+        seen["robot0_joint_pos"] = self._loop.seen.positions[robot._ref_joint_pos_indexes]
+        return seen
 
-        rate = self._env.control_freq
-        self._env.add_observable(Observable(name="film", sensor=film, sampling_rate=rate))
-        self._env.sim._render_context_offscreen.data = SimpleNamespace(_data=self._film)
+    def state(self) -> Array:
+        """Proprioception, float32 [8]: position of the hand [m], its rotation vector [rad], two finger joints [m]."""
+        seen = self.observation
+        rotation = transforms.quat2axisangle(seen["robot0_eef_quat"])
+        return np.concatenate([seen["robot0_eef_pos"], rotation, seen["robot0_gripper_qpos"]]).astype(np.float32)
 
     def images(self) -> dict[str, Array]:
         """Pictures that belong to the current observation: camera -> uint8 [H, W, 3], turned by 180 degrees."""
-        context = self._env.sim._render_context_offscreen
-        context.gl_ctx.make_current()
+        self._develop()
+        self._env.sim._render_context_offscreen.gl_ctx.make_current()
         now = self._model.site_rgba.copy()
-        self._model.site_rgba[:] = self._film_colours
+        self._model.site_rgba[:] = self._loop.seen.colours
         pictures = {
             name: self._env.sim.render(size, size, camera_name=CAMERAS[name])[::-1, ::-1]
             for name, size in self._cameras.items()
@@ -202,37 +232,18 @@ class Scene:
         self._model.site_rgba[:] = now
         return pictures
 
-    def state(self) -> Array:
-        """Proprioception, float32 [8]: position of the hand [m], its rotation vector [rad], two finger joints [m]."""
-        rotation = transforms.quat2axisangle(self.observation["robot0_eef_quat"])
-        fingers = self.observation["robot0_gripper_qpos"]
-        return np.concatenate([self.observation["robot0_eef_pos"], rotation, fingers]).astype(np.float32)
+    def simulator_state(self) -> Array:
+        """Time, positions and velocities, flattened as in the official initial states, float64."""
+        return np.asarray(self._control.get_sim_state())
 
-    # ------------------------------------------------------------------------------------------ looking ahead
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
+    def rehearsal(self) -> AbstractContextManager[None]:
         """What is stepped inside has not happened afterwards, to the last bit."""
-        mujoco.mj_copyData(self._spare, self._model, self._data)
-        colours = self._model.site_rgba.copy()
-        owners = [self._robot.controller, self._robot.gripper, self._robot, self._env, *self._env._observables.values()]
-        kept = [(owner, _numbers(owner)) for owner in owners]
-        cache, observation = dict(self._env._obs_cache), self.observation
-        try:
-            yield
-        finally:
-            mujoco.mj_copyData(self._data, self._model, self._spare)
-            self._model.site_rgba[:] = colours
-            for owner, numbers in kept:
-                vars(owner).update(numbers)
-            self._env._obs_cache, self.observation = cache, observation
+        return self._loop.rehearsal()
 
     def close(self) -> None:
-        """Free the GL context."""
+        """Free the GL context and the memory. Nothing can be asked of the scene afterwards."""
         self._control.close()
-
-
-def _numbers(owner: Any) -> dict[str, Any]:
-    """Attributes that hold plain numbers, arrays or buffers of them, copied."""
-    kinds = (bool, int, float, np.generic, np.ndarray, Buffer, type(None))
-    return {name: deepcopy(value) for name, value in vars(owner).items() if isinstance(value, kinds)}
+        vars(self).clear()
+        gc.collect()  # robosuite's objects refer to one another
+        with suppress(OSError, AttributeError):  # a C library without it
+            ctypes.CDLL("libc.so.6").malloc_trim(0)

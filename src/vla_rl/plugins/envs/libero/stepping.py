@@ -1,0 +1,167 @@
+"""robosuite's control step without what nobody reads.
+
+The official step runs 25 sub-steps. In each it computes all of the physics three times from equal positions and
+velocities (for itself, for the controller, to integrate), asks every observable whether it is due, looks names up,
+and measures contacts pair by pair in Python. Here positions and velocities are worked out once a sub-step. What hangs
+on the solver's warm start is computed as often and in the same order as there, so every bit of the state is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+"""All that the future depends on, the solver's warm start included."""
+ALL_BUT_SOLVER = mujoco.mjtStage.mjSTAGE_VEL
+"""Stages to skip where positions and velocities have not changed since the last pass."""
+OLD_MASSES = tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < (3, 4)
+"""`mj_fullM` takes other arguments since."""
+OPENING = np.array([-1.0, 1.0])
+"""Directions of the two fingers."""
+
+
+class Seen(NamedTuple):
+    """What the official environment's sensors and cameras see: one sub-step, usually the last but one of a step.
+
+    They look after it was integrated, so joints are new, and all that follows from them is as it was before.
+    """
+
+    geometry: Array
+    """float64 [nq]: joint positions before the sub-step; poses of bodies, sites and cameras belong to these."""
+    positions: Array
+    """float64 [nq], after it."""
+    colours: Array
+    """float32 [sites, 4]: some sites light up, like a stove's burner."""
+
+
+class ControlLoop:
+    """Steps one LIBERO environment with a Panda arm under OSC_POSE.
+
+    Args:
+        env: the robosuite environment.
+        fast_physics: solve once a sub-step instead of three times. Not bit-identical: the solver starts warm elsewhere.
+    """
+
+    def __init__(self, env: Any, fast_physics: bool) -> None:
+        self._env, self._fast = env, fast_physics
+        self._robot = robot = env.robots[0]
+        self._model, self._data = env.sim.model._model, env.sim.data._data
+        self._substeps = int(env.control_timestep / env.model_timestep)
+        self._arm_actuators = np.array(robot._ref_joint_actuator_indexes)
+        self._torque_limits = robot.torque_limits
+        self._gripper_actuators = np.array(robot._ref_joint_gripper_actuator_indexes)
+        low, high = self._model.actuator_ctrlrange[self._gripper_actuators].T
+        self._grip_bias, self._grip_weight = 0.5 * (high + low), 0.5 * (high - low)
+        self._site = robot.eef_site_id
+        self._joint_positions = np.array(robot._ref_joint_pos_indexes)
+        self._joint_velocities = np.array(robot._ref_joint_vel_indexes)
+        self._jacobians = np.zeros((2, 3, self._model.nv))
+        self._masses = np.zeros((self._model.nv, self._model.nv))
+        env.check_contact = self._touch
+        self._geoms_of = cache(self._geoms_of_model)
+        self.restart()
+
+    # ------------------------------------------------------------------------------------------------ episodes
+
+    def restart(self) -> None:
+        """Take over from robosuite what its reset and `set_init_state` have left."""
+        self._controller = self._robot.controller
+        self._controller.update = self._read_arm
+        self._grip = np.zeros(1)
+        observable = next(iter(self._env._observables.values()))  # they all tick alike
+        self._period = observable._sampling_timestep
+        self._since, self._sampled = observable._time_since_last_sample, observable._sampled
+        self.seen = self._look(self._data.qpos.copy())
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """What is stepped inside has not happened afterwards, to the last bit."""
+        state = np.zeros(mujoco.mj_stateSize(self._model, STATE))
+        mujoco.mj_getState(self._model, self._data, state, STATE)
+        colours, controller = self._model.site_rgba.copy(), dict(vars(self._controller))
+        kept = {name: getattr(self, name) for name in ("_grip", "_since", "_sampled", "seen")}
+        try:
+            yield
+        finally:
+            mujoco.mj_setState(self._model, self._data, state, STATE)
+            self._model.site_rgba[:] = colours
+            vars(self._controller).update(controller)
+            vars(self).update(kept)
+
+    # --------------------------------------------------------------------------------------------------- steps
+
+    def step(self, action: Array) -> tuple[float, bool]:
+        """Apply one action, float64 [7]. -> reward, success."""
+        model, data, controller, control = self._model, self._data, self._controller, self._data.ctrl
+        opening = OPENING * self._robot.gripper.speed * np.sign(action[6:])
+        low, high = self._torque_limits
+        for substep in range(self._substeps):
+            seen_from = data.qpos.copy() if self._observed() else None
+            mujoco.mj_step1(model, data)
+            if not self._fast:
+                mujoco.mj_forwardSkip(model, data, ALL_BUT_SOLVER, 1)
+            if substep == 0:
+                controller.set_goal(action[:6])
+            torques = controller.run_controller()
+            self._grip = np.minimum(np.maximum(self._grip + opening, -1.0), 1.0)
+            control[self._gripper_actuators] = self._grip_bias + self._grip_weight * self._grip
+            control[self._arm_actuators] = np.minimum(np.maximum(torques, low), high)
+            mujoco.mj_step2(model, data)
+            if seen_from is not None:
+                self.seen = self._look(seen_from)
+        reward = self._env.reward(action)
+        self._env._post_process()
+        return reward, self._env._check_success()
+
+    def _look(self, geometry: Array) -> Seen:
+        return Seen(geometry, self._data.qpos.copy(), self._model.site_rgba.copy())
+
+    def _observed(self) -> bool:
+        """Whether the sensors are read in this sub-step: the clock of robosuite's observables, rounding included."""
+        self._since += self._env.model_timestep
+        due = not self._sampled
+        self._sampled = True
+        if self._since >= self._period:
+            self._since %= self._period
+            self._sampled = False
+        return due
+
+    def _read_arm(self) -> None:
+        """The controller's `update`, with arrays laid out as there: the order of sums follows from the layout."""
+        arm, data = self._controller, self._data
+        if not arm.new_update:
+            return
+        if not self._fast:
+            mujoco.mj_forwardSkip(self._model, data, ALL_BUT_SOLVER, 1)
+        linear, angular = self._jacobians
+        mujoco.mj_jacSite(self._model, data, linear, angular, self._site)
+        mujoco.mj_fullM(self._model, *((self._masses, data.qM) if OLD_MASSES else (data, self._masses)))
+        arm.ee_pos = data.site_xpos[self._site].copy()
+        arm.ee_ori_mat = data.site_xmat[self._site].reshape(3, 3).copy()
+        arm.ee_pos_vel, arm.ee_ori_vel = np.dot(linear, data.qvel), np.dot(angular, data.qvel)
+        arm.joint_pos, arm.joint_vel = data.qpos[self._joint_positions], data.qvel[self._joint_velocities]
+        arm.J_pos, arm.J_ori = linear[:, self._joint_velocities], angular[:, self._joint_velocities]
+        arm.J_full = np.vstack([arm.J_pos, arm.J_ori])
+        arm.mass_matrix = self._masses[self._joint_velocities, :][:, self._joint_velocities]
+        arm.new_update = False
+
+    # ------------------------------------------------------------------------------------------------- contacts
+
+    def _touch(self, one: Any, other: Any) -> bool:
+        """robosuite's `check_contact`, for two of its models: whether any geom of one touches any of the other."""
+        pairs = self._data.contact.geom
+        of_one, of_other = self._geoms_of(one)[pairs], self._geoms_of(other)[pairs]
+        return bool((of_one & of_other[:, ::-1]).any())
+
+    def _geoms_of_model(self, model: Any) -> Array:
+        """bool [ngeom]."""
+        names, name_of = set(model.contact_geoms), self._env.sim.model.geom_id2name
+        return np.array([name_of(geom) in names for geom in range(self._model.ngeom)])

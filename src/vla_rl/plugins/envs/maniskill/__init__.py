@@ -1,0 +1,58 @@
+"""`maniskill`: ManiSkill 3 on SAPIEN, on processors or batched on a GPU. See docs/simulators/maniskill.md."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import field, frozen, validators
+
+from vla_rl.core.processes import Processes
+from vla_rl.core.types import Context, Plugin
+from vla_rl.plugins.envs.maniskill.checks import action_dim, known_instructions, one_or_more, preflight, some_cameras
+
+
+@frozen(kw_only=True)
+class ManiSkillConfig:
+    task: str | None = None
+    """A task as ManiSkill registers it, such as PickCube-v1; or give `tasks`."""
+    tasks: tuple[str, ...] = field(default=(), validator=one_or_more)
+    """Several tasks whose robots have the same actions and joints; on processors only."""
+    instructions: dict[str, str] = field(factory=dict, validator=known_instructions)
+    """Task -> what the policy is told, for tasks that docs/simulators/maniskill.md does not list, or to say it another
+    way."""
+    cameras: dict[str, int] = field(factory=lambda: {"base_camera": 224}, validator=some_cameras)
+    """Camera -> height and width in pixels, in the order in which a model sees them; every task has to have them."""
+    control_mode: str = "pd_ee_delta_pose"
+    """What an action is: pd_ee_delta_pose (change of the hand's pose, and the gripper), pd_ee_delta_pos, or another
+    that the robot offers."""
+    reward: Literal["sparse", "dense"] = "sparse"
+    """sparse: 1 at an action after which the task is solved, else 0. dense: ManiSkill's normalized_dense, up to 1."""
+    backend: Literal["cpu", "gpu", "auto"] = "auto"
+    """cpu: a simulator for each row. gpu: one batched simulator whose tensors stay on the device; only a GPU can.
+    auto: gpu where the rows' device is one."""
+    max_steps: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    """Step limit of every task; null: ManiSkill's."""
+    train_states: int = field(default=1000, validator=[validators.ge(1), validators.le(900_000)])
+    """Initial states per task in the train split."""
+    show_goals: bool = True
+    """Draw goals that ManiSkill hides from cameras (PickCube's green sphere): a policy without them cannot know where
+    to go. false: the pixels of ManiSkill's own benchmarks."""
+    processes: Processes = field(factory=Processes)
+    """Processes of the rows, with `backend: cpu`."""
+
+
+def build(config: ManiSkillConfig, context: Context) -> Any:
+    from vla_rl.plugins.envs.maniskill.env import make_env
+
+    return make_env(config, context)
+
+
+plugin = Plugin(
+    config=ManiSkillConfig,
+    build=build,
+    summary="ManiSkill 3: manipulation on SAPIEN, on processors or batched on a GPU",
+    extra="maniskill",
+    row_memory=1_200_000_000,
+    preflight=preflight,
+    action_dim=action_dim,
+)

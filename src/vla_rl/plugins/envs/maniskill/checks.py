@@ -1,0 +1,123 @@
+"""What can be said of the settings before a simulator is built."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.machine import require
+from vla_rl.plugins.envs.maniskill.driver import use_unpacked_driver
+from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, PANDA_ACTIONS, PANDA_TASKS
+
+SHOWN = 5
+"""Names in a message before it says how many more there are."""
+
+
+def chosen_tasks(config: Any) -> tuple[str, ...]:
+    return config.tasks or (config.task,)
+
+
+def one_or_more(instance: Any, attribute: Any, tasks: tuple[str, ...]) -> None:
+    if bool(tasks) == bool(instance.task):
+        raise ValueError("give either task, such as PickCube-v1, or tasks, a list of them")
+    if len(set(tasks)) < len(tasks):
+        raise ValueError(f"a task is named twice: {', '.join(tasks)}")
+
+
+def known_instructions(instance: Any, attribute: Any, instructions: Mapping[str, str]) -> None:
+    tasks = chosen_tasks(instance)
+    for name, text in instructions.items():
+        if name not in tasks:
+            raise ValueError(f"instructions has {name!r}, which is none of the tasks: {', '.join(tasks)}")
+        if not text.strip():
+            raise ValueError(f"the instruction of {name} is empty")
+
+
+def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> None:
+    if not cameras:
+        raise ValueError("name at least one camera, such as {base_camera: 224}")
+    for name, size in cameras.items():
+        if not 8 <= size <= 1024:
+            raise ValueError(f"camera {name!r} has {size} pixels; give 8 to 1024 (224 for most checkpoints)")
+
+
+def action_dim(config: Any) -> int | None:
+    """Numbers of an action where the tasks are known to have one Panda arm, else None."""
+    if all(task in PANDA_TASKS for task in chosen_tasks(config)):
+        return PANDA_ACTIONS.get(config.control_mode)
+    return None
+
+
+def preflight(config: Any) -> None:
+    """Raise UserError unless SAPIEN can draw here and the tasks can be built as the settings say."""
+    if find_spec("mani_skill") is None:
+        raise UserError("maniskill needs the package 'mani_skill'; try: pip install 'vla-rl[maniskill]'")
+    use_unpacked_driver()
+    require("vulkan", "maniskill")
+    from vla_rl.plugins.envs.maniskill.env import look_over
+
+    look_over(config)
+
+
+def check_task(task: str, instructions: Mapping[str, str]) -> None:
+    """Raise UserError for a task that does not exist, has no words, or lacks files."""
+    registry = registered()
+    if task not in registry:
+        near = did_you_mean(task, registry)
+        raise UserError(f"no ManiSkill task {task!r}{near}\n  tasks: {', '.join(sorted(registry))}")
+    kind = registry[task].cls
+    if task not in INSTRUCTIONS and task not in instructions and not hasattr(kind, "get_language_instruction"):
+        raise UserError(
+            f"ManiSkill's {task} has no words for a policy; say what to do, as in\n"
+            f"  instructions: {{{task}: pick up the cube}}"
+        )
+    missing = missing_assets(registry[task].asset_download_ids or ())
+    if missing:
+        from mani_skill import ASSET_DIR
+
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise UserError(
+            f"ManiSkill's {task} needs files that are not in {ASSET_DIR}: {', '.join(missing[:SHOWN])}{more}\n"
+            f"  download them with: {download(task)}\n"
+            f"  or point MS_ASSET_DIR to the folder that holds data/"
+        )
+
+
+def registered() -> Mapping[str, Any]:
+    """Task -> how ManiSkill registered it. Imports SAPIEN."""
+    use_unpacked_driver()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SAPIEN tells which loader of Vulkan it takes
+        from mani_skill import envs, logger  # noqa: F401 - the first registers tasks
+        from mani_skill.utils import download_asset
+        from mani_skill.utils.registration import REGISTERED_ENVS
+
+    logger.setLevel(logging.ERROR)  # it warns authors of tasks whenever a scene is built
+    download_asset.prompt_yes_no = refuse
+    return REGISTERED_ENVS
+
+
+def missing_assets(groups: Iterable[str]) -> list[str]:
+    """Sources of files that are not on this machine."""
+    from mani_skill.utils import assets
+
+    sources: list[str] = []
+    for group in groups:
+        members = assets.expand_data_group_into_individual_data_source_ids
+        sources += members(group) if group in assets.DATA_GROUPS else [group]
+    return sorted({source for source in sources if not assets.is_data_source_downloaded(source)})
+
+
+def download(name: str) -> str:
+    """The command that downloads what a task or robot needs."""
+    return f"python -m mani_skill.utils.download_asset {name} -y"
+
+
+def refuse(question: str) -> bool:
+    """In place of a question on the terminal, which nobody might be there to answer."""
+    robot = question.split()[1] if question.startswith("Robot ") else "NAME"
+    raise UserError(f"ManiSkill lacks files and asks: {question!r}\n  download them with: {download(robot)}")

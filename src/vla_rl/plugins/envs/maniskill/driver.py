@@ -1,0 +1,24 @@
+"""Vulkan for SAPIEN on machines without a GPU: the software driver that tools/install_vulkan.sh unpacked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CHOICES = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")
+"""Environment variables with which a user chooses drivers."""
+NVIDIA = tuple(Path(folder, "vulkan/icd.d/nvidia_icd.json") for folder in ("/etc", "/usr/share"))
+
+
+def unpacked_driver() -> Path:
+    """Where tools/install_vulkan.sh puts the driver's description."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vla-rl/mesa/lvp_icd.json")
+
+
+def use_unpacked_driver() -> None:
+    """Tell Vulkan's loader about it, where the user chose nothing and there is no GPU's driver. Has to come before
+    SAPIEN is imported; processes started from here inherit it."""
+    driver = unpacked_driver()
+    chosen = any(os.environ.get(name) for name in CHOICES)
+    if not chosen and driver.is_file() and not any(file.is_file() for file in NVIDIA):
+        os.environ[CHOICES[0]] = str(driver)

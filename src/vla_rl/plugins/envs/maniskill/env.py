@@ -1,0 +1,185 @@
+"""ManiSkill as a simulator component: what the chosen tasks offer, and rows on processors or a batch on a GPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.rows import RowsEnv
+from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.plugins.envs.maniskill import ManiSkillConfig
+from vla_rl.plugins.envs.maniskill.batch import BatchEnv
+from vla_rl.plugins.envs.maniskill.checks import check_task, chosen_tasks, registered
+from vla_rl.plugins.envs.maniskill.rows import MakeRow
+from vla_rl.plugins.envs.maniskill.scene import Place, Recipe, Scene
+from vla_rl.plugins.envs.maniskill.states import states_of
+from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS
+
+
+@frozen(kw_only=True)
+class Examined:
+    """A task, as a look at its simulator told."""
+
+    recipe: Recipe
+    info: TaskInfo
+    state_dim: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    chooses_things: bool
+    """Whether things, not only their places, differ between episodes: they are loaded when the scene is built."""
+    goals_drawn: bool
+    """Whether there are goals that ManiSkill would hide."""
+
+
+def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
+    on_gpu = config.backend == "gpu" or (config.backend == "auto" and context.device.startswith("cuda"))
+    if on_gpu and not torch.cuda.is_available():
+        raise UserError("maniskill: backend: gpu needs a CUDA device, and torch sees none; take backend: cpu")
+    place = _place(context.device, on_gpu)
+    apart = context.num_envs > 1 if config.processes.apart is None else config.processes.apart
+    tasks = _examine_apart(config, place) if apart or on_gpu else examine(config, place)
+    info, recipes = _info(tasks), tuple(task.recipe for task in tasks)
+    states = {split: _states(split, config, tasks) for split in ("train", "eval")}
+    if not on_gpu:
+        return RowsEnv(info, states, MakeRow(recipes, place, os.getpid()), context, config.processes)
+    if len(tasks) > 1:
+        raise UserError(f"maniskill: backend: gpu plays one task, the spec has {len(tasks)}; take backend: cpu")
+    if tasks[0].chooses_things:
+        name = tasks[0].info.name
+        raise UserError(
+            f"maniskill: {name} loads other things for each episode, which a batch cannot; take backend: cpu"
+        )
+    return BatchEnv(info, states, Scene(recipes[0], place, context.num_envs), place, context.chunk)
+
+
+def look_over(config: ManiSkillConfig) -> None:
+    """Raise UserError for settings that cannot be met, without leaving SAPIEN in this process."""
+    _info(_examine_apart(config, _place("cpu", on_gpu=False)))
+
+
+def _place(device: str, on_gpu: bool) -> Place:
+    """Physics and drawing on this device; drawing on a GPU wherever there is one, since SAPIEN then knows no other."""
+    index = device.removeprefix("cuda") if device.startswith("cuda") else ""
+    drawing = f"sapien_cuda{index}" if torch.cuda.is_available() else "cpu"
+    return Place(physics=f"physx_cuda{index}" if on_gpu else "physx_cpu", render=drawing)
+
+
+def _examine_apart(config: ManiSkillConfig, place: Place) -> list[Examined]:
+    """In a process that ends then, and frees what it took. PhysX on a GPU also has to be the first in its process."""
+    forkserver = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(1, mp_context=forkserver) as pool:
+        try:
+            return pool.submit(examine, config, place).result()
+        except UserError as exc:
+            raise UserError(str(exc)) from None  # without the traceback of the other process
+        except BrokenProcessPool as exc:
+            names = ", ".join(chosen_tasks(config))
+            raise UserError(f"maniskill: a process that built {names} ended at once; is there enough memory?") from exc
+
+
+def examine(config: ManiSkillConfig, place: Place) -> list[Examined]:
+    """Build every task once, without drawing, and look. Raises UserError for settings that it does not offer."""
+    found = []
+    for name in chosen_tasks(config):
+        check_task(name, config.instructions)
+        try:
+            scene = Scene(Recipe(task=name, show_goals=False), evolve(place, physics="physx_cpu"))
+        except UserError:
+            raise
+        except Exception as exc:
+            raise UserError(f"ManiSkill cannot build {name}: {type(exc).__name__}: {exc}") from exc
+        try:
+            found.append(_examine(scene, config))
+        finally:
+            scene.close()
+    return found
+
+
+def _examine(scene: Scene, config: ManiSkillConfig) -> Examined:
+    env, name = scene.env, scene.recipe.task
+    _demand(config.control_mode, scene.agents[0].supported_control_modes, f"control mode of {name}'s robot")
+    for agent in scene.agents:
+        agent.set_control_mode(config.control_mode)
+    if "success" not in env.get_info():
+        raise UserError(f"ManiSkill's {name} does not say whether it was solved, so it cannot be trained on here")
+    if config.reward == "dense":
+        _demand("normalized_dense", env.SUPPORTED_REWARD_MODES, f"reward of {name} for reward: dense")
+    low, high = scene.bounds()
+    if not np.isfinite(low + high).all():
+        raise UserError(f"{config.control_mode} of {name} has no bounds: {low}, {high}; take another control mode")
+    own_words = None if name in config.instructions else scene.instructions()
+    limit = config.max_steps or registered()[name].max_episode_steps
+    if limit is None:
+        raise UserError(f"ManiSkill gives {name} no step limit; set max_steps")
+    words = own_words[0] if own_words else config.instructions.get(name) or INSTRUCTIONS[name]
+    placements = len(getattr(env, "xyz_configs", ())) * len(getattr(env, "quat_configs", ()))
+    return Examined(
+        recipe=Recipe(
+            task=name,
+            control_mode=config.control_mode,
+            cameras={camera: _camera(env, name, camera, size) for camera, size in config.cameras.items()},
+            dense=config.reward == "dense",
+            show_goals=config.show_goals,
+            placements=placements,
+        ),
+        info=TaskInfo(name=name, instruction=words, max_steps=limit, instruction_varies=own_words is not None),
+        state_dim=scene.state().shape[1],
+        low=tuple(low),
+        high=tuple(high),
+        chooses_things=env.reconfiguration_freq != 0,
+        goals_drawn=config.show_goals and bool(env._hidden_objects),
+    )
+
+
+def _camera(env: Any, task: str, camera: str, size: int) -> dict[str, Any]:
+    """What to change in ManiSkill's settings of a camera: the resolution, and with it a calibrated camera's matrix."""
+    _demand(camera, env._sensor_configs, f"camera of {task}")
+    own = env._sensor_configs[camera]
+    change: dict[str, Any] = {"width": size, "height": size}
+    if own.intrinsic is not None:
+        change["intrinsic"] = np.diag([size / own.width, size / own.height, 1.0]) @ np.asarray(own.intrinsic)
+    return change
+
+
+def _demand(name: str, known: Iterable[str], what: str) -> None:
+    if name not in known:
+        raise UserError(f"{name!r} is no {what}{did_you_mean(name, known)}\n  there are: {', '.join(known)}")
+
+
+def _info(tasks: Sequence[Examined]) -> EnvInfo:
+    first = tasks[0]
+    for task in tasks[1:]:
+        if (task.state_dim, task.low, task.high) != (first.state_dim, first.low, first.high):
+            shapes = "; ".join(f"{t.info.name}: state {t.state_dim}, actions {t.low} to {t.high}" for t in tasks)
+            raise UserError(
+                f"maniskill: tasks of one spec need robots alike in state and actions, these differ: {shapes}"
+            )
+    drawn = [task.info.name for task in tasks if task.goals_drawn]
+    return EnvInfo(
+        cameras={name: (change["height"], change["width"]) for name, change in first.recipe.cameras.items()},
+        state_dim=first.state_dim,
+        action_low=first.low,
+        action_high=first.high,
+        tasks=tuple(task.info for task in tasks),
+        notes=(f"show_goals: markers that ManiSkill hides from cameras are drawn in {', '.join(drawn)}",)
+        if drawn
+        else (),
+    )
+
+
+def _states(split: str, config: ManiSkillConfig, tasks: Sequence[Examined]) -> list[ResetState]:
+    return [
+        state
+        for index, task in enumerate(tasks)
+        for state in states_of(split, index, task.info.name, config.train_states, task.recipe.placements)
+    ]

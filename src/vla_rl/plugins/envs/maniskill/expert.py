@@ -1,0 +1,114 @@
+"""Scripted demonstrators for a Panda arm. They read the simulator's poses, which a policy never sees.
+
+Each is a function of the present state alone, so that it goes on from wherever a row is, slips included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.plugins.envs.maniskill.scene import Saved, Scene
+
+METRES_PER_UNIT = 0.1
+"""An action of 1 asks for 10 cm, in both control modes."""
+ACTION_DIMS = {"pd_ee_delta_pos": 4, "pd_ee_delta_pose": 7}
+OPEN, CLOSED = 1.0, -1.0
+CUBE = 0.04
+"""Edge in metres."""
+
+Move = tuple[Tensor, Tensor]
+"""Where the hand shall go, in metres [N, 3]; the gripper's action [N]."""
+
+
+def rehearsed(twin: Scene, start: Saved, length: int) -> Tensor:
+    """The next actions [N, length, A] from a state, tried out in a simulator of its own. Raises TypeError for a task
+    or control mode without expert."""
+    task, mode = twin.recipe.task, twin.recipe.control_mode
+    if task not in EXPERTS or mode not in ACTION_DIMS:
+        raise TypeError(
+            f"maniskill has no scripted expert for {task} with {mode}; it has for: {', '.join(EXPERTS)}, "
+            f"with {' or '.join(ACTION_DIMS)}"
+        )
+    twin.restore(start, range(twin.num_envs))
+    actions = []
+    for _ in range(length):
+        goal, gripper = EXPERTS[task](twin.env)
+        action = torch.zeros(twin.num_envs, ACTION_DIMS[mode], device=twin.device)
+        action[:, :3] = ((goal - _hand(twin.env)) / METRES_PER_UNIT).clip(-1, 1)
+        action[:, -1] = gripper
+        actions.append(action)
+        twin.step(action)
+    return torch.stack(actions, dim=1)
+
+
+def pick_cube(env: Any) -> Move:
+    """Grasp, then carry the cube, not the hand, to the goal."""
+    hand, cube = _hand(env), env.cube.pose.p
+    held = env.agent.is_grasping(env.cube)
+    goal, gripper = _grasp(hand, cube)
+    return _where(held, env.goal_site.pose.p + hand - cube, goal), torch.where(held, CLOSED, gripper)
+
+
+def stack_cube(env: Any) -> Move:
+    """Grasp the first cube, lift it over the second, lower it and let go."""
+    hand, cube = _hand(env), env.cubeA.pose.p
+    place = env.cubeB.pose.p + _up(hand, CUBE)
+    held, offset = env.agent.is_grasping(env.cubeA), place - cube
+    over = _flat(offset) < 0.008
+    down = over & (offset[:, 2].abs() < 0.005)
+    high = -offset[:, 2] > 0.03
+    carried = hand + offset + _up(hand, 0.05)
+    carried[~high & ~over, :2] = hand[~high & ~over, :2]
+    carried[over] = (hand + offset)[over]
+    goal, gripper = _grasp(hand, cube)
+    goal, gripper = _where(held, carried, goal), torch.where(held, CLOSED, gripper)
+    goal = _where(down, hand + _up(hand, 0.05) * ~held[:, None], goal)
+    return goal, torch.where(down, OPEN, gripper)
+
+
+def push_cube(env: Any) -> Move:
+    """Go behind the cube with a closed hand, down, and push it along x until it lies in the target."""
+    hand, cube = _hand(env), env.obj.pose.p
+    behind = cube - torch.tensor([0.09, 0.0, 0.0], device=cube.device)
+    in_line = ((hand - behind)[:, 1].abs() < 0.015) & (hand[:, 0] < cube[:, 0] - 0.015)
+    low = hand[:, 2] < 0.04
+    goal = behind + _up(hand, 0.08)
+    goal = _where(in_line & ((hand - behind)[:, 0].abs() < 0.03), behind, goal)
+    goal = _where(in_line & low, torch.cat([env.goal_region.pose.p[:, :1], cube[:, 1:]], dim=1), goal)
+    return goal, torch.full_like(hand[:, 0], CLOSED)
+
+
+EXPERTS: dict[str, Callable[[Any], Move]] = {
+    "PickCube-v1": pick_cube,
+    "PushCube-v1": push_cube,
+    "StackCube-v1": stack_cube,
+}
+
+
+def _grasp(hand: Tensor, cube: Tensor) -> Move:
+    """Over the cube, down, and close."""
+    near = _flat(cube - hand) < 0.015
+    there = (cube - hand).norm(dim=1) < 0.015
+    goal = _where(near, cube, cube + _up(hand, 0.08))
+    return goal, torch.where(there, CLOSED, OPEN)
+
+
+def _hand(env: Any) -> Tensor:
+    position: Tensor = env.agent.tcp_pose.p
+    return position
+
+
+def _up(like: Tensor, metres: float) -> Tensor:
+    return torch.tensor([0.0, 0.0, metres], device=like.device)
+
+
+def _flat(offset: Tensor) -> Tensor:
+    return offset[:, :2].norm(dim=1)
+
+
+def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(rows[:, None], one, other)

@@ -1,0 +1,242 @@
+"""N copies of one task as a batch of torch tensors: one copy on a processor, many on a GPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import gymnasium
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from vla_rl.plugins.envs.maniskill.checks import registered
+from vla_rl.plugins.envs.maniskill.stream import Stream
+
+
+@frozen(kw_only=True)
+class Recipe:
+    """What it takes to build a task. Picklable."""
+
+    task: str
+    control_mode: str | None = None
+    """None: the robot's first."""
+    cameras: Mapping[str, Mapping[str, Any]] = field(factory=dict)
+    """Camera -> what to change in ManiSkill's settings of it; others are not drawn."""
+    dense: bool = False
+    """Whether steps give ManiSkill's normalized_dense reward, else success as 0 or 1."""
+    show_goals: bool = True
+    placements: int = 0
+    """Fixed placements of things among which the task chooses, rather than drawing them at random; 0: it draws."""
+
+
+@frozen
+class Place:
+    """Where a simulator runs, in ManiSkill's words."""
+
+    physics: str = "physx_cpu"
+    render: str = "cpu"
+
+
+class Played(NamedTuple):
+    """What one action led to in each row."""
+
+    reward: Tensor
+    """float32 [N]."""
+    success: Tensor
+    """bool [N]."""
+    ended: Tensor
+    """bool [N]: by success or failure."""
+
+
+class Saved(NamedTuple):
+    """State of all rows."""
+
+    bodies: dict[str, Any]
+    """As ManiSkill's `get_state_dict`: poses and velocities of things, joints of robots."""
+    kept: tuple[dict[str, Tensor], ...]
+    """What the task and the robots' controllers keep for each row."""
+
+
+class Scene:
+    """Pictures are drawn when they are asked for and at no other time."""
+
+    def __init__(self, recipe: Recipe, place: Place, num_envs: int = 1) -> None:
+        spec = _registered()[recipe.task]
+        kind = _quiet(spec.cls, recipe)
+        self.recipe, self.num_envs = recipe, num_envs
+        self.env: Any = kind(
+            num_envs=num_envs,
+            obs_mode=_pictures(kind.SUPPORTED_OBS_MODES),
+            reward_mode=_rewards(kind.SUPPORTED_REWARD_MODES, recipe.dense),
+            control_mode=recipe.control_mode,
+            sim_backend=place.physics,
+            render_backend=place.render,
+            sensor_configs=deepcopy(dict(recipe.cameras)),
+            **spec.default_kwargs,
+        )
+        self.device: torch.device = self.env.device
+        self._stream = Stream(self.device)
+
+    @property
+    def agents(self) -> list[Any]:
+        """The robots, in the order of their parts in an action."""
+        return getattr(self.env.agent, "agents", None) or [self.env.agent]
+
+    def bounds(self) -> tuple[list[float], list[float]]:
+        """Of an action: lower and upper ones."""
+        spaces = [agent.single_action_space for agent in self.agents]
+        return [float(x) for s in spaces for x in s.low], [float(x) for s in spaces for x in s.high]
+
+    def reset(self, row: int, number: int, seed: int) -> None:
+        """Start row `row` anew as ManiSkill's seed (or the placement) `number` says, whatever the rows did before.
+        `seed` keys what the task draws in later steps, such as the noise of a camera.
+
+        On a processor the scene is built anew: PhysX remembers contacts, so that an episode in a scene that was used
+        differs now and then. On a GPU rows share the scene, which has this trait.
+        """
+        options: dict[str, Any] = {"reconfigure": True}
+        if self.device.type != "cpu":
+            options = {"env_idx": torch.tensor([row], device=self.device)}
+        if self.recipe.placements:
+            options["episode_id"] = torch.tensor([number], device=self.device)
+        gymnasium.Env.reset(self.env, seed=number)  # ManiSkill leaves out this generator, which some tasks draw from
+        others = [i for i in range(self.num_envs) if i != row]
+        kept = self._kept()
+        # One row at a time with one seed for all: ManiSkill draws for a batch from the seed of its first row.
+        self.env.reset(seed=[number] * self.num_envs, options=options)
+        self._stream.seed(seed)
+        self._put_back(kept, others)  # it sets up the controllers of all rows, whichever are reset
+
+    def step(self, actions: Tensor) -> Played:
+        """Apply one action to each row, float32 [N, A]."""
+        with self._stream.drawn_from():
+            _, reward, _, _, info = self.env.step(self._for_agents(actions.to(self.device)))
+        success = info["success"].reshape(self.num_envs).bool()
+        failed = info["fail"].reshape(self.num_envs).bool() if "fail" in info else torch.zeros_like(success)
+        return Played(reward.float() if self.recipe.dense else success.float(), success, success | failed)
+
+    def images(self) -> dict[str, Tensor]:
+        """Camera -> uint8 [N, H, W, 3]."""
+        data = self.env._get_obs_sensor_data()
+        return {name: data[name]["rgb"].clone() for name in self.recipe.cameras}
+
+    def state(self) -> Tensor:
+        """Proprioception, float32 [N, S]: of each robot the positions of its joints [rad, m], then of those that have a
+        hand its position [m] and quaternion (w first) in the world."""
+        joints = [agent.robot.get_qpos() for agent in self.agents]
+        hands = [getattr(agent, "tcp_pose", None) for agent in self.agents]
+        return torch.cat(joints + [hand.raw_pose for hand in hands if hand is not None], dim=1).float()
+
+    def instructions(self) -> list[str] | None:
+        """In the task's own words, if it has any: one a row."""
+        told = getattr(self.env, "get_language_instruction", None)
+        return None if told is None else list(told())
+
+    def save(self) -> Saved:
+        return Saved(_cloned(self.env.get_state_dict()), self._kept())
+
+    def restore(self, saved: Saved, rows: Sequence[int]) -> None:
+        """Put rows back, or into the state of another simulator of the same task."""
+        index = torch.tensor(list(rows), device=self.device)
+        self.env.set_state_dict(_rows_of(saved.bodies, index), index)
+        self._put_back(saved.kept, rows)
+
+    def close(self) -> None:
+        self.env.close()
+
+    # --------------------------------------------------------------------------------------------------- inside
+
+    def _for_agents(self, actions: Tensor) -> Tensor | dict[str, Tensor]:
+        named = getattr(self.env.agent, "agents_dict", None)
+        if named is None:
+            return actions
+        sizes = [agent.single_action_space.shape[0] for agent in self.agents]
+        return dict(zip(named, actions.split(sizes, dim=1), strict=True))
+
+    def _keepers(self) -> Iterator[Any]:
+        """Objects that keep something for each row."""
+        yield self.env
+        for agent in self.agents:
+            yield from getattr(agent.controller, "controllers", {"": agent.controller}).values()
+
+    def _kept(self) -> tuple[dict[str, Tensor], ...]:
+        return tuple(
+            {name: tensor.clone() for name, tensor, _ in _row_tensors(keeper, self.num_envs)}
+            for keeper in self._keepers()
+        )
+
+    def _put_back(self, kept: Sequence[Mapping[str, Tensor]], rows: Sequence[int]) -> None:
+        if not rows:
+            return
+        for saved, keeper in zip(kept, self._keepers(), strict=True):
+            for name, tensor, replace in list(_row_tensors(keeper, self.num_envs)):
+                if name in saved:
+                    merged = tensor.clone()
+                    merged[list(rows)] = saved[name][list(rows)]
+                    replace(merged)
+
+
+@lru_cache(maxsize=1)
+def _registered() -> Mapping[str, Any]:
+    """As `registered`, and keep what was imported out of garbage collections, which ManiSkill asks for whenever it
+    builds a scene: a quarter of a second each with torch loaded."""
+    found = registered()
+    gc.collect()
+    gc.freeze()
+    return found
+
+
+def _quiet(kind: Any, recipe: Recipe) -> Any:
+    """The task's class without observations of its own and without cameras that nobody wants."""
+
+    class Quiet(kind):
+        def get_obs(self, info: Any = None, unflattened: bool = False) -> dict[str, Any]:
+            return {}
+
+        def _setup_sensors(self, options: Any) -> None:
+            super()._setup_sensors(options)
+            if recipe.show_goals:
+                self._hidden_objects.clear()
+            for name in set(self._sensors) - set(recipe.cameras):
+                del self._sensors[name]
+
+    return Quiet
+
+
+def _pictures(modes: Sequence[str]) -> str:
+    """The observation mode that draws colours and as little else as the task allows."""
+    if "any_textures" in modes or "rgb" in modes:
+        return "rgb"
+    return next(mode for mode in modes if mode.startswith("rgb"))
+
+
+def _rewards(modes: Sequence[str], dense: bool) -> str:
+    if dense:
+        return "normalized_dense"
+    return "none" if "none" in modes else "sparse"
+
+
+def _row_tensors(keeper: Any, num_envs: int) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
+    """What an object keeps for each row, in dictionaries and poses too: name, tensor and how to replace it."""
+    for name, value in vars(keeper).items():
+        if isinstance(value, dict):
+            found = [(f"{name}/{part}", tensor, partial(value.__setitem__, part)) for part, tensor in value.items()]
+        elif hasattr(value, "raw_pose"):
+            found = [(name, value.raw_pose, partial(setattr, value, "raw_pose"))]
+        else:
+            found = [(name, value, partial(setattr, keeper, name))]
+        for where, tensor, replace in found:
+            if isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == num_envs:
+                yield where, tensor, replace
+
+
+def _cloned(nested: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _cloned(part) if isinstance(part, Mapping) else part.clone() for name, part in nested.items()}
+
+
+def _rows_of(nested: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
+    return {name: _rows_of(part, rows) if isinstance(part, Mapping) else part[rows] for name, part in nested.items()}

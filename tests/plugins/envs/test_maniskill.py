@@ -1,0 +1,544 @@
+"""Real ManiSkill on a processor, at 64 pixels: PickCube-v1, one row in this process unless a test says otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.machine import require
+from vla_rl.core.processes import Processes
+from vla_rl.core.testing import check_env
+from vla_rl.core.types import ChunkResult, Context, Observation, to_numpy
+from vla_rl.plugins.envs.maniskill import ManiSkillConfig, driver, plugin
+from vla_rl.plugins.envs.maniskill.states import states_of
+
+if find_spec("mani_skill") is None:
+    pytest.skip("needs ManiSkill: pip install 'vla-rl[maniskill]'", allow_module_level=True)
+
+Array = np.ndarray[Any, Any]
+SIZE, CHUNK = 64, 8
+ROW, ON = np.array([0]), np.array([True])
+SCRIPT = Path(__file__).parents[3] / "tools" / "install_vulkan.sh"
+
+
+@pytest.fixture(scope="module")
+def vulkan() -> None:
+    driver.use_unpacked_driver()
+    try:
+        require("vulkan", "maniskill")
+    except UserError as exc:
+        pytest.skip(str(exc))
+
+
+def make(num_envs: int = 1, **changes: Any) -> Any:
+    config = {"task": "PickCube-v1", "cameras": {"base_camera": SIZE}} | changes
+    return plugin.build(ManiSkillConfig(**config), Context(num_envs=num_envs, chunk=CHUNK))
+
+
+@pytest.fixture(scope="module")
+def env(vulkan: None) -> Iterator[Any]:
+    """Kept through the module: what was compiled for drawing goes with the last simulator of a process."""
+    env = make()
+    env.reset(ROW, ROW, ROW)
+    yield env
+    env.close()
+
+
+def pressing(seed: int) -> Array:
+    """Actions that press the hand down onto the table and the cube: float32 [1, 32, 7]."""
+    actions = np.random.default_rng(seed).uniform(-1, 1, (1, 4 * CHUNK, 7)).astype(np.float32)
+    actions[..., :3] *= 0.7
+    actions[..., 2] = -0.5
+    return actions
+
+
+def play(env: Any, state_id: int, actions: Array) -> list[Any]:
+    seen = [env.reset(ROW, np.array([state_id]), ROW)]
+    return seen + [env.chunk_step(actions[:, i : i + CHUNK], ON, False).obs for i in range(0, actions.shape[1], CHUNK)]
+
+
+def same(one: Observation, other: Observation) -> bool:
+    pairs = [(one.images[name], other.images[name]) for name in one.images] + [(one.state, other.state)]
+    return all(np.array_equal(to_numpy(a), to_numpy(b)) for a, b in pairs)
+
+
+def scene_of(env: Any) -> Any:
+    return env._slots[0]._there._served._row._scene
+
+
+# ------------------------------------------------------------------------------------------------- episodes
+
+
+@pytest.mark.sim
+def test_it_keeps_to_the_contract(env: Any) -> None:
+    config = ManiSkillConfig(
+        task="PickCube-v1", cameras={"base_camera": SIZE}, train_states=50, processes=Processes(apart=False)
+    )
+    check_env(plugin, config, num_envs=2, chunk=6, expert_success=1.0)
+
+
+@pytest.mark.sim
+def test_a_state_gives_the_same_episode_whatever_went_before(env: Any) -> None:
+    """In a scene that was used before, PhysX's memory of contacts made one in nine of such episodes differ."""
+    seen: dict[int, list[Any]] = {}
+    for state in [5, 3, 3, 1, 0, 3, 4, 3, 5, 1, 3]:
+        episode = play(env, state, pressing(100 + state))
+        assert all(map(same, seen.setdefault(state, episode), episode)), f"state {state} played differently"
+    assert not same(seen[3][0], seen[5][0])
+
+
+@pytest.mark.sim
+def test_an_episode_is_that_of_maniskill_itself(env: Any) -> None:
+    import gymnasium
+
+    official = gymnasium.make(
+        "PickCube-v1",
+        obs_mode="rgb",
+        control_mode="pd_ee_delta_pose",
+        sensor_configs={"width": SIZE, "height": SIZE},
+        sim_backend="physx_cpu",
+        render_backend="cpu",
+    )
+    observation, _ = official.reset(seed=3, options={"reconfigure": True})
+    actions, hidden = pressing(103), make(show_goals=False)
+    ours = play(hidden, 3, actions)
+    assert np.array_equal(ours[0].images["base_camera"], observation["sensor_data"]["base_camera"]["rgb"].numpy())
+    for action in actions[0]:
+        observation, *_ = official.step(action)
+    assert np.array_equal(ours[-1].images["base_camera"], observation["sensor_data"]["base_camera"]["rgb"].numpy())
+    assert np.array_equal(ours[-1].state[0, :9], observation["agent"]["qpos"][0].numpy())
+    official.close()
+    for state in range(3):  # goals are drawn in `env`, as green spheres
+        pair = [one.reset(ROW, np.array([state]), ROW).images["base_camera"][0].astype(int) for one in (env, hidden)]
+        red, green, blue = (pair[0] - pair[1]).sum((0, 1))
+        assert green > red and green > blue
+    hidden.close()
+    assert hidden.info.notes == ()
+    assert env.info.notes == ("show_goals: markers that ManiSkill hides from cameras are drawn in PickCube-v1",)
+
+
+@pytest.mark.sim
+def test_splits_share_no_scene(env: Any) -> None:
+    train, evaluation = env.reset_states("train"), env.reset_states("eval")
+    assert (len(train), len(evaluation)) == (1000, 100)
+    assert not {state.id for state in train} & {state.id for state in evaluation}
+    places = []
+    for state in train[:10] + evaluation[:10]:
+        env.reset(ROW, np.array([state.id]), ROW)
+        places.append(scene_of(env).env.cube.pose.raw_pose[0].numpy())
+    gaps = np.linalg.norm(np.array(places)[:, None] - np.array(places)[None], axis=-1) + np.eye(20)
+    assert gaps.min() > 1e-3
+
+
+def test_fixed_placements_are_split() -> None:
+    train, evaluation = (states_of(split, 2, "Put", 1000, 24) for split in ("train", "eval"))
+    assert [state.id for state in evaluation] == [2_000_000 + i for i in range(0, 24, 3)]
+    assert sorted(state.id for state in train + evaluation) == [2_000_000 + i for i in range(24)]
+    assert len(states_of("train", 0, "Put", 5, 24)) == 5
+
+
+@pytest.mark.sim
+def test_a_chunk_is_drawn_once_and_leaves_generators_alone(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    play(env, 3, pressing(0)[:, :CHUNK])
+    draw = scene_of(env).env._get_obs_sensor_data
+    monkeypatch.setattr(scene_of(env).env, "_get_obs_sensor_data", lambda: drawn.append(1) or draw())
+    before = torch.get_rng_state(), numpys()
+    env.chunk_step(pressing(0)[:, :CHUNK], ON, False)
+    assert drawn == [1]
+    env.reset(ROW, np.array([3]), ROW)
+    assert torch.equal(before[0], torch.get_rng_state()) and np.array_equal(before[1], numpys())
+
+
+def numpys() -> Array:
+    return np.random.get_state()[1].copy()  # noqa: NPY002
+
+
+@pytest.mark.sim
+def test_what_a_task_draws_while_it_is_played_is_keyed(env: Any) -> None:
+    """SO100GraspCube-v1 moves its camera a little at every step."""
+    shaky = make(task="SO100GraspCube-v1", control_mode="pd_joint_delta_pos")
+    actions = np.zeros((1, CHUNK, 6), np.float32)
+
+    def view(seed: int) -> Array:
+        shaky.reset(ROW, np.array([4]), np.array([seed]))
+        return shaky.chunk_step(actions, ON, False).obs.images["base_camera"]
+
+    torch.manual_seed(1)
+    first = view(7)
+    torch.manual_seed(2)
+    assert np.array_equal(first, view(7))
+    assert not np.array_equal(first, view(8))
+    shaky.close()
+
+
+# --------------------------------------------------------------------------------------- rewards and experts
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("mode", ["pd_ee_delta_pose", "pd_ee_delta_pos"])
+@pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1", "StackCube-v1"])
+def test_the_expert_solves_its_tasks(env: Any, task: str, mode: str) -> None:
+    demonstrated = make(task=task, control_mode=mode, reward="dense", cameras={"base_camera": 16})
+    for state in demonstrated.reset_states("train")[:3]:
+        result, rewards = demonstrate(demonstrated, state.id)
+        assert result.success[0] and result.terminated.any()
+        assert all(0 <= reward <= 1 for reward in rewards) and len({round(reward, 3) for reward in rewards}) > 5
+        assert rewards[-1] == 1.0
+    demonstrated.close()
+
+
+def demonstrate(env: Any, state_id: int) -> tuple[ChunkResult, list[float]]:
+    env.reset(ROW, np.array([state_id]), ROW)
+    rewards: list[float] = []
+    while len(rewards) < env.info.tasks[0].max_steps:
+        result = env.chunk_step(env.expert_chunk(), ON, True)
+        rewards += result.rewards[result.executed].tolist()
+        if result.terminated.any():
+            break
+    return result, rewards
+
+
+@pytest.mark.sim
+def test_the_expert_leaves_no_trace_and_success_is_the_sparse_reward(env: Any) -> None:
+    state, chunks, rewards = env.reset_states("train")[0].id, [], []
+    env.reset(ROW, np.array([state]), ROW)
+    while not rewards or not rewards[-1]:
+        chunks.append(env.expert_chunk())
+        result = env.chunk_step(chunks[-1], ON, True)
+        rewards += result.rewards[result.executed].tolist()
+    assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
+    env.reset(ROW, np.array([state]), ROW)
+    for chunk in chunks:
+        replay = env.chunk_step(chunk, ON, True)
+    assert same(result.obs, replay.obs)
+
+
+@pytest.mark.sim
+def test_a_task_without_expert_says_who_has_one(env: Any) -> None:
+    env = make(task="PullCube-v1", cameras={"base_camera": 16})
+    env.reset(ROW, ROW, ROW)
+    with pytest.raises(TypeError, match="no scripted expert for PullCube-v1 .* it has for: PickCube-v1, PushCube-v1"):
+        env.expert_chunk()
+    env.close()
+
+
+# -------------------------------------------------------------------------------------------- tasks and rows
+
+
+@pytest.mark.sim
+def test_tasks_alike_take_turns_in_a_row(env: Any) -> None:
+    two = make(task=None, tasks=("PushCube-v1", "PickCube-v1"), instructions={"PickCube-v1": "fetch"})
+    assert [(t.name, t.instruction, t.max_steps) for t in two.info.tasks] == [
+        ("PushCube-v1", "push the blue cube to the red and white target", 50),
+        ("PickCube-v1", "fetch", 50),
+    ]
+    assert two.reset(ROW, np.array([3]), ROW).instructions == ("push the blue cube to the red and white target",)
+    picked = two.reset(ROW, np.array([1_000_003]), ROW)
+    assert picked.instructions == ("fetch",)
+    assert same(picked, env.reset(ROW, np.array([3]), ROW)), "another scene of PickCube-v1 than alone"
+    two.close()
+    with pytest.raises(UserError, match=r"robots alike .* PickCube-v1: state 16, actions .*; PushT-v1: state 7"):
+        make(task=None, tasks=("PickCube-v1", "PushT-v1"))
+
+
+@pytest.mark.sim
+def test_two_arms_are_one_robot(env: Any) -> None:
+    pair = make(task="TwoRobotStackCube-v1", max_steps=9)
+    assert (pair.info.action_dim, pair.info.state_dim, pair.info.tasks[0].max_steps) == (14, 32, 9)
+    before = pair.reset(ROW, ROW, ROW).state[0]
+    action = np.zeros((1, CHUNK, 14), np.float32)
+    action[..., 9] = 0.5  # the second arm's hand goes up
+    after = pair.chunk_step(action, ON, False).obs.state[0]
+    assert after[27] - before[27] > 0.05 and abs(after[20] - before[20]) < 0.01  # z of its hand and the other's
+    pair.close()
+
+
+@pytest.mark.sim
+def test_a_row_in_a_process(env: Any) -> None:
+    there = make(processes=Processes(apart=True))
+    assert same(there.reset(ROW, np.array([3]), ROW), env.reset(ROW, np.array([3]), ROW))
+    assert there.close()
+
+
+class Several:
+    """Simulators of one row each, in place of one with several rows, which only a GPU can have."""
+
+    def __init__(self, recipe: Any, place: Any, num_envs: int) -> None:
+        from vla_rl.plugins.envs.maniskill.scene import Scene
+
+        self.scenes = [Scene(recipe, place) for _ in range(num_envs)]
+        self.recipe, self.num_envs, self.device = recipe, num_envs, torch.device("cpu")
+        self.env = SimpleNamespace(scene=self)
+
+    def reset(self, row: int, number: int, seed: int) -> None:
+        self.scenes[row].reset(0, number, seed)
+
+    def step(self, actions: Any) -> Any:
+        played = [scene.step(action[None]) for scene, action in zip(self.scenes, actions, strict=True)]
+        return type(played[0])(*map(torch.cat, zip(*played, strict=True)))
+
+    def images(self) -> Any:
+        return stacked([scene.images() for scene in self.scenes])
+
+    def state(self) -> Any:
+        return torch.cat([scene.state() for scene in self.scenes])
+
+    def instructions(self) -> None:
+        return None
+
+    def save(self) -> Any:
+        saved = [scene.save() for scene in self.scenes]
+        bodies, kept = (list(parts) for parts in zip(*saved, strict=True))
+        return type(saved[0])(stacked(bodies), tuple(map(stacked, zip(*kept, strict=True))))
+
+    def restore(self, saved: Any, rows: Any) -> None:
+        for row in rows:
+            pick = partial(each, lambda tensor, row=row: tensor[row : row + 1])
+            self.scenes[row].restore(type(saved)(pick(saved.bodies), tuple(map(pick, saved.kept))), [0])
+
+    def close(self) -> None:
+        self.env.scene = None
+        for scene in self.scenes:
+            scene.close()
+
+
+def each(function: Any, nested: Any) -> Any:
+    return {k: each(function, part) if isinstance(part, dict) else function(part) for k, part in nested.items()}
+
+
+def stacked(parts: Any) -> Any:
+    first = parts[0]
+    return {k: (stacked if isinstance(first[k], dict) else torch.cat)([part[k] for part in parts]) for k in first}
+
+
+@pytest.fixture
+def batch(env: Any) -> Iterator[Any]:
+    """The component that drives a GPU, over simulators of one row each."""
+    from vla_rl.plugins.envs.maniskill.batch import BatchEnv
+
+    scene = scene_of(env)
+    states = {split: env.reset_states(split) for split in ("train", "eval")}
+    batch = BatchEnv(env.info, states, Several(scene.recipe, PLACE(), 2), PLACE(), CHUNK)  # type: ignore[arg-type]
+    yield batch
+    batch.close()
+
+
+def PLACE() -> Any:
+    from vla_rl.plugins.envs.maniskill.scene import Place
+
+    return Place()
+
+
+@pytest.mark.sim
+def test_a_batch_keeps_to_the_contract(batch: Any) -> None:
+    check_env(batch, chunk=CHUNK, expert=False)
+
+
+@pytest.mark.sim
+def test_rows_of_a_batch_that_ended_stand_still(env: Any, batch: Any) -> None:
+    """Row 0 is solved in the course of a chunk, row 1 goes on: each as if it were alone."""
+    state, both = env.reset_states("train")[0].id, np.array([0, 1])
+    env.reset(ROW, np.array([state]), ROW)
+    chunks = [env.expert_chunk()]
+    alone = [env.chunk_step(chunks[0], ON, True)]
+    while not alone[-1].terminated.any():
+        chunks.append(env.expert_chunk())
+        alone.append(env.chunk_step(chunks[-1], ON, True))
+    steps = int(alone[-1].executed.sum())
+    assert 0 < steps < CHUNK, "this state does not end within a chunk; take another"
+    batch.reset(both, np.array([state, 5]), both)
+    other = play(env, 5, np.concatenate([pressing(9)[:, :CHUNK]] * len(chunks), 1))
+    for i, chunk in enumerate(chunks):
+        together = batch.chunk_step(np.concatenate([chunk, pressing(9)[:, :CHUNK]]), np.array([True, True]), True)
+        assert same(together.obs.take(both[:1]), alone[i].obs) and same(together.obs.take(both[1:]), other[i + 1])
+    assert together.executed.tolist() == [[j < steps for j in range(CHUNK)], [True] * CHUNK]
+    assert together.success.tolist() == [True, False]
+    assert together.rewards[0].tolist() == [float(j == steps - 1) for j in range(CHUNK)]
+    idle = batch.chunk_step(np.concatenate([chunk, chunk]), np.array([False, False]), True)
+    assert torch.allclose(idle.obs.state, together.obs.state, atol=1e-5)
+    assert not idle.executed.any() and not idle.rewards.any()
+
+
+@pytest.mark.sim
+def test_a_batch_has_the_expert_too(env: Any) -> None:
+    from vla_rl.plugins.envs.maniskill.batch import BatchEnv
+    from vla_rl.plugins.envs.maniskill.scene import Scene
+
+    states = {split: env.reset_states(split) for split in ("train", "eval")}
+    one = BatchEnv(env.info, states, Scene(scene_of(env).recipe, PLACE()), PLACE(), CHUNK)
+    result, rewards = demonstrate(one, states["train"][1].id)
+    assert result.success.tolist() == [True] and rewards[-1] == 1.0
+    assert isinstance(result.obs.images["base_camera"], torch.Tensor)
+    assert one.close() and one.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("task", ["PickCube-v1", "StackCube-v1"])
+def test_a_batch_on_a_gpu(vulkan: None, task: str) -> None:
+    """In a process of its own: PhysX has to be on the GPU from its first use in a process."""
+    code = f"""
+import torch
+from vla_rl.core.testing import check_env
+from vla_rl.core.types import Context
+from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+if __name__ == "__main__":
+    config = ManiSkillConfig(task={task!r}, cameras={{"base_camera": {SIZE}}}, backend="gpu")
+    env = plugin.build(config, Context(num_envs=4, chunk={CHUNK}, device="cuda"))
+    rows = torch.arange(4)
+    seen = env.reset(rows, torch.tensor([s.id for s in env.reset_states("train")[:4]]), rows)
+    assert seen.images["base_camera"].is_cuda and seen.state.is_cuda
+    check_env(env, chunk={CHUNK})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------------------------------- what is said early
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "PickCub-v1"}, r"no ManiSkill task 'PickCub-v1'; did you mean 'PickCube-v1'\?"),
+        ({"cameras": {"wrist": 64}}, r"'wrist' is no camera of PickCube-v1.*\n  there are: base_camera"),
+        (
+            {"task": "StackCube-v1", "cameras": {"hand_camra": 64}},
+            r"did you mean 'hand_camera'\?\n  there are: base_camera, hand_camera",
+        ),
+        ({"control_mode": "pd_ee_delta_poses"}, r"no control mode .*; did you mean 'pd_ee_delta_pose'\?"),
+        (
+            {"task": "PlugCharger-v1", "reward": "dense"},
+            "'normalized_dense' is no reward of PlugCharger-v1 .*\n  there are: none, sparse",
+        ),
+        (
+            {"task": "UnitreeG1Stand-v1"},
+            r"has no words for a policy; .*\n  instructions: \{UnitreeG1Stand-v1: pick up the cube\}",
+        ),
+        (
+            {
+                "task": "UnitreeG1Stand-v1",
+                "instructions": {"UnitreeG1Stand-v1": "stand"},
+                "control_mode": "pd_joint_pos",
+            },
+            "does not say whether it was solved",
+        ),
+        (
+            {"task": "PutCarrotOnPlateInScene-v1"},
+            r"needs files .* bridge_v2_real2sim\n  download them with: .* PutCarrotOnPlateInScene-v1 -y",
+        ),
+        (
+            {"task": "PickCubeWidowXAI-v1"},
+            "asks: 'Robot widowxai has .*\n.*mani_skill.utils.download_asset widowxai -y",
+        ),
+        ({"backend": "gpu"}, "backend: gpu needs a CUDA device"),
+    ],
+)
+def test_what_a_spec_asks_for_has_to_exist(
+    env: Any, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from mani_skill.utils.assets import DATA_SOURCES
+
+    monkeypatch.setattr(DATA_SOURCES["bridge_v2_real2sim"], "output_dir", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        make(**changes)
+
+
+@pytest.mark.sim
+def test_preflight_leaves_sapien_out_of_the_process(vulkan: None) -> None:
+    code = """
+import sys
+from vla_rl.core.errors import UserError
+from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+if __name__ == "__main__":
+    plugin.preflight(ManiSkillConfig(tasks=("PickCube-v1", "PushCube-v1")))
+    try:
+        plugin.preflight(ManiSkillConfig(task="PickCube-v1", cameras={"base_camra": 64}))
+    except UserError as exc:
+        print(exc, "sapien" in sys.modules, "mani_skill" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=True)
+    said = (
+        "'base_camra' is no camera of PickCube-v1; did you mean 'base_camera'?\n  there are: base_camera False False\n"
+    )
+    assert done.stdout == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "give either task, such as PickCube-v1, or tasks"),
+        ({"task": "PickCube-v1", "tasks": ("PushCube-v1",)}, "give either task"),
+        ({"tasks": ("PushCube-v1", "PushCube-v1")}, "named twice: PushCube-v1"),
+        ({"task": "PickCube-v1", "cameras": {}}, "name at least one camera"),
+        ({"task": "PickCube-v1", "cameras": {"base_camera": 4}}, "'base_camera' has 4 pixels; give 8 to 1024"),
+        ({"task": "PickCube-v1", "instructions": {"PushCube-v1": "go"}}, "none of the tasks: PickCube-v1"),
+        ({"task": "PickCube-v1", "instructions": {"PickCube-v1": " "}}, "instruction of PickCube-v1 is empty"),
+    ],
+)
+def test_settings_are_checked_when_they_are_read(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ManiSkillConfig(**changes)
+
+
+def test_numbers_of_an_action_are_known_where_a_panda_arm_acts() -> None:
+    assert plugin.action_dim is not None
+    assert plugin.action_dim(ManiSkillConfig(task="StackCube-v1")) == 7
+    assert (
+        plugin.action_dim(ManiSkillConfig(tasks=("StackCube-v1", "PickCube-v1"), control_mode="pd_ee_delta_pos")) == 4
+    )
+    assert plugin.action_dim(ManiSkillConfig(task="PushT-v1")) is None
+    assert plugin.action_dim(ManiSkillConfig(task="PickCube-v1", control_mode="pd_joint_vel")) is None
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("mode", ["pd_ee_delta_pose", "pd_ee_delta_pos", "pd_joint_delta_pos", "pd_joint_pos"])
+def test_these_numbers_are_right(env: Any, mode: str) -> None:
+    config = ManiSkillConfig(task="PegInsertionSide-v1", control_mode=mode)
+    assert plugin.action_dim is not None
+    assert plugin.build(config, Context()).info.action_dim == plugin.action_dim(config)
+
+
+def test_the_unpacked_driver_is_used_unless_there_is_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    icd = tmp_path / "vla-rl" / "mesa" / "lvp_icd.json"
+    icd.parent.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(driver, "NVIDIA", ())
+    monkeypatch.setenv("VK_ICD_FILENAMES", "")
+    driver.use_unpacked_driver()
+    assert os.environ["VK_ICD_FILENAMES"] == "", "there is no driver yet"
+    icd.touch()
+    monkeypatch.setenv("VK_DRIVER_FILES", "mine.json")
+    driver.use_unpacked_driver()
+    assert os.environ["VK_ICD_FILENAMES"] == "", "the user chose one"
+    monkeypatch.delenv("VK_DRIVER_FILES")
+    driver.use_unpacked_driver()
+    assert os.environ["VK_ICD_FILENAMES"] == str(icd)
+
+
+def test_the_script_says_what_is_missing_and_never_fails(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("uname", "grep", "id"):
+        found = subprocess.run(["which", name], capture_output=True, text=True, check=True).stdout.strip()
+        (tools / name).symlink_to(found)
+    bare = {"PATH": str(tools), "HOME": str(tmp_path)}
+    run = partial(subprocess.run, ["/bin/sh", str(SCRIPT)], capture_output=True, text=True, timeout=60, check=True)
+    assert "Mesa 24.3 or newer" in run(env=bare).stderr
+    content = run(env=bare | {"VK_ICD_FILENAMES": "mine.json"})
+    assert content.stdout + content.stderr == "", "the user chose a driver"
