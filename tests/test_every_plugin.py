@@ -14,6 +14,7 @@ from vla_rl.core.seats import broadcast
 from vla_rl.core.testing import check_algorithm, check_env, check_model, check_placement
 from vla_rl.core.types import Context
 
+DOCS = Path(__file__).parents[1] / "docs"
 HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
 REQUIRED: dict[str, dict[str, Any]] = {"openvla_oft": {"preset": "fast"}}
 """Keys without default, where a check needs some."""
@@ -62,13 +63,14 @@ def test_hook(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in own(kind)])
-def test_the_light_part_is_light_and_the_folder_has_a_readme(kind: str, name: str) -> None:
+def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> None:
     code = f"import sys; from vla_rl.core.plugins import load; load({kind!r}, {name!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(done.stdout.split())
     (item,) = [item for item in installed(kind)[name] if item.dist == OWN_DIST]
     module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
     folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
-    assert (folder / "README.md").is_file()
+    pages = {"env": DOCS / "simulators" / f"{name}.md", "model": DOCS / "models" / f"{folder.name}.md"}
+    assert pages.get(kind, folder / "README.md").is_file() or (folder / "README.md").is_file()
     assert len((folder / "__init__.py").read_text().splitlines()) <= 70
     assert load(kind, name).summary

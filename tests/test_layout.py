@@ -11,7 +11,21 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 FILES = sorted((SOURCE / "vla_rl").rglob("*.py"))
-HEAVY = ("torch", "ray", "transformers", "peft", "gymnasium", "libero", "robosuite", "mujoco", "tensorboard", "imageio")
+HEAVY = (
+    "torch",
+    "ray",
+    "transformers",
+    "peft",
+    "gymnasium",
+    "libero",
+    "robosuite",
+    "mujoco",
+    "sapien",
+    "mani_skill",
+    "metaworld",
+    "tensorboard",
+    "imageio",
+)
 LIGHT = [file for file in FILES if file.name == "__init__.py" and "plugins" in file.parts]
 
 

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.vulkan import use_unpacked_driver
 
 PROBE_SECONDS = 90.0
 MEND = {
@@ -24,6 +25,8 @@ MEND = {
 
 def probe(name: str, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
     """Run one of `cli.probes.PROBES` in a process. -> (did it work, what it said)."""
+    if name == "vulkan":
+        use_unpacked_driver()
     command = [sys.executable, "-m", "vla_rl.core.cli.probes", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.core import vulkan as driver
 from vla_rl.core.errors import UserError
 from vla_rl.core.machine import require
 from vla_rl.core.processes import Processes
 from vla_rl.core.testing import check_env
 from vla_rl.core.types import ChunkResult, Context, Observation, to_numpy
-from vla_rl.plugins.envs.maniskill import ManiSkillConfig, driver, plugin
+from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+from vla_rl.plugins.envs.maniskill.batch import BatchEnv
+from vla_rl.plugins.envs.maniskill.scene import Place, Scene
 from vla_rl.plugins.envs.maniskill.states import states_of
 
 if find_spec("mani_skill") is None:
@@ -30,7 +31,6 @@ if find_spec("mani_skill") is None:
 Array = np.ndarray[Any, Any]
 SIZE, CHUNK = 64, 8
 ROW, ON = np.array([0]), np.array([True])
-SCRIPT = Path(__file__).parents[3] / "tools" / "install_vulkan.sh"
 
 
 @pytest.fixture(scope="module")
@@ -277,8 +277,6 @@ class Several:
     """Simulators of one row each, in place of one with several rows, which only a GPU can have."""
 
     def __init__(self, recipe: Any, place: Any, num_envs: int) -> None:
-        from vla_rl.plugins.envs.maniskill.scene import Scene
-
         self.scenes = [Scene(recipe, place) for _ in range(num_envs)]
         self.recipe, self.num_envs, self.device = recipe, num_envs, torch.device("cpu")
         self.env = SimpleNamespace(scene=self)
@@ -327,19 +325,11 @@ def stacked(parts: Any) -> Any:
 @pytest.fixture
 def batch(env: Any) -> Iterator[Any]:
     """The component that drives a GPU, over simulators of one row each."""
-    from vla_rl.plugins.envs.maniskill.batch import BatchEnv
-
     scene = scene_of(env)
     states = {split: env.reset_states(split) for split in ("train", "eval")}
-    batch = BatchEnv(env.info, states, Several(scene.recipe, PLACE(), 2), PLACE(), CHUNK)  # type: ignore[arg-type]
+    batch = BatchEnv(env.info, states, Several(scene.recipe, Place(), 2), Place(), CHUNK)  # type: ignore[arg-type]
     yield batch
     batch.close()
-
-
-def PLACE() -> Any:
-    from vla_rl.plugins.envs.maniskill.scene import Place
-
-    return Place()
 
 
 @pytest.mark.sim
@@ -374,11 +364,8 @@ def test_rows_of_a_batch_that_ended_stand_still(env: Any, batch: Any) -> None:
 
 @pytest.mark.sim
 def test_a_batch_has_the_expert_too(env: Any) -> None:
-    from vla_rl.plugins.envs.maniskill.batch import BatchEnv
-    from vla_rl.plugins.envs.maniskill.scene import Scene
-
     states = {split: env.reset_states(split) for split in ("train", "eval")}
-    one = BatchEnv(env.info, states, Scene(scene_of(env).recipe, PLACE()), PLACE(), CHUNK)
+    one = BatchEnv(env.info, states, Scene(scene_of(env).recipe, Place()), Place(), CHUNK)
     result, rewards = demonstrate(one, states["train"][1].id)
     assert result.success.tolist() == [True] and rewards[-1] == 1.0
     assert isinstance(result.obs.images["base_camera"], torch.Tensor)
@@ -405,140 +392,3 @@ if __name__ == "__main__":
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
-
-
-# ---------------------------------------------------------------------------------------- what is said early
-
-
-@pytest.mark.sim
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"task": "PickCub-v1"}, r"no ManiSkill task 'PickCub-v1'; did you mean 'PickCube-v1'\?"),
-        ({"cameras": {"wrist": 64}}, r"'wrist' is no camera of PickCube-v1.*\n  there are: base_camera"),
-        (
-            {"task": "StackCube-v1", "cameras": {"hand_camra": 64}},
-            r"did you mean 'hand_camera'\?\n  there are: base_camera, hand_camera",
-        ),
-        ({"control_mode": "pd_ee_delta_poses"}, r"no control mode .*; did you mean 'pd_ee_delta_pose'\?"),
-        (
-            {"task": "PlugCharger-v1", "reward": "dense"},
-            "'normalized_dense' is no reward of PlugCharger-v1 .*\n  there are: none, sparse",
-        ),
-        (
-            {"task": "UnitreeG1Stand-v1"},
-            r"has no words for a policy; .*\n  instructions: \{UnitreeG1Stand-v1: pick up the cube\}",
-        ),
-        (
-            {
-                "task": "UnitreeG1Stand-v1",
-                "instructions": {"UnitreeG1Stand-v1": "stand"},
-                "control_mode": "pd_joint_pos",
-            },
-            "does not say whether it was solved",
-        ),
-        (
-            {"task": "PutCarrotOnPlateInScene-v1"},
-            r"needs files .* bridge_v2_real2sim\n  download them with: .* PutCarrotOnPlateInScene-v1 -y",
-        ),
-        (
-            {"task": "PickCubeWidowXAI-v1"},
-            "asks: 'Robot widowxai has .*\n.*mani_skill.utils.download_asset widowxai -y",
-        ),
-        ({"backend": "gpu"}, "backend: gpu needs a CUDA device"),
-    ],
-)
-def test_what_a_spec_asks_for_has_to_exist(
-    env: Any, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from mani_skill.utils.assets import DATA_SOURCES
-
-    monkeypatch.setattr(DATA_SOURCES["bridge_v2_real2sim"], "output_dir", tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=f"(?s){message}"):
-        make(**changes)
-
-
-@pytest.mark.sim
-def test_preflight_leaves_sapien_out_of_the_process(vulkan: None) -> None:
-    code = """
-import sys
-from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
-if __name__ == "__main__":
-    plugin.preflight(ManiSkillConfig(tasks=("PickCube-v1", "PushCube-v1")))
-    try:
-        plugin.preflight(ManiSkillConfig(task="PickCube-v1", cameras={"base_camra": 64}))
-    except UserError as exc:
-        print(exc, "sapien" in sys.modules, "mani_skill" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=True)
-    said = (
-        "'base_camra' is no camera of PickCube-v1; did you mean 'base_camera'?\n  there are: base_camera False False\n"
-    )
-    assert done.stdout == said
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, "give either task, such as PickCube-v1, or tasks"),
-        ({"task": "PickCube-v1", "tasks": ("PushCube-v1",)}, "give either task"),
-        ({"tasks": ("PushCube-v1", "PushCube-v1")}, "named twice: PushCube-v1"),
-        ({"task": "PickCube-v1", "cameras": {}}, "name at least one camera"),
-        ({"task": "PickCube-v1", "cameras": {"base_camera": 4}}, "'base_camera' has 4 pixels; give 8 to 1024"),
-        ({"task": "PickCube-v1", "instructions": {"PushCube-v1": "go"}}, "none of the tasks: PickCube-v1"),
-        ({"task": "PickCube-v1", "instructions": {"PickCube-v1": " "}}, "instruction of PickCube-v1 is empty"),
-    ],
-)
-def test_settings_are_checked_when_they_are_read(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ManiSkillConfig(**changes)
-
-
-def test_numbers_of_an_action_are_known_where_a_panda_arm_acts() -> None:
-    assert plugin.action_dim is not None
-    assert plugin.action_dim(ManiSkillConfig(task="StackCube-v1")) == 7
-    assert (
-        plugin.action_dim(ManiSkillConfig(tasks=("StackCube-v1", "PickCube-v1"), control_mode="pd_ee_delta_pos")) == 4
-    )
-    assert plugin.action_dim(ManiSkillConfig(task="PushT-v1")) is None
-    assert plugin.action_dim(ManiSkillConfig(task="PickCube-v1", control_mode="pd_joint_vel")) is None
-
-
-@pytest.mark.sim
-@pytest.mark.parametrize("mode", ["pd_ee_delta_pose", "pd_ee_delta_pos", "pd_joint_delta_pos", "pd_joint_pos"])
-def test_these_numbers_are_right(env: Any, mode: str) -> None:
-    config = ManiSkillConfig(task="PegInsertionSide-v1", control_mode=mode)
-    assert plugin.action_dim is not None
-    assert plugin.build(config, Context()).info.action_dim == plugin.action_dim(config)
-
-
-def test_the_unpacked_driver_is_used_unless_there_is_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    icd = tmp_path / "vla-rl" / "mesa" / "lvp_icd.json"
-    icd.parent.mkdir(parents=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(driver, "NVIDIA", ())
-    monkeypatch.setenv("VK_ICD_FILENAMES", "")
-    driver.use_unpacked_driver()
-    assert os.environ["VK_ICD_FILENAMES"] == "", "there is no driver yet"
-    icd.touch()
-    monkeypatch.setenv("VK_DRIVER_FILES", "mine.json")
-    driver.use_unpacked_driver()
-    assert os.environ["VK_ICD_FILENAMES"] == "", "the user chose one"
-    monkeypatch.delenv("VK_DRIVER_FILES")
-    driver.use_unpacked_driver()
-    assert os.environ["VK_ICD_FILENAMES"] == str(icd)
-
-
-def test_the_script_says_what_is_missing_and_never_fails(tmp_path: Path) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("uname", "grep", "id"):
-        found = subprocess.run(["which", name], capture_output=True, text=True, check=True).stdout.strip()
-        (tools / name).symlink_to(found)
-    bare = {"PATH": str(tools), "HOME": str(tmp_path)}
-    run = partial(subprocess.run, ["/bin/sh", str(SCRIPT)], capture_output=True, text=True, timeout=60, check=True)
-    assert "Mesa 24.3 or newer" in run(env=bare).stderr
-    content = run(env=bare | {"VK_ICD_FILENAMES": "mine.json"})
-    assert content.stdout + content.stderr == "", "the user chose a driver"

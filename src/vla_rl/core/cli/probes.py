@@ -74,7 +74,7 @@ def osmesa() -> str:
 
 
 def vulkan() -> str:
-    """Names of the devices that a Vulkan instance lists."""
+    """Names of the devices that a Vulkan instance lists and SAPIEN can draw with."""
     lib = ctypes.CDLL("libvulkan.so.1")
     create_info = (ctypes.c_uint64 * 8)(1)  # VkInstanceCreateInfo: sType 1, everything else zero
     instance, count = c_void_p(), c_uint()
@@ -86,12 +86,18 @@ def vulkan() -> str:
     lib.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
     if not count.value:
         raise RuntimeError("no device; is there a driver?")
-    names = []
+    names: dict[bool, list[str]] = {True: [], False: []}
     for device in devices[: count.value]:
         properties = ctypes.create_string_buffer(4096)
         lib.vkGetPhysicalDeviceProperties(c_void_p(device), properties)
-        names.append(properties.raw[20:276].split(b"\0")[0].decode())  # after five 32-bit numbers
-    return ", ".join(names)
+        name = properties.raw[20:276].split(b"\0")[0].decode()  # after five 32-bit numbers
+        lib.vkEnumerateDeviceExtensionProperties(c_void_p(device), None, ctypes.byref(count), None)
+        extensions = ctypes.create_string_buffer(260 * count.value)  # a name of 256 bytes and a version each
+        lib.vkEnumerateDeviceExtensionProperties(c_void_p(device), None, ctypes.byref(count), extensions)
+        names[b"VK_EXT_descriptor_indexing\0" in extensions.raw].append(name)
+    if not names[True]:
+        raise RuntimeError(f"{', '.join(names[False])}: lacks VK_EXT_descriptor_indexing; its driver is too old")
+    return ", ".join(names[True])
 
 
 def cuda() -> str:

@@ -47,13 +47,15 @@ class ControlLoop:
 
     Args:
         env: the robosuite environment.
-        fast_physics: solve once a sub-step instead of three times. Not bit-identical: the solver starts warm elsewhere.
+        fast_physics: solve once a sub-step instead of three times. Bit-identical only where the extra passes leave no
+            trace in the solver, as in newer versions of MuJoCo; there it is done in any case.
     """
 
     def __init__(self, env: Any, fast_physics: bool) -> None:
-        self._env, self._fast = env, fast_physics
+        self._env = env
         self._robot = robot = env.robots[0]
         self._model, self._data = env.sim.model._model, env.sim.data._data
+        self._once = fast_physics or not self._passes_differ()
         self._substeps = int(env.control_timestep / env.model_timestep)
         self._arm_actuators = np.array(robot._ref_joint_actuator_indexes)
         self._torque_limits = robot.torque_limits
@@ -68,6 +70,12 @@ class ControlLoop:
         env.check_contact = self._touch
         self._geoms_of = cache(self._geoms_of_model)
         self.restart()
+
+    def _passes_differ(self) -> bool:
+        """Whether a forward pass leaves its solution as the next one's warm start, as in older versions of MuJoCo."""
+        mark = self._data.qacc_warmstart[0] = 1.0
+        mujoco.mj_forward(self._model, self._data)
+        return bool(self._data.qacc_warmstart[0] != mark)
 
     # ------------------------------------------------------------------------------------------------ episodes
 
@@ -106,7 +114,7 @@ class ControlLoop:
         for substep in range(self._substeps):
             seen_from = data.qpos.copy() if self._observed() else None
             mujoco.mj_step1(model, data)
-            if not self._fast:
+            if not self._once:
                 mujoco.mj_forwardSkip(model, data, ALL_BUT_SOLVER, 1)
             if substep == 0:
                 controller.set_goal(action[:6])
@@ -139,7 +147,7 @@ class ControlLoop:
         arm, data = self._controller, self._data
         if not arm.new_update:
             return
-        if not self._fast:
+        if not self._once:
             mujoco.mj_forwardSkip(self._model, data, ALL_BUT_SOLVER, 1)
         linear, angular = self._jacobians
         mujoco.mj_jacSite(self._model, data, linear, angular, self._site)

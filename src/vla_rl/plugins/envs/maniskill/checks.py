@@ -10,7 +10,7 @@ from typing import Any
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.machine import require
-from vla_rl.plugins.envs.maniskill.driver import use_unpacked_driver
+from vla_rl.core.vulkan import use_unpacked_driver
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, PANDA_ACTIONS, PANDA_TASKS
 
 SHOWN = 5

@@ -1,4 +1,4 @@
-"""`tabletop`: the embedded simulator. Light part; see README.md."""
+"""`tabletop`: the embedded simulator. Light part; see docs/simulators/tabletop.md."""
 
 from __future__ import annotations
 
