@@ -234,8 +234,8 @@ class _Actor:
         self.worker = Worker(data, place)
 
     def call(self, order: bytes, *referenced: Any) -> Any:
-        """`order`: (role, method, arguments) in one piece, which Ray sends faster than one by one; `HERE` stands for the
-        next of those that came by reference."""
+        """`order`: (role, method, arguments) in one piece, which Ray sends faster than one by one; `HERE` stands for
+        the next of those that came by reference."""
         role, method, arguments = pickle.loads(order)  # noqa: S301 - from our own driver
         came = iter(referenced)
         return self.worker.call(
