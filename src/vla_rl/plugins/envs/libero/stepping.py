@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 """All that the future depends on, the solver's warm start included."""
+CHANGING = ("body_pos", "body_quat", "site_rgba")
+"""What resets and steps change in the model: fixtures are placed, burners light up."""
 ALL_BUT_SOLVER = mujoco.mjtStage.mjSTAGE_VEL
 """Stages to skip where positions and velocities have not changed since the last pass."""
 OLD_MASSES = tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < (3, 4)
@@ -42,6 +44,15 @@ class Seen(NamedTuple):
     """float32 [sites, 4]: some sites light up, like a stove's burner."""
 
 
+class Saved(NamedTuple):
+    """A moment to return to."""
+
+    state: Array
+    model: dict[str, Array]
+    controller: dict[str, Any]
+    loop: dict[str, Any]
+
+
 class ControlLoop:
     """Steps one LIBERO environment with a Panda arm under OSC_POSE.
 
@@ -55,6 +66,7 @@ class ControlLoop:
         self._env = env
         self._robot = robot = env.robots[0]
         self._model, self._data = env.sim.model._model, env.sim.data._data
+        self._period = 1.0 / env.control_freq
         self._once = fast_physics or not self._passes_differ()
         self._substeps = int(env.control_timestep / env.model_timestep)
         self._arm_actuators = np.array(robot._ref_joint_actuator_indexes)
@@ -80,29 +92,41 @@ class ControlLoop:
     # ------------------------------------------------------------------------------------------------ episodes
 
     def restart(self) -> None:
-        """Take over from robosuite what its reset and `set_init_state` have left."""
+        """Take over from robosuite what its reset has left. Its sensors look after a reset and after a placement."""
         self._controller = self._robot.controller
         self._controller.update = self._read_arm
         self._grip = np.zeros(1)
-        observable = next(iter(self._env._observables.values()))  # they all tick alike
-        self._period = observable._sampling_timestep
-        self._since, self._sampled = observable._time_since_last_sample, observable._sampled
+        self._since, self._sampled = 0.0, False
+        self._observed()
+        self._observed()
         self.seen = self._look(self._data.qpos.copy())
+
+    def save(self) -> Saved:
+        """All that the future depends on."""
+        state = np.zeros(mujoco.mj_stateSize(self._model, STATE))
+        mujoco.mj_getState(self._model, self._data, state, STATE)
+        model = {name: getattr(self._model, name).copy() for name in CHANGING}
+        loop = {name: vars(self)[name] for name in ("_grip", "_since", "_sampled", "seen")}
+        return Saved(state, model, dict(vars(self._robot.controller)), loop)
+
+    def load(self, saved: Saved) -> None:
+        """Go on as if nothing had happened since, to the last bit."""
+        for name, values in saved.model.items():
+            getattr(self._model, name)[:] = values
+        mujoco.mj_setState(self._model, self._data, saved.state, STATE)
+        mujoco.mj_forward(self._model, self._data)  # positions of bodies, contacts
+        mujoco.mj_setState(self._model, self._data, saved.state, STATE)
+        vars(self._robot.controller).update(saved.controller)
+        vars(self).update(saved.loop)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """What is stepped inside has not happened afterwards, to the last bit."""
-        state = np.zeros(mujoco.mj_stateSize(self._model, STATE))
-        mujoco.mj_getState(self._model, self._data, state, STATE)
-        colours, controller = self._model.site_rgba.copy(), dict(vars(self._controller))
-        kept = {name: getattr(self, name) for name in ("_grip", "_since", "_sampled", "seen")}
+        """What is stepped inside has not happened afterwards."""
+        saved = self.save()
         try:
             yield
         finally:
-            mujoco.mj_setState(self._model, self._data, state, STATE)
-            self._model.site_rgba[:] = colours
-            vars(self._controller).update(controller)
-            vars(self).update(kept)
+            self.load(saved)
 
     # --------------------------------------------------------------------------------------------------- steps
 
