@@ -16,7 +16,11 @@ from vla_rl.core.types import Context
 
 DOCS = Path(__file__).parents[1] / "docs"
 HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
-REQUIRED: dict[str, dict[str, Any]] = {"openvla_oft": {"preset": "fast"}}
+REQUIRED: dict[str, dict[str, Any]] = {
+    "openvla": {"preset": "fast"},
+    "openvla_oft": {"preset": "fast"},
+    "pi0": {"preset": "tiny"},
+}
 """Keys without default, where a check needs some."""
 SLOW_SIMULATORS = {"gymnasium", "libero", "maniskill", "metaworld", "robotwin"}
 """Checked by tests of their own, with the settings they need."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.testing import synthetic
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, build
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2, siglip
+from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, empty_model
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
+from vla_rl.plugins.models.openvla.weights import load_weights
 
 ENV = synthetic.env_info()
 CHUNK = 4
@@ -44,3 +50,21 @@ def reference(*parts: str) -> Path:
     if not path.exists():
         pytest.skip(f"no reference data at {path}; set VLA_RL_REFERENCE to the folder that holds it")
     return path
+
+
+def tiny_config(**changes: Any) -> OpenVLAConfig:
+    raw = json.loads(reference("openvla", "config.json").read_text())
+    sizes = json.loads(reference("openvla", "tiny_overrides.json").read_text())
+    specs = []
+    for make, name in ((dinov2, "featurizer"), (siglip, "fused_featurizer")):
+        spec = {key: sizes[name][key] for key in ("embed_dim", "depth", "num_heads", "mlp_hidden")}
+        specs.append(attrs.asdict(make(**spec, patch_size=sizes["patch_size"])))
+    return OpenVLAConfig.from_dict(raw | {"vision_specs": specs} | changes)
+
+
+def network() -> OpenVLAForActionPrediction:
+    """The tiny network of the original code's numbers."""
+    model = empty_model(tiny_config())
+    path = reference("openvla", "model.safetensors")
+    load_weights(model, load_file(path), path)
+    return model.eval()

@@ -39,6 +39,25 @@ def test_statistics_without_a_mask_scale_everything() -> None:
     assert Scale.read({"q01": [0, 0], "q99": [1, 1]}).mask == (True, True)
 
 
+def test_gripper_of_rlds_data_sets() -> None:
+    """0 closed, 1 open there; -1 open, +1 closed in the simulator."""
+    codec = ActionCodec(Scale(q01=(0.0, 0.0), q99=(1.0, 1.0), mask=(True, False)), 32000, 256, CPU, gripper="rlds")
+    said = torch.tensor([[0.0, -0.4], [0.0, 0.3], [0.0, 0.9]], dtype=torch.float64)
+    assert codec.restore(said).tolist() == [[0.5, 1.0], [0.5, 1.0], [0.5, -1.0]]
+    actions = torch.tensor([[0.25, 1.0], [0.25, -1.0]])
+    tokens = codec.encode(actions)
+    assert tokens[:, 1].tolist() == [32000 - 128, 32000 - 256]  # said as 0 and as 1
+    torch.testing.assert_close(codec.decode(tokens), actions, rtol=0, atol=1 / 255)
+
+
+def test_plain_openvla_restores_without_the_1e_8() -> None:
+    unit = torch.tensor([[1.0]], dtype=torch.float64)
+    scale = Scale.between([0.0], [1e-7])
+    plain, oft = (ActionCodec(scale, 32000, 256, CPU, epsilon=epsilon).restore(unit).item() for epsilon in (0.0, 1e-8))
+    assert plain == pytest.approx(1e-7, rel=1e-6)
+    assert oft == pytest.approx(1.1e-7, rel=1e-6)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     low=st.floats(-5, 5),

@@ -239,7 +239,7 @@ def _publishing(case: _Case) -> None:
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
-    model.load_weights([(name, to_numpy(tensor)) for name, tensor in pairs])
+    model.load_weights([(name, to_numpy(tensor.float())) for name, tensor in pairs])  # as learners publish
     after = case.sample()
     _close(case, after.log_probs, before.log_probs, "load_weights", "the old log_probs from the old weights",
            "take NumPy arrays as well as tensors")  # fmt: skip

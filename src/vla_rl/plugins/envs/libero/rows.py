@@ -62,7 +62,7 @@ def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
     notes = {
         "train_states: official: training starts from the evaluation states": config.train_states == "official",
         "fast_render: no reflections, so other pixels than the official simulator's": config.fast_render,
-        "fast_physics: states differ from the official simulator's by about 3e-6": config.fast_physics,
+        "fast_physics: states differ from the official simulator's, typically by 2e-6": config.fast_physics,
     }
     info = EnvInfo(
         cameras={name: (size, size) for name, size in config.cameras.items()},

@@ -1,26 +1,51 @@
-"""OpenVLA-OFT with the discrete action head (Kim et al. 2025, arXiv 2502.19645; SimpleVLA-RL, arXiv 2509.09674)."""
+"""OpenVLA (Kim et al. 2024, arXiv 2406.09246) and OpenVLA-OFT (Kim et al. 2025, arXiv 2502.19645)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.openvla.config import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig
+from vla_rl.plugins.models.openvla.config import LoRAConfig, OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig
 from vla_rl.plugins.models.openvla.statistics import action_dim
 
 if TYPE_CHECKING:
+    from vla_rl.plugins.models.openvla.autoregressive import ARPolicy
     from vla_rl.plugins.models.openvla.policy import OFTPolicy
 
 
-__all__ = ["LoRAConfig", "OpenVLAOFTConfig", "ValueHeadConfig", "build", "openvla_oft"]
+__all__ = [
+    "LoRAConfig",
+    "OpenVLAARConfig",
+    "OpenVLAOFTConfig",
+    "ValueHeadConfig",
+    "build",
+    "build_autoregressive",
+    "openvla",
+    "openvla_oft",
+]
 
 
 def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:
-    """The policy of this spec on the device of this place in the run."""
+    """The OFT policy of this spec on the device of this place in the run."""
     from vla_rl.plugins.models.openvla.builder import build_policy
 
     return build_policy(config, context)
 
+
+def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
+    """The plain OpenVLA policy of this spec on the device of this place in the run."""
+    from vla_rl.plugins.models.openvla.builder import build_autoregressive
+
+    return build_autoregressive(config, context)
+
+
+openvla = Plugin(
+    config=OpenVLAARConfig,
+    build=build_autoregressive,
+    summary="OpenVLA: DINOv2 + SigLIP + Llama, action tokens decoded one after another",
+    extra="openvla",
+    action_dim=action_dim,
+)
 
 openvla_oft = Plugin(
     config=OpenVLAOFTConfig,

@@ -1,5 +1,6 @@
-"""A folder in OpenVLA's public layout: config.json, model.safetensors, tokenizer.json, tokenizer_config.json,
-dataset_statistics.json, `proprio_projector--*_checkpoint.pt`; beside it value_head.safetensors, which is ours.
+"""A folder in OpenVLA's public layout: config.json, tokenizer.json, tokenizer_config.json, dataset_statistics.json,
+model.safetensors (or shards and their index, or a peft adapter and the name of its base), and, from OpenVLA-OFT,
+`proprio_projector--*_checkpoint.pt` and `action_head--*_checkpoint.pt`; beside it our own value_head.safetensors.
 """
 
 from __future__ import annotations
@@ -13,26 +14,34 @@ import torch
 from attrs import frozen
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
-from vla_rl.plugins.models.openvla.heads import OFTModule
-from vla_rl.plugins.models.openvla.lora import merged_state
+from vla_rl.plugins.models.openvla.heads import PolicyModule
+from vla_rl.plugins.models.openvla.locate import CheckpointError, resolve, unfinished, unreadable
+from vla_rl.plugins.models.openvla.lora import Adapter, AdapterBase, merged_state, read_adapter, save_adapter
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
-from vla_rl.plugins.models.openvla.statistics import STATISTICS, CheckpointError, choose_statistics, resolve
+from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
+from vla_rl.plugins.models.openvla.weights import INDEX, WEIGHTS, WeightFiles, find_weights
 
 T = TypeVar("T")
-WEIGHTS, VALUE_HEAD = "model.safetensors", "value_head.safetensors"
-PROPRIO_PATTERN, PROPRIO_FILE = "proprio_projector--*_checkpoint.pt", "proprio_projector--latest_checkpoint.pt"
+VALUE_HEAD = "value_head.safetensors"
+PART = "{}--{}_checkpoint.pt"
+"""Name of a part that OpenVLA-OFT saves beside the network, and the step of its training."""
 
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """An opened folder; weights are read by `load_weights`."""
+    """An opened folder; weights are found, and not yet read."""
 
+    name: str
+    """As the spec has it."""
     folder: Path
     config: OpenVLAConfig
     tokenizer: Tokenizer
+    weights: WeightFiles
+    """Of the network; where the folder holds an adapter, of its base."""
+    adapter: Adapter | None
 
     @property
     def setup(self) -> dict[str, Any]:
@@ -41,11 +50,24 @@ class Checkpoint:
 
     @property
     def proprio_file(self) -> Path | None:
-        files = sorted(self.folder.glob(PROPRIO_PATTERN))
+        return self._part("proprio_projector")
+
+    @property
+    def action_head_file(self) -> Path | None:
+        return self._part("action_head")
+
+    def _part(self, name: str) -> Path | None:
+        files = sorted(self.folder.glob(PART.format(name, "*")))
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
-            raise CheckpointError(f"{self.folder} holds {len(files)} proprio projectors; keep one of: {names}")
+            raise CheckpointError(f"{self.folder} holds {len(files)} files of the {name}; keep one of: {names}")
         return files[0] if files else None
+
+    def adapter_base(self) -> AdapterBase:
+        """What adapters that are trained from here belong to."""
+        name = self.adapter.base if self.adapter is not None else self.name
+        folder = Path(name).expanduser()
+        return AdapterBase(str(folder.absolute()) if folder.is_dir() else name, self.weights.fingerprint())
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
         """Name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
@@ -61,21 +83,25 @@ def open_checkpoint(name: str) -> Checkpoint:
             f"{folder} holds a model of type {raw.get('model_type')!r}, not {OpenVLAConfig.model_type!r}; "
             "choose the model plugin that matches it"
         )
+    raw.pop("auto_map", None)  # names Python code in the folder, which is not run; nor would a copy of it be there
     config = _read(folder / "config.json", lambda _: OpenVLAConfig.from_dict(raw))
     if (folder / STATISTICS).is_file():
         config.norm_stats = _json(folder, STATISTICS)
     tokenizer = _read(folder / "tokenizer.json", lambda path: Tokenizer.from_file(str(path)))
-    return Checkpoint(folder=folder, config=config, tokenizer=tokenizer)
+    adapter = None if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file() else read_adapter(folder)
+    weights = find_weights(folder if adapter is None else adapter.base_folder())
+    return Checkpoint(name=name, folder=folder, config=config, tokenizer=tokenizer, weights=weights, adapter=adapter)
 
 
 def _read(path: Path, reader: Callable[[Path], T]) -> T:
     """Whatever is wrong with a file of a checkpoint becomes an error that names the file."""
     if not path.is_file():
-        raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}")
+        clause = unfinished(path.parent)
+        raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}{clause}")
     try:
         return reader(path)
     except Exception as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+        raise unreadable(path, error) from error
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -85,33 +111,8 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def load_weights(module: nn.Module, state: dict[str, Tensor], source: Path, remedy: str = "") -> None:
-    """Copy tensors in, all of them and nothing else. Raises CheckpointError that lists what does not fit."""
-    own = module.state_dict()
-    wrong = [
-        f"{name}: {tuple(state[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own.keys() & state.keys()
-        if own[name].shape != state[name].shape
-    ]
-    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
-    lines = [f"  {what} ({len(names)}): {_some(names)}" for what, names in problems.items() if names]
-    if lines:
-        raise CheckpointError("\n".join([f"{source} does not fit the model that is asked for{remedy}:", *lines]))
-    module.load_state_dict(state)
-
-
-def _some(names: Any) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
-
-
-def read_network(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    return _read(checkpoint.folder / WEIGHTS, load_file)
-
-
-def read_proprio(path: Path) -> dict[str, Tensor]:
-    """The state of OpenVLA-OFT's projector, saved from inside a DistributedDataParallel wrapper or not."""
+def read_part(path: Path) -> dict[str, Tensor]:
+    """The state of a part beside the network, saved from inside a DistributedDataParallel wrapper or not."""
     state = _read(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
@@ -123,17 +124,28 @@ def read_value_head(folder: Path) -> dict[str, Tensor] | None:
 
 
 def save_checkpoint(
-    module: OFTModule, config: OpenVLAConfig, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype | None = None
+    module: PolicyModule,
+    config: OpenVLAConfig,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    base: AdapterBase | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the folder, adapters merged. `dtype` stores floating-point weights in another precision."""
+    """Write the folder: adapters merged into the weights, or, with `base`, alone beside the name of their base.
+    `dtype` stores floating-point weights in another precision."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def host(state: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
 
-    save_file(host(merged_state(module.vla)), folder / WEIGHTS, metadata={"format": "pt"})
-    if module.proprio_projector is not None:
-        torch.save(host(module.proprio_projector.state_dict()), folder / PROPRIO_FILE)
+    if base is None:
+        save_file(host(merged_state(module.vla)), folder / WEIGHTS, metadata={"format": "pt"})
+    else:
+        save_adapter(module.vla, folder, base)
+    for name, part in (("proprio_projector", module.proprio_projector), ("action_head", module.action_head)):
+        if part is not None:
+            torch.save(host(part.state_dict()), folder / PART.format(name, "latest"))
     if module.value_head is not None:
         save_file(host(module.value_head.state_dict()), folder / VALUE_HEAD)
     config.architectures = ["OpenVLAForActionPrediction"]

@@ -1,7 +1,8 @@
 """Actions <-> tokens and the statistics that scale them, by OpenVLA's rules.
 
 256 bin edges on [-1, 1] make 255 centres. Token id t means centre clip(V - t - 1, 0, 254), so the two lowest ids mean
-the same action. OpenVLA-OFT scales with the 1 % and 99 % quantiles and adds 1e-8 to their distance.
+the same action. The 1 % and 99 % quantiles scale; OpenVLA-OFT adds 1e-8 to their distance both ways, OpenVLA adds it
+where training normalises and leaves it out where actions are restored.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ class Scale:
 
 
 class Scaler:
-    """A `Scale` on a device, in float64 where the device has it."""
+    """A `Scale` on a device, in float64 where the device has it. `epsilon` is OpenVLA-OFT's, in `restore`."""
 
-    def __init__(self, scale: Scale, device: torch.device) -> None:
+    def __init__(self, scale: Scale, device: torch.device, epsilon: float = EPSILON) -> None:
         self.low = torch.tensor(scale.q01, dtype=torch.float64, device=device)
-        self.span = torch.tensor(scale.q99, dtype=torch.float64, device=device) - self.low + EPSILON
+        distance = torch.tensor(scale.q99, dtype=torch.float64, device=device) - self.low
+        self.span, self._restored = distance + EPSILON, distance + epsilon
         self.mask = torch.tensor(scale.mask, device=device)
 
     def normalise(self, x: Tensor, clip: bool) -> Tensor:
@@ -59,26 +61,48 @@ class Scaler:
 
     def restore(self, x: Tensor) -> Tensor:
         """float64 [..., D] in [-1, 1] -> physical units."""
-        return torch.where(self.mask, 0.5 * (x + 1) * self.span + self.low, x)
+        return torch.where(self.mask, 0.5 * (x + 1) * self._restored + self.low, x)
 
 
 class ActionCodec:
     """Actions in the simulator's units <-> token ids V - bins ... V - 1."""
 
-    def __init__(self, scale: Scale, vocab_end: int, bins: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        scale: Scale,
+        vocab_end: int,
+        bins: int,
+        device: torch.device,
+        *,
+        epsilon: float = EPSILON,
+        gripper: str = "keep",
+    ) -> None:
         self.action_dim = len(scale.q01)
         self.vocab_end, self.bins = vocab_end, bins
         self.first = vocab_end - bins
-        self._scaler = Scaler(scale, device)
+        self._gripper = gripper
+        self._scaler = Scaler(scale, device, epsilon)
         self._edges = torch.linspace(-1, 1, bins, dtype=torch.float64, device=device)
         centres = (self._edges[1:] + self._edges[:-1]) / 2
         self._centres = centres[(bins - 1 - torch.arange(bins, device=device)).clamp(max=bins - 2)]
 
+    def normalise(self, actions: Tensor) -> Tensor:
+        """[..., A] in the simulator's units -> float64 [..., A]; what is scaled lies in [-1, 1]."""
+        if self._gripper == "rlds":
+            actions = torch.cat([actions[..., :-1], (1 - actions[..., -1:]) / 2], dim=-1)
+        return self._scaler.normalise(actions, clip=True)
+
+    def restore(self, actions: Tensor) -> Tensor:
+        """float64 [..., A] as the model says them -> float32 [..., A] in the simulator's units."""
+        restored = self._scaler.restore(actions)
+        if self._gripper == "rlds":
+            restored = torch.cat([restored[..., :-1], -torch.sign(2 * restored[..., -1:] - 1)], dim=-1)
+        return restored.float()
+
     def encode(self, actions: Tensor) -> Tensor:
         """[..., A] -> int64 [..., A]."""
-        scaled = self._scaler.normalise(actions, clip=False).clamp(-1, 1)
-        return self.vocab_end - torch.bucketize(scaled, self._edges, right=True)
+        return self.vocab_end - torch.bucketize(self.normalise(actions).clamp(-1, 1), self._edges, right=True)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """int64 [..., A] -> float32 [..., A]."""
-        return self._scaler.restore(self._centres[(tokens - self.first).clamp(0, self.bins - 1)]).float()
+        """int64 [..., A] -> float32 [..., A]. Any other token means the action token that is nearest by its id."""
+        return self.restore(self._centres[(tokens - self.first).clamp(0, self.bins - 1)])

@@ -9,16 +9,36 @@ from attrs.validators import ge, in_, lt, optional
 
 PRESETS = ("tiny", "fast")
 DTYPES = ("float32", "bfloat16")
+HEADS = ("discrete", "l1")
+GRIPPERS = ("keep", "rlds")
+VALUE_HEADS = ("mlp", "attention")
+SAVES = ("merged", "adapter")
+SUPPORTS = ("action_tokens", "full_vocabulary")
 
 
-def _one_source(config: OpenVLAOFTConfig, attribute: Attribute[Any], value: str | None) -> None:
+def _one_source(config: FamilyConfig, attribute: Attribute[Any], value: str | None) -> None:
     if (config.checkpoint is None) == (value is None):
         raise ValueError("give exactly one of `checkpoint` (a folder to start from) and `preset` (random weights)")
 
 
-def _no_dropout(config: OpenVLAOFTConfig, attribute: Attribute[Any], value: bool) -> None:
+def _no_dropout(config: FamilyConfig, attribute: Attribute[Any], value: bool) -> None:
     if value and config.lora is not None and config.lora.dropout > 0:
         raise ValueError("gradient_checkpointing recomputes layers and cannot be combined with lora.dropout > 0")
+
+
+def _features_are_frozen(config: FamilyConfig, attribute: Attribute[Any], value: bool) -> None:
+    if value and not config.freeze_vision:
+        raise ValueError("reuse_vision_features needs freeze_vision: true; features of a trained part grow old")
+
+
+def _autocast_narrows(config: FamilyConfig, attribute: Attribute[Any], value: bool) -> None:
+    if value and config.dtype != "float32":
+        raise ValueError(f"autocast is for float32 weights; with dtype: {config.dtype} leave it out")
+
+
+def _adapter_has_a_base(config: FamilyConfig, attribute: Attribute[Any], value: str) -> None:
+    if value == "adapter" and (config.lora is None or config.checkpoint is None):
+        raise ValueError("save_lora: adapter needs `lora`, and a `checkpoint` as the base that the adapter belongs to")
 
 
 @frozen(kw_only=True)
@@ -35,40 +55,74 @@ class LoRAConfig:
 
 @frozen(kw_only=True)
 class ValueHeadConfig:
-    """The critic, built when the algorithm needs one: an MLP on the hidden state behind the first action token."""
+    """The critic, built when the algorithm needs one, on the hidden state behind the first action token."""
 
+    kind: str = field(default="mlp", validator=in_(VALUE_HEADS))
+    """`mlp`: on that hidden state alone, as in RLinf. `attention`: it first looks back over the hidden states of image
+    and prompt (four heads) and adds what it finds."""
     hidden: tuple[int, ...] = (512, 128)
-    """Widths of its hidden layers (GELU between), as in RLinf."""
+    """Widths of the MLP's hidden layers (GELU between), as in RLinf."""
     detach: bool = False
     """True keeps the critic's gradient out of the policy's trunk. The default shares the trunk, as RLinf does for
     OpenVLA: the last hidden state is made for the next token and says little about success until it is trained to."""
 
 
 @frozen(kw_only=True)
-class OpenVLAOFTConfig:
-    """Keys of `model:` in a spec with `type: openvla_oft`."""
+class FamilyConfig:
+    """Keys that `openvla` and `openvla_oft` share."""
 
     checkpoint: str | None = None
-    """Folder in OpenVLA's public layout, or `builtin:tabletop`, the tiny checkpoint that ships with the package."""
+    """Folder in OpenVLA's public layout (or of an adapter to such a folder); `builtin:tabletop`, the tiny checkpoint
+    that ships with the package; or a name on the Hugging Face hub, `OWNER/NAME` or `OWNER/NAME@REVISION`."""
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), _one_source])
     """Random weights instead of a checkpoint: `tiny` (64 px, Llama 64x3) or `fast` (for tests)."""
     unnorm_key: str | None = None
     """Data set whose statistics scale actions and state. None: the checkpoint's only one."""
+    gripper: str = field(default="keep", validator=in_(GRIPPERS))
+    """The last number of an action. `keep`: as the statistics scale it. `rlds`: the data set stores 0 closed, 1 open
+    (LIBERO, Bridge) and the simulator takes -1 open, +1 closed; what the model says is rounded to one of these."""
     lora: LoRAConfig | None = None
-    """Train adapters instead of all weights. `save` writes them merged."""
-    use_proprio: bool | None = None
-    """Feed the state as one token. None: as the checkpoint was trained; a preset does when there is a state."""
+    """Train adapters instead of all weights."""
+    save_lora: str = field(default="merged", validator=[in_(SAVES), _adapter_has_a_base])
+    """What `save` writes of adapters: `merged` into all weights, or the `adapter` alone (peft's files), which needs its
+    base, the `checkpoint`, to be loaded again."""
     cameras: tuple[str, ...] | None = None
-    """Cameras in the order in which the model sees them. None: those of the checkpoint's training, else all."""
-    append_stop_token: bool | None = None
-    """End the sequence with `</s>` (OpenVLA-OFT: yes). None: as the checkpoint was trained, else yes."""
+    """Cameras in the order in which the model sees them. None: those of the checkpoint's training, else all
+    (`openvla`: the first)."""
     center_crop: bool = False
     """Cut 0.9 of the area out of the middle, as evaluation does for models trained with random crops."""
     freeze_vision: bool = False
     """Do not train the two vision transformers."""
+    reuse_vision_features: bool = field(default=False, validator=_features_are_frozen)
+    """With `freeze_vision`: keep the features of acting for training, which then computes no vision transformer. Costs
+    memory and, between processes, traffic: at full size about 1.1 MB a camera in bfloat16, seven times the image."""
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """The critic, when the algorithm asks for one."""
     gradient_checkpointing: bool = field(default=False, validator=_no_dropout)
     """Recompute the Llama layers in the backward pass: less memory, about a third more time."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Of the weights. Log-probs, entropies and values are computed in float32 either way."""
+    autocast: bool = field(default=False, validator=_autocast_narrows)
+    """Compute the network in bfloat16 while weights and optimiser keep float32 (mixed precision); meant for GPUs."""
+
+
+@frozen(kw_only=True)
+class OpenVLAOFTConfig(FamilyConfig):
+    """Keys of `model:` in a spec with `type: openvla_oft`."""
+
+    head: str = field(default="discrete", validator=in_(HEADS))
+    """`discrete`: 256 bins an action dimension. `l1`: the regression head of the public OpenVLA-OFT checkpoints, for
+    evaluation and imitation; it gives no distribution, so RL is refused."""
+    use_proprio: bool | None = None
+    """Feed the state as one token. None: as the checkpoint was trained; a preset does when there is a state."""
+    append_stop_token: bool | None = None
+    """End the sequence with `</s>` (OpenVLA-OFT: yes). None: as the checkpoint was trained, else yes."""
+
+
+@frozen(kw_only=True)
+class OpenVLAARConfig(FamilyConfig):
+    """Keys of `model:` in a spec with `type: openvla`."""
+
+    log_prob_over: str = field(default="action_tokens", validator=in_(SUPPORTS))
+    """What is sampled and scored. `action_tokens`: the 256 action tokens, the others' logits left out (RLinf).
+    `full_vocabulary`: every token, as SimpleVLA-RL scores OpenVLA; a token of text then means the nearest action."""

@@ -25,8 +25,17 @@ class ProprioProjector(nn.Module):
         return self.fc2(F.gelu(self.fc1(state))).unsqueeze(1)
 
 
+@torch.no_grad()
+def start(layer: nn.Module, gain: float, rng: torch.Generator) -> None:
+    """Normal weights of this gain, no bias."""
+    assert isinstance(layer, nn.Linear)
+    layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng) * (gain / math.sqrt(layer.in_features)))
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
 class ValueHead(nn.Module):
-    """Critic on a hidden state [B, D] -> float32 [B] or, where `outputs` is a number, [B, outputs].
+    """Critic on hidden states -> float32 [B] or, where `outputs` is a number, [B, outputs].
 
     Its weights stay in float32. The last layer has no bias and starts small, so that values start near 0.
     """
@@ -37,19 +46,88 @@ class ValueHead(nn.Module):
         widths = [dim, *hidden, outputs or 1]
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=i < len(hidden)) for i, (a, b) in enumerate(pairwise(widths)))
         rng = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for layer in self.layers:
-                std = (0.01 if layer is self.layers[-1] else math.sqrt(2.0)) / math.sqrt(layer.in_features)
-                layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng) * std)
-                if layer.bias is not None:
-                    layer.bias.zero_()
+        for layer in self.layers:
+            start(layer, 0.01 if layer is self.layers[-1] else math.sqrt(2.0), rng)
+
+    def forward(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+        """hidden: [B, S, D].   at: int64 [B], where the first action token is said.   mask: bool [B, S], False at
+        padding; None without."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.detach() if self.detach else hidden
+            x = self._read(hidden, at, mask)
+            for layer in self.layers[:-1]:
+                x = F.gelu(layer(x))
+            x = self.layers[-1](x)
+            return x.squeeze(-1) if self.outputs is None else x
+
+    def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+        return hidden[torch.arange(len(hidden), device=hidden.device), at].float()
+
+
+class AttentionValueHead(ValueHead):
+    """Looks back from that position over image and prompt, and adds what it finds to what it has."""
+
+    def __init__(
+        self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int, heads: int = 4
+    ) -> None:
+        super().__init__(dim, hidden, outputs, detach, seed)
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        rng = torch.Generator().manual_seed(seed + 1)
+        for layer in (self.query, self.key, self.value):
+            start(layer, 1.0, rng)
+
+    def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+        own = super()._read(hidden, at, mask)
+        seen = torch.arange(hidden.shape[1], device=hidden.device) <= at[:, None]
+        seen = seen if mask is None else seen & mask
+        states = hidden.float()
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query(own)[:, None], self.key(states), self.value(states))
+        )
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None, :])
+        return own + found.flatten(1)
+
+
+class ResidualBlock(nn.Module):
+    """x + relu(linear(norm(x)))."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.ffn(x)
+
+
+class ResidualMLP(nn.Module):
+    def __init__(self, inputs: int, hidden: int, outputs: int, blocks: int = 2) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(inputs)
+        self.fc1 = nn.Linear(inputs, hidden)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(hidden) for _ in range(blocks))
+        self.layer_norm2 = nn.LayerNorm(hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(self.layer_norm1(x)))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        return self.fc2(self.layer_norm2(x))
+
+
+class L1Head(nn.Module):
+    """Hidden states of a chunk [B, C * A, D] -> its normalised actions [B, C, A]: one step's A hidden states together
+    give its action. Keys of OpenVLA-OFT's `action_head--*_checkpoint.pt`."""
+
+    def __init__(self, llm_dim: int, action_dim: int) -> None:
+        super().__init__()
+        self.action_dim = action_dim
+        self.model = ResidualMLP(action_dim * llm_dim, llm_dim, action_dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        x = (hidden.detach() if self.detach else hidden).float()
-        for layer in self.layers[:-1]:
-            x = F.gelu(layer(x))
-        x = self.layers[-1](x)
-        return x.squeeze(-1) if self.outputs is None else x
+        return self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
 
 
 def public_network(model: nn.Module) -> OpenVLAForActionPrediction:
@@ -59,44 +137,58 @@ def public_network(model: nn.Module) -> OpenVLAForActionPrediction:
     return inner
 
 
-class OFTModule(nn.Module):
-    """All parameters of a policy; one forward pass gives action logits and values."""
+class PolicyModule(nn.Module):
+    """All parameters of a policy."""
 
     def __init__(
-        self, vla: OpenVLAForActionPrediction, proprio_projector: ProprioProjector | None, value_head: ValueHead | None
+        self,
+        vla: OpenVLAForActionPrediction,
+        proprio_projector: ProprioProjector | None = None,
+        value_head: ValueHead | None = None,
+        action_head: L1Head | None = None,
     ) -> None:
         super().__init__()
         self.vla: nn.Module = vla
         self.proprio_projector = proprio_projector
         self.value_head = value_head
+        self.action_head = action_head
+
+
+class OFTModule(PolicyModule):
+    """Parallel decoding: one forward pass gives action logits (or, with the L1 head, actions) and values."""
 
     def forward(
         self,
-        pixels: Tensor,
+        pixels: Tensor | None,
         state: Tensor | None,
         ids: Tensor,
         mask: Tensor | None,
         blank: Tensor,
         start: Tensor,
         reads: int,
+        features: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Read `reads` successive positions, the first one being the last prompt token.
 
         Args:
-            pixels: [B, 6 * images, H, W].   state: normalised [B, S] or None.
-            ids, mask, blank: [B, L], see `OpenVLAForActionPrediction.forward`.
+            pixels: [B, 6 * images, H, W], or None where `features` are given.   state: normalised [B, S] or None.
+            ids, mask, blank: [B, L], see `OpenVLAForActionPrediction.forward`.   features: as there.
             start: int64 [B], index of the last prompt token in `ids`.   reads: 0 for values only.
         Returns:
-            float32 logits [B, reads, bins] (None without reads) and values [B] | [B, C] (None without critic).
+            float32 logits [B, reads, bins] (None without reads) and values [B] | [B, C] (None without critic). With
+            the L1 head: normalised actions [B, C, A] instead of logits.
         """
         extra = None
         if self.proprio_projector is not None and state is not None:
             extra = self.proprio_projector(state)
-        hidden = self.vla(pixels, ids, attention_mask=mask, blank=blank, extra=extra)
+        hidden = self.vla(pixels, ids, attention_mask=mask, blank=blank, extra=extra, features=features)
         first = start + hidden.shape[1] - ids.shape[1]
-        rows = torch.arange(len(hidden), device=hidden.device)
-        values = None if self.value_head is None else self.value_head(hidden[rows, first])
+        # no mask: padding comes behind what the critic sees
+        values = None if self.value_head is None else self.value_head(hidden, first, None)
         if not reads:
             return None, values
+        rows = torch.arange(len(hidden), device=hidden.device)
         positions = first[:, None] + torch.arange(reads, device=hidden.device)
-        return public_network(self.vla).action_logits(hidden[rows[:, None], positions]).float(), values
+        read = hidden[rows[:, None], positions]
+        head = public_network(self.vla).action_logits if self.action_head is None else self.action_head
+        return head(read).float(), values

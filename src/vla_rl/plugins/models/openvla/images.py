@@ -1,13 +1,19 @@
-"""Camera frames -> the network's input, on the device: what OpenVLA's image processor does with Pillow."""
+"""Camera frames -> the network's input, equal to the bit to what OpenVLA's image processor does with Pillow.
+
+On a CPU Pillow resizes, image by image; on other devices a batch is resized there, in Pillow's fixed-point arithmetic.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 CROP_SIDE = math.sqrt(0.9)
+PRECISION = 22
+"""Bits behind the point of Pillow's weights for 8-bit images."""
 
 
 class ImageProcessor:
@@ -67,11 +75,70 @@ def fit(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:
 
 
 def resize(pixels: Tensor, height: int, width: int) -> Tensor:
-    """Bicubic with antialiasing in two passes, each rounded to whole levels as Pillow does."""
-    for size in ((pixels.shape[2], width), (height, width)):
-        if tuple(pixels.shape[2:]) != size:
-            pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).add(0.5).floor().clamp(0, 255)
-    return pixels
+    """Pillow's bicubic of [B, 3, H, W], whole levels in 0..255."""
+    if tuple(pixels.shape[2:]) == (height, width):
+        return pixels
+    if pixels.device.type != "cpu":
+        return resample(pixels, height, width)
+    frames = pixels.permute(0, 2, 3, 1).to(torch.uint8).numpy()
+    done = np.stack([np.asarray(pillow_resize(Image.fromarray(frame), height, width)) for frame in frames])
+    return torch.from_numpy(done).permute(0, 3, 1, 2).to(pixels.dtype)
+
+
+def pillow_resize(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Across, then down: in one call Pillow 13 goes down first where it widens and flattens, as older ones do not."""
+    across = image.resize((width, image.height), Image.Resampling.BICUBIC)
+    return across.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def resample(pixels: Tensor, height: int, width: int) -> Tensor:
+    """The same for the whole batch on its device: across, then down, each rounded to whole levels."""
+    batch, channels, before = pixels.shape[:3]
+    lines = _resample(pixels.permute(3, 0, 1, 2).flatten(1).int(), width)
+    lines = lines.view(width, batch, channels, before).permute(3, 0, 1, 2).flatten(1)
+    return _resample(lines, height).view(height, width, batch, channels).permute(2, 3, 0, 1).to(pixels.dtype)
+
+
+def _resample(lines: Tensor, size: int) -> Tensor:
+    """int32 [before, N] -> [size, N]. Sums stay below 2**31, as in Pillow."""
+    if len(lines) == size:
+        return lines
+    starts, weights = bicubic_taps(len(lines), size)
+    first, taps = torch.from_numpy(starts).to(lines.device), torch.from_numpy(weights).to(lines.device)
+    total = torch.full((size, lines.shape[1]), 1 << (PRECISION - 1), dtype=torch.int32, device=lines.device)
+    for tap in range(taps.shape[1]):
+        total += lines[(first + tap).clamp(max=len(lines) - 1)] * taps[:, tap, None]
+    return (total >> PRECISION).clamp_(0, 255)
+
+
+@lru_cache(maxsize=64)
+def bicubic_taps(before: int, after: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """First input line of each output line, int64 [after], and the weights of it and those that follow in multiples
+    of 2**-22, int32 [after, taps], by Pillow's rules (Keys' kernel with a = -0.5, widened to shrink)."""
+    scale = before / after
+    widen = max(scale, 1.0)
+    reach = 2.0 * widen
+    first = np.zeros(after, np.int64)
+    weights = np.zeros((after, math.ceil(reach) * 2 + 1), np.int32)
+    for x in range(after):
+        centre = (x + 0.5) * scale
+        low = max(int(centre - reach + 0.5), 0)
+        high = min(int(centre + reach + 0.5), before)
+        raw = [_keys((i - centre + 0.5) * (1.0 / widen)) for i in range(low, high)]
+        factor = 1.0 / sum(raw) if sum(raw) != 0 else 1.0
+        first[x] = low
+        for i, weight in enumerate(raw):
+            level = weight * factor * (1 << PRECISION)
+            weights[x, i] = int(level - 0.5 if level < 0 else level + 0.5)
+    return first, weights[:, : int(np.flatnonzero(weights.any(0)).max()) + 1]
+
+
+def _keys(x: float) -> float:
+    """The cubic convolution kernel (Keys 1981) with a = -0.5."""
+    a, x = -0.5, abs(x)
+    if x < 1.0:
+        return ((a + 2.0) * x - (a + 3.0)) * x * x + 1
+    return (((x - 5) * x + 8) * x - 4) * a if x < 2.0 else 0.0
 
 
 def letterbox(pixels: Tensor, fill: Tensor) -> Tensor:

@@ -1,17 +1,140 @@
-"""Low-rank adapters through peft: wrap the network, and write it back merged under its public names."""
+"""Low-rank adapters through peft: wrap the network, write it merged under its public names or the adapter alone."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from peft import LoraConfig, get_peft_model
+from attrs import frozen
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vla_rl.plugins.models.openvla.config import LoRAConfig
 from vla_rl.plugins.models.openvla.heads import public_network
+from vla_rl.plugins.models.openvla.locate import CheckpointError, resolve, unreadable
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
+from vla_rl.plugins.models.openvla.weights import check_names, shapes_of
+
+ADAPTER, ADAPTER_CONFIG, FINGERPRINT = "adapter_model.safetensors", "adapter_config.json", "base_fingerprint.json"
+PREFIX = "base_model.model."
+
+
+class AdapterBase(NamedTuple):
+    """The weights that an adapter is to be added to."""
+
+    name: str
+    """As a spec would have it: a folder, `builtin:NAME` or a hub name."""
+    fingerprint: str
+
+
+@frozen(kw_only=True)
+class Adapter:
+    """A LoRA adapter in peft's files."""
+
+    folder: Path
+    base: str
+    rank: int
+    alpha: float
+    scale: float
+    state: Mapping[str, Tensor]
+
+    def base_folder(self) -> Path:
+        try:
+            return resolve(self.base)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{self.folder} holds an adapter, and its base {self.base!r} was not found; put it there, or correct "
+                f"base_model_name_or_path in {self.folder / ADAPTER_CONFIG}. {error}"
+            ) from error
+
+    def check_base(self, fingerprint: str) -> None:
+        """Raises CheckpointError when the adapter was trained on other weights (a public one does not say)."""
+        file = self.folder / FINGERPRINT
+        trained = json.loads(file.read_text())["fingerprint"] if file.is_file() else fingerprint
+        if trained != fingerprint:
+            raise CheckpointError(
+                f"the adapter in {self.folder} belongs to other weights than {self.base!r} holds now (fingerprint "
+                f"{trained}, found {fingerprint}); give it the base it was trained on"
+            )
+
+    def merge(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor of the base with the adapter added in."""
+        stem = PREFIX + name.removesuffix(".weight")
+        down, up = self.state.get(f"{stem}.lora_A.weight"), self.state.get(f"{stem}.lora_B.weight")
+        if down is None or up is None:
+            return tensor
+        return tensor.float() + self.scale * (up.float() @ down.float())
+
+    def check_merges(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises CheckpointError unless every tensor is half of a pair that fits a weight of the base."""
+        wanted: dict[str, tuple[int, ...]] = {}
+        for key in self.state:
+            name, _, half = key.removeprefix(PREFIX).rpartition(".lora_")
+            shape = shapes.get(f"{name}.weight", (0, 0))
+            if half in ("A.weight", "B.weight") and len(shape) == 2:
+                wanted[f"{PREFIX}{name}.lora_A.weight"] = (self.rank, shape[1])
+                wanted[f"{PREFIX}{name}.lora_B.weight"] = (shape[0], self.rank)
+        check_names(wanted, shapes_of(self.state), self.folder / ADAPTER)
+
+    @torch.no_grad()
+    def copy_into(self, model: nn.Module, config: LoRAConfig) -> None:
+        """Go on training this adapter. Raises CheckpointError when the spec describes another one."""
+        if (self.rank, self.alpha) != (config.rank, _alpha(config)):
+            raise CheckpointError(
+                f"{self.folder} holds an adapter of rank {self.rank} and alpha {self.alpha:g}, the spec asks for rank "
+                f"{config.rank} and alpha {_alpha(config):g}; set model.lora: {{rank: {self.rank}, alpha: "
+                f"{self.alpha:g}}} to train it on, or leave model.lora out to merge it into its base"
+            )
+        own = {n.replace(".default.", "."): p for n, p in model.named_parameters() if ".lora_" in n}
+        check_names(shapes_of(own), shapes_of(self.state), self.folder / ADAPTER)
+        for name, parameter in own.items():
+            parameter.copy_(self.state[name])
+
+
+def _alpha(config: LoRAConfig) -> float:
+    return min(config.rank, 16) if config.alpha is None else config.alpha
+
+
+def read_adapter(folder: Path) -> Adapter | None:
+    """The adapter in a folder, if there is one."""
+    file, weights = folder / ADAPTER_CONFIG, folder / ADAPTER
+    if not file.is_file():
+        return None
+    if not weights.is_file():
+        raise CheckpointError(f"{folder} is not a complete adapter: it has no {ADAPTER}")
+    try:
+        raw = json.loads(file.read_text())
+        kind, base, rank, alpha = raw["peft_type"], raw["base_model_name_or_path"], raw["r"], raw["lora_alpha"]
+    except Exception as error:
+        raise unreadable(file, error) from error
+    used = [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if raw.get(key)]
+    if kind != "LORA" or raw.get("bias", "none") != "none" or used:
+        raise CheckpointError(f"{file}: only plain LoRA adapters without biases are read, this is {kind} {used or ''}")
+    if not base:
+        raise CheckpointError(f"{file} names no base; set base_model_name_or_path to the checkpoint it belongs to")
+    try:
+        state = load_file(weights)
+    except Exception as error:
+        raise unreadable(weights, error) from error
+    scale = alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank)
+    return Adapter(folder=folder, base=base, rank=rank, alpha=alpha, scale=scale, state=state)
+
+
+def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
+    """Write peft's two files, and the base's fingerprint beside them."""
+    assert isinstance(model, PeftModel)
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    save_file({n: t.detach().cpu().contiguous() for n, t in state.items()}, folder / ADAPTER, {"format": "pt"})
+    config = model.peft_config["default"]
+    config.base_model_name_or_path = base.name
+    config.save_pretrained(str(folder))
+    (folder / FINGERPRINT).write_text(json.dumps({"base": base.name, "fingerprint": base.fingerprint}) + "\n")
 
 
 def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, freeze_vision: bool, seed: int) -> nn.Module:
@@ -23,7 +146,7 @@ def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, freeze_v
     roots = [model.vision_backbone] if freeze_vision else [part for vit in vits for part in vit.unused()]
     idle = {id(part) for root in roots for part in root.modules() if isinstance(part, nn.Linear)}
     skipped = [name for name, part in model.named_modules() if id(part) in idle]
-    alpha: Any = min(config.rank, 16) if config.alpha is None else config.alpha
+    alpha: Any = _alpha(config)
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=alpha,

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import Cache, LlamaForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.vit import LayerScale, VisionTransformer
@@ -73,36 +74,54 @@ class OpenVLAForActionPrediction(PreTrainedModel):
 
     def forward(
         self,
-        pixel_values: Tensor,
+        pixel_values: Tensor | None,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         blank: Tensor | None = None,
         extra: Tensor | None = None,
         causal: bool = False,
+        cache: Cache | None = None,
+        features: Tensor | None = None,
     ) -> Tensor:
         """Last hidden states [B, S, D] of the sequence BOS, image patches, `extra`, rest of `input_ids`.
 
         Args:
-            pixel_values: [B, 6 * images, H, W].   input_ids: int64 [B, L], BOS first.
-            attention_mask: bool [B, L], False at padding; None without padding.
+            pixel_values: [B, 6 * images, H, W]; None where `features` are given, or where `input_ids` go on behind what
+                `cache` holds.
+            input_ids: int64 [B, L], BOS first.
+            attention_mask: bool [B, L], False at padding; None without padding. Where `input_ids` go on, it covers the
+                whole sequence, patches and cached part included.
             blank: bool [B, L], True where the embedding is zero: the placeholders of parallel decoding.
             extra: [B, K, D] embeddings after the patches, such as the proprioceptive token.
             causal: attend to the past only (plain OpenVLA) instead of to everything (OpenVLA-OFT).
+            cache: keys and values of the past, for causal decoding; is added to.
+            features: what `vision_backbone` made of the images.
         """
-        patches = self.projector(self.vision_backbone(pixel_values))
-        inserted = patches if extra is None else torch.cat([patches, extra], dim=1)
-        embeds = self.get_input_embeddings()(input_ids)
-        if blank is not None:
-            embeds = embeds * ~blank.unsqueeze(2)
-        sequence = torch.cat([embeds[:, :1], inserted, embeds[:, 1:]], dim=1)
-        if attention_mask is not None:
-            seen = attention_mask.new_ones(len(sequence), inserted.shape[1])
-            attention_mask = torch.cat([attention_mask[:, :1], seen, attention_mask[:, 1:]], dim=1)
-            if not causal:
-                length = sequence.shape[1]
-                attention_mask = attention_mask[:, None, None, :].expand(-1, 1, length, length)
-        llama = self.language_model.model
-        out = llama(inputs_embeds=sequence, attention_mask=attention_mask, is_causal=causal, use_cache=False)
+        sequence = self.get_input_embeddings()(input_ids)
+        if features is None and pixel_values is not None:
+            features = self.vision_backbone(pixel_values)
+        if features is not None:
+            patches = self.projector(features)
+            inserted = patches if extra is None else torch.cat([patches, extra], dim=1)
+            if blank is not None:
+                sequence = sequence * ~blank.unsqueeze(2)
+            sequence = torch.cat([sequence[:, :1], inserted, sequence[:, 1:]], dim=1)
+            if attention_mask is not None:
+                attention_mask = insert_columns(attention_mask, inserted.shape[1])
+        positions = None
+        if attention_mask is not None and causal:
+            positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -sequence.shape[1] :]
+        elif attention_mask is not None:
+            length = sequence.shape[1]
+            attention_mask = attention_mask[:, None, None, :].expand(-1, 1, length, length)
+        out = self.language_model.model(
+            inputs_embeds=sequence,
+            attention_mask=attention_mask,
+            position_ids=positions,
+            past_key_values=cache,
+            is_causal=causal,
+            use_cache=cache is not None,
+        )
         return out.last_hidden_state
 
     def action_logits(self, hidden: Tensor) -> Tensor:
@@ -111,10 +130,23 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         return F.linear(hidden, self.get_output_embeddings().weight[end - self.config.n_action_bins : end])
 
 
+def insert_columns(mask: Tensor, count: int) -> Tensor:
+    """bool [B, L] -> [B, L + count]: seen columns after the first one, where patches go."""
+    return torch.cat([mask[:, :1], mask.new_ones(len(mask), count), mask[:, 1:]], dim=1)
+
+
 def empty_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
     """The network with memory that is not initialised, to be filled by `initialise` or from a file."""
     with no_init_weights():
         return OpenVLAForActionPrediction(config)
+
+
+def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
+    """The network on the meta device, to be filled by `weights.fill`; only the rotary frequencies have memory."""
+    with torch.device("meta"):
+        network = OpenVLAForActionPrediction(config)
+    network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=config.text_config)
+    return network
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Instructions -> token ids, laid out for parallel decoding and cached.
+"""Instructions -> token ids, laid out for decoding and cached.
 
-A row is: BOS, prompt, placeholders, `</s>`, padding. (The network inserts patches and the state after BOS.) Rows of a
-batch are padded to the longest instruction known, not to the longest of the batch: what a row gets does not
-depend on its neighbours.
+A row is, for parallel decoding: BOS, prompt, placeholders, `</s>`, padding; for autoregressive decoding: BOS, padding,
+prompt. (The network inserts patches and the state after BOS.) Rows of a batch are padded to the longest instruction
+known, not to the longest of the batch: what a row gets does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ TOKENIZER_CONFIG = {
 
 @frozen(kw_only=True)
 class PromptBatch:
-    """Rows of a batch; see `OFTModule.forward`."""
+    """Rows of a batch; see `OFTModule.forward`. `start`: column of the last prompt token."""
 
     ids: Tensor
     mask: Tensor | None
@@ -127,18 +127,19 @@ class Prompts:
         for text in instructions:
             self._index[text] = len(self._tokens)
             self._tokens.append(self.encode(text))
-        if not self._tokens:
-            return
-        lengths = [len(tokens) for tokens in self._tokens]
+        if self._tokens:
+            self._lay_out(torch.tensor([len(tokens) for tokens in self._tokens], device=self._device)[:, None])
+
+    def _lay_out(self, lengths: Tensor) -> None:
+        """lengths: int64 [instructions, 1]."""
         tail = [self._pad] * self._placeholders + self._stop
-        width = max(lengths) + len(tail)
+        width = int(lengths.max()) + len(tail)
         rows = [[*tokens, *tail] for tokens in self._tokens]
         self._ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
         columns = torch.arange(width, device=self._device)
-        begin = torch.tensor(lengths, device=self._device)[:, None]
-        self._blank = (columns >= begin) & (columns < begin + self._placeholders)
-        self._mask = columns < begin + len(tail) if len(set(lengths)) > 1 else None
-        self._start = begin[:, 0] - 1
+        self._blank = (columns >= lengths) & (columns < lengths + self._placeholders)
+        self._mask = columns < lengths + len(tail) if len(lengths.unique()) > 1 else None
+        self._start = lengths[:, 0] - 1
 
     def rows(self, instructions: Sequence[str]) -> PromptBatch:
         new = dict.fromkeys(text for text in instructions if text not in self._index)
@@ -147,3 +148,28 @@ class Prompts:
         at = torch.tensor([self._index[text] for text in instructions], device=self._device)
         mask = None if self._mask is None else self._mask[at]
         return PromptBatch(ids=self._ids[at], mask=mask, blank=self._blank[at], start=self._start[at])
+
+
+class CausalPrompts(Prompts):
+    """Rows for autoregressive decoding: padded behind BOS, so that all end with the last prompt token."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, pad_id: int, device: torch.device, instructions: Iterable[str] = ()
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            placeholders=0,
+            append_stop_token=False,
+            pad_id=pad_id,
+            device=device,
+            instructions=instructions,
+        )
+
+    def _lay_out(self, lengths: Tensor) -> None:
+        width = int(lengths.max())
+        rows = [[tokens[0], *[self._pad] * (width - len(tokens)), *tokens[1:]] for tokens in self._tokens]
+        self._ids = torch.tensor(rows, device=self._device)
+        columns = torch.arange(width, device=self._device)
+        self._blank = torch.zeros_like(self._ids, dtype=torch.bool)
+        self._mask = (columns == 0) | (columns > width - lengths) if len(lengths.unique()) > 1 else None
+        self._start = torch.full_like(lengths[:, 0], width - 1)

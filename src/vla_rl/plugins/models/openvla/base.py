@@ -1,0 +1,160 @@
+"""What the policies of the family share: inputs from observations, actions from tokens, saving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import frozen
+from peft import PeftModel
+from torch import Tensor, nn
+
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.types import Chunk, Observation
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
+from vla_rl.plugins.models.openvla.codec import ActionCodec, Scaler
+from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
+from vla_rl.plugins.models.openvla.images import ImageProcessor, as_tensor
+from vla_rl.plugins.models.openvla.lora import AdapterBase
+from vla_rl.plugins.models.openvla.prompts import Prompts
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+
+@frozen(kw_only=True)
+class Parts:
+    """What `builder` makes a policy of."""
+
+    module: PolicyModule
+    config: OpenVLAConfig
+    codec: ActionCodec
+    prompts: Prompts
+    images: ImageProcessor
+    state_scaler: Scaler | None
+    cameras: tuple[str, ...]
+    chunk: int
+    temperature: float
+    device: torch.device
+    dtype: torch.dtype
+    autocast: bool
+    reuse: bool
+    """Keep vision features of acting for training."""
+    base: AdapterBase | None
+    """Given where `save` writes adapters alone."""
+
+
+FEATURES = "vision_features"
+
+
+class FamilyPolicy(VLAModel):
+    """Inputs and outputs; how tokens are chosen and scored is the subclasses' part."""
+
+    name: str
+    """Of the plugin, for messages."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.module, self.config, self.codec = parts.module, parts.config, parts.codec
+        self.prompts, self.images = parts.prompts, parts.images
+        self.tokens_per_action = self.codec.action_dim
+        self._state_scaler, self._cameras = parts.state_scaler, parts.cameras
+        self._chunk, self._temperature = parts.chunk, parts.temperature
+        self._device, self._dtype, self._base = parts.device, parts.dtype, parts.base
+        self._dropouts = [part for part in self.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
+        self._autocast, self._reuse = parts.autocast, parts.reuse
+        self._first_projector = None
+        if isinstance(self.module.vla, PeftModel):
+            self._first_projector = deepcopy(self.module.proprio_projector)
+        self.module.train()  # gradient checkpointing works in this mode only; dropout is switched in `_set_dropout`
+
+    def encode_actions(self, actions: Array) -> Tensor:
+        return self.codec.encode(as_tensor(actions, self._device))
+
+    def decode_actions(self, tokens: Array) -> Tensor:
+        return self.codec.decode(as_tensor(tokens, self._device))
+
+    @torch.no_grad()
+    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
+        """Score recorded chunks with the weights under the adapters, which are those before training: float32
+        [B, C, M]. Costs no second copy of the weights. Raises TypeError without `lora`."""
+        vla, trained = self.module.vla, self.module.proprio_projector
+        if not isinstance(vla, PeftModel):
+            raise TypeError(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
+        self.module.proprio_projector = self._first_projector
+        try:
+            with vla.disable_adapter():
+                return self.chunk_log_probs(obs, chunk).log_probs
+        finally:
+            self.module.proprio_projector = trained
+
+    def save(self, folder: Path) -> bool:
+        save_checkpoint(self.module, self.config, self.prompts.tokenizer, Path(folder), base=self._base)
+        return True
+
+    def _require_critic(self) -> None:
+        if self.module.value_head is None:
+            raise TypeError(f"this {self.name} has no value head; it is built for algorithms that need values")
+
+    def _set_dropout(self, on: bool) -> None:
+        for part in self._dropouts:
+            part.train(on)
+
+    def _numerics(self) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast)
+
+    def _see(self, obs: Observation, trace: Mapping[str, Array] | None = None) -> dict[str, Tensor | None]:
+        """Pixels for the module, or features where those of acting are kept (`trace`: recorded ones)."""
+        if trace is not None and FEATURES in trace:
+            return {"pixels": None, "features": unpack(as_tensor(trace[FEATURES], self._device))}
+        pixels = self.images([obs.images[name] for name in self._cameras])
+        if not self._reuse:
+            return {"pixels": pixels, "features": None}
+        with torch.no_grad(), self._numerics():
+            return {"pixels": None, "features": public_network(self.module.vla).vision_backbone(pixels)}
+
+    def _state(self, obs: Observation) -> Tensor | None:
+        if self._state_scaler is None:
+            return None
+        if obs.state is None:
+            raise ValueError(f"{self.name} was built with `use_proprio`, but the observation has no state")
+        return self._state_scaler.normalise(as_tensor(obs.state, self._device), clip=True).to(self._dtype)
+
+
+def trace(tokens: Tensor, seen: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """What scoring needs again."""
+    features = seen["features"]
+    return {"tokens": tokens} if features is None else {"tokens": tokens, FEATURES: pack(features)}
+
+
+def pack(features: Tensor) -> Tensor:
+    """bfloat16, which NumPy does not have, as the int16 of the same bits."""
+    return features.view(torch.int16) if features.dtype == torch.bfloat16 else features
+
+
+def unpack(features: Tensor) -> Tensor:
+    return features.view(torch.bfloat16) if features.dtype == torch.int16 else features
+
+
+def inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
+    """The bin whose stretch of the cumulative distribution holds the uniform. [..., bins], [...] -> int64 [...].
+
+    A bin of probability 0 is never chosen.
+    """
+    cdf = log_probs.double().exp().cumsum(-1)
+    total = cdf[..., -1]
+    point = torch.minimum(uniforms.double() * total, torch.nextafter(total, torch.zeros_like(total)))
+    return (cdf <= point.unsqueeze(-1)).sum(-1)
+
+
+def choose(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
+    """int64 [...]: the mode of [..., bins], or the one that the uniforms [...] draw."""
+    return log_probs.argmax(-1) if uniforms is None else inverse_cdf(log_probs, uniforms)
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """[..., bins] -> [...], nats."""
+    return -(log_probs.exp() * log_probs).sum(-1)

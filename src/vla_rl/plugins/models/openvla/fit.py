@@ -1,0 +1,230 @@
+"""What model, simulator and spec agree on; everything that cannot fit is refused here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from attrs import frozen
+from tokenizers import Tokenizer
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
+from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, open_checkpoint
+from vla_rl.plugins.models.openvla.codec import Scale
+from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
+from vla_rl.plugins.models.openvla.prompts import train_tokenizer
+
+PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}
+
+
+class MismatchError(UserError, ValueError):
+    """Model and simulator do not fit each other."""
+
+
+@frozen(kw_only=True)
+class Fit:
+    """What model, simulator and spec agree on."""
+
+    checkpoint: Checkpoint | None
+    config: OpenVLAConfig
+    tokenizer: Tokenizer
+    cameras: tuple[str, ...]
+    chunk: int
+    action: Scale
+    state: Scale | None
+    stop: bool
+
+    @property
+    def tokens(self) -> int:
+        """Action tokens of a chunk."""
+        return self.chunk * len(self.action.q01)
+
+
+def find_fit(config: FamilyConfig, context: Context) -> Fit:
+    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    if context.env is None:
+        raise MismatchError(f"{_plugin(config)} is built for a simulator: Context.env is needed")
+    if l1(config) and context.values != "none":
+        raise MismatchError(
+            "the algorithm asks for a critic, and openvla_oft with `head: l1` cannot be trained by RL: "
+            "it gives no distribution over actions; use `head: discrete` and a checkpoint trained so"
+        )
+    if config.checkpoint is None:
+        return _preset(config, context, context.env)
+    return _fit(open_checkpoint(config.checkpoint), config, context, context.env)
+
+
+def decoding(config: FamilyConfig) -> str:
+    """How action tokens are said: "autoregressive" or "parallel"."""
+    return "autoregressive" if isinstance(config, OpenVLAARConfig) else "parallel"
+
+
+def l1(config: FamilyConfig) -> bool:
+    return isinstance(config, OpenVLAOFTConfig) and config.head == "l1"
+
+
+def _plugin(config: FamilyConfig) -> str:
+    return PLUGINS[decoding(config)]
+
+
+def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
+    """Random weights: actions scaled by the simulator's bounds, the state as it is."""
+    sizes = preset_config(config.preset or "tiny")
+    action = Scale.between(env.action_low, env.action_high)
+    state, stop = None, True
+    if isinstance(config, OpenVLAOFTConfig):
+        use_state = env.state_dim > 0 if config.use_proprio is None else config.use_proprio
+        state = Scale.identity(_state_dim(env)) if use_state else None
+        stop = config.append_stop_token is not False
+    entry: dict[str, Any] = {"action": action.entry()}
+    if state is not None:
+        entry["proprio"] = state.entry()
+    sizes.norm_stats = {config.unnorm_key or "simulator": entry}
+    return Fit(
+        checkpoint=None,
+        config=sizes,
+        tokenizer=train_tokenizer((task.instruction for task in env.tasks), sizes),
+        cameras=_cameras(config, env, {}),
+        chunk=context.chunk,
+        action=action,
+        state=state,
+        stop=stop,
+    )
+
+
+def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
+    key, entry = checkpoint.statistics(config.unnorm_key)
+    action = _scale(checkpoint, key, entry, "action")
+    if len(action.q01) != env.action_dim:
+        raise MismatchError(
+            f"statistics {key!r} of {checkpoint.folder} are for {len(action.q01)}-dimensional actions, "
+            f"the simulator takes {env.action_dim}"
+        )
+    _check_range(checkpoint, key, action, config, env)
+    _check_decoding(checkpoint, config, context)
+    _check_head(checkpoint, config)
+    state, stop = None, True
+    if isinstance(config, OpenVLAOFTConfig):
+        state = _state(checkpoint, config, env, key, entry)
+        given = config.append_stop_token
+        stop = bool(checkpoint.setup.get("append_stop_token", True)) if given is None else given
+    return Fit(
+        checkpoint=checkpoint,
+        config=checkpoint.config,
+        tokenizer=checkpoint.tokenizer,
+        cameras=_cameras(config, env, checkpoint.setup),
+        chunk=context.chunk,
+        action=action,
+        state=state,
+        stop=stop,
+    )
+
+
+def _scale(checkpoint: Checkpoint, key: str, entry: dict[str, Any], part: str) -> Scale:
+    """Statistics that cannot scale anything are refused here: they would give NaN, or actions upside down."""
+    where = f"statistics {key!r} of {checkpoint.folder}"
+    if part not in entry:
+        raise MismatchError(f"{where} have no entry {part!r}")
+    absent = [name for name in ("q01", "q99") if name not in entry[part]]
+    if absent:
+        raise MismatchError(f"{where}: {part} has no {' and no '.join(absent)}; it has: {', '.join(entry[part])}")
+    scale = Scale.read(entry[part])
+    lengths = {"q01": len(scale.q01), "q99": len(scale.q99), "mask": len(scale.mask)}
+    if len(set(lengths.values())) > 1:
+        raise MismatchError(f"{where}: {part} has lists of different lengths: {lengths}")
+    for i, (low, high) in enumerate(zip(scale.q01, scale.q99, strict=True)):
+        if not math.isfinite(low) or not math.isfinite(high) or low > high:
+            raise MismatchError(f"{where}: {part}[{i}] ranges from {low} (q01) to {high} (q99), which is no range")
+    return scale
+
+
+def _check_range(checkpoint: Checkpoint, key: str, action: Scale, config: FamilyConfig, env: EnvInfo) -> None:
+    """The data set's actions and the simulator's have something in common in every dimension."""
+    count = env.action_dim - (config.gripper != "keep")
+    for i, (low, high) in enumerate(zip(env.action_low[:count], env.action_high[:count], strict=True)):
+        if action.mask[i] and (action.q99[i] < low or action.q01[i] > high):
+            raise MismatchError(
+                f"statistics {key!r} of {checkpoint.folder}: dimension {i} ranges from {action.q01[i]:g} to "
+                f"{action.q99[i]:g}, the simulator takes {low:g} to {high:g}; they belong to another robot or other "
+                f"units, set model.unnorm_key to one that fits: {', '.join(checkpoint.config.norm_stats)}"
+            )
+
+
+def _check_decoding(checkpoint: Checkpoint, config: FamilyConfig, context: Context) -> None:
+    """Of the same decoding and chunk as in training. A public folder says nothing of them: plain OpenVLA answers with
+    one action, and the chunk of an OFT checkpoint is the spec's word."""
+    setup, own = checkpoint.setup, decoding(config)
+    trained = setup.get("decoding", "parallel" if "chunk" in setup else own)
+    if trained != own:
+        raise MismatchError(
+            f"{checkpoint.folder} was trained with {trained} decoding, {_plugin(config)} has {own} decoding; "
+            f"set model.type to {PLUGINS.get(trained, trained)}"
+        )
+    chunk = setup.get("chunk", 1 if own == "autoregressive" else context.chunk)
+    if chunk != context.chunk:
+        why = "" if "chunk" in setup else " (OpenVLA answers with one action and was never trained to go on)"
+        raise MismatchError(
+            f"{checkpoint.folder} was trained for chunks of {chunk} action{'s' if chunk > 1 else ''}{why}, "
+            f"the spec asks for {context.chunk}; set rollout.chunk to {chunk}"
+        )
+
+
+def _check_head(checkpoint: Checkpoint, config: FamilyConfig) -> None:
+    file = checkpoint.action_head_file
+    if l1(config) and file is None:
+        raise MismatchError(
+            f"{checkpoint.folder} has no action_head--*_checkpoint.pt, which `head: l1` needs; "
+            "put the file there, or use `head: discrete`"
+        )
+    if file is not None and not l1(config):
+        raise MismatchError(
+            f"{checkpoint.folder} was trained with the L1 head ({file.name}); its action tokens mean nothing. "
+            "Set model.type: openvla_oft and model.head: l1 to evaluate it; RL needs a checkpoint of the discrete head"
+        )
+
+
+def _state(
+    checkpoint: Checkpoint, config: OpenVLAOFTConfig, env: EnvInfo, key: str, entry: dict[str, Any]
+) -> Scale | None:
+    use_state = checkpoint.proprio_file is not None if config.use_proprio is None else config.use_proprio
+    if not use_state:
+        return None
+    if "proprio" not in entry:
+        raise MismatchError(f"use_proprio needs statistics of the state; {key!r} of {checkpoint.folder} has none")
+    state = _scale(checkpoint, key, entry, "proprio")
+    if len(state.q01) != _state_dim(env):
+        raise MismatchError(
+            f"{checkpoint.folder} was trained on a {len(state.q01)}-dimensional state, "
+            f"the simulator's has {env.state_dim} dimensions"
+        )
+    return state
+
+
+def _state_dim(env: EnvInfo) -> int:
+    if env.state_dim == 0:
+        raise MismatchError("use_proprio needs a state, and this simulator has none; set use_proprio: false")
+    return env.state_dim
+
+
+def _cameras(config: FamilyConfig, env: EnvInfo, setup: dict[str, Any]) -> tuple[str, ...]:
+    there, trained = tuple(env.cameras), tuple(setup.get("cameras", ()))
+    single = decoding(config) == "autoregressive"
+    usual = there[:1] if single else there
+    chosen = config.cameras or (trained if trained and set(trained) <= set(there) else usual)
+    unknown = [name for name in chosen if name not in there]
+    if unknown:
+        raise MismatchError(f"no camera {', '.join(unknown)} in this simulator; it has: {', '.join(there) or 'none'}")
+    if not chosen:
+        raise MismatchError(f"{_plugin(config)} needs at least one camera, and this simulator has none")
+    if trained and len(trained) != len(chosen):
+        raise MismatchError(
+            f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the policy would see "
+            f"{len(chosen)} ({', '.join(chosen)}); name the right ones in model.cameras"
+        )
+    if single and not trained and config.checkpoint is not None and len(chosen) > 1:
+        raise MismatchError(
+            f"OpenVLA was trained on one image, model.cameras names {len(chosen)} ({', '.join(chosen)}); name one"
+        )
+    return chosen

@@ -1,0 +1,132 @@
+"""Sizes of pi0 and its presets, as transformers' configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+from transformers import PI0Config
+
+from vla_rl.plugins.models.pi0.statistics import CheckpointError
+
+VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
+"""openpi's names -> width and MLP width of a Gemma tower."""
+
+
+@frozen(kw_only=True)
+class Sizes:
+    """The three towers; the defaults are the public model's."""
+
+    text_width: int = 2048
+    text_mlp: int = 16384
+    expert_width: int = 1024
+    expert_mlp: int = 4096
+    depth: int = 18
+    """Layers of the language model and of the expert, which attend to each other layer by layer."""
+    heads: int = 8
+    kv_heads: int = 1
+    head_dim: int = 256
+    vocab: int = 257152
+    vision_width: int = 1152
+    vision_mlp: int = 4304
+    vision_depth: int = 27
+    vision_heads: int = 16
+    image_size: int = 224
+    patch_size: int = 14
+
+    @classmethod
+    def of_variants(cls, raw: Mapping[str, Any]) -> Sizes:
+        """From `paligemma_variant` and `action_expert_variant` of either layout's config.json."""
+        text, expert = (
+            raw.get(key, default)
+            for key, default in (("paligemma_variant", "gemma_2b"), ("action_expert_variant", "gemma_300m"))
+        )
+        for name in (text, expert):
+            if name not in VARIANTS:
+                raise CheckpointError(f"variant {name!r} of Gemma is not supported; there are: {', '.join(VARIANTS)}")
+        (text_width, text_mlp), (expert_width, expert_mlp) = VARIANTS[text], VARIANTS[expert]
+        return cls(text_width=text_width, text_mlp=text_mlp, expert_width=expert_width, expert_mlp=expert_mlp)
+
+
+TINY = Sizes(
+    text_width=64,
+    text_mlp=128,
+    expert_width=64,
+    expert_mlp=128,
+    depth=3,
+    heads=4,
+    head_dim=16,
+    vocab=512,
+    vision_width=48,
+    vision_mlp=192,
+    vision_depth=2,
+    vision_heads=4,
+    image_size=64,
+    patch_size=16,
+)
+
+
+@frozen(kw_only=True)
+class Shape:
+    """What the network's inputs and outputs are padded to, and its clock."""
+
+    horizon: int
+    """H, actions in a denoised chunk."""
+    action_dim: int = 32
+    state_dim: int = 32
+    min_period: float = 4e-3
+    max_period: float = 4.0
+    """Of the sinusoids that embed the time."""
+    tokenizer_max_length: int = 48
+    """Tokens of an instruction; more are cut off."""
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Shape:
+        """From either layout's config.json."""
+        if "action_horizon" in raw:
+            return cls(
+                horizon=int(raw["action_horizon"]), action_dim=int(raw["action_dim"]), state_dim=int(raw["action_dim"])
+            )
+        own = {"action_dim": "max_action_dim", "state_dim": "max_state_dim", "horizon": "chunk_size"}
+        names = {name: own.get(name, name) for name in attrs.fields_dict(cls)}
+        given = {name: raw[key] for name, key in names.items() if key in raw}
+        return cls(**{"horizon": 50, **given})
+
+
+def network_config(sizes: Sizes, shape: Shape) -> PI0Config:
+    """transformers' configuration of a network of this size."""
+    tower = {
+        "model_type": "gemma",
+        "num_hidden_layers": sizes.depth,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "vocab_size": sizes.vocab,
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": sizes.vision_width,
+        "intermediate_size": sizes.vision_mlp,
+        "num_hidden_layers": sizes.vision_depth,
+        "num_attention_heads": sizes.vision_heads,
+        "image_size": sizes.image_size,
+        "patch_size": sizes.patch_size,
+        "vision_use_head": False,
+    }
+    return PI0Config(
+        vlm_config={
+            "model_type": "paligemma",
+            "text_config": {**tower, "hidden_size": sizes.text_width, "intermediate_size": sizes.text_mlp},
+            "vision_config": vision,
+            "projection_dim": sizes.text_width,
+            "image_token_id": sizes.vocab,
+        },
+        dit_config={**tower, "hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp},
+        chunk_size=shape.horizon,
+        max_action_dim=shape.action_dim,
+        max_state_dim=shape.state_dim,
+        min_period=shape.min_period,
+        max_period=shape.max_period,
+    )

@@ -1,0 +1,194 @@
+"""From a spec's config and a place in the run to a policy; everything that cannot fit is refused here."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.plugins.models.pi0.architecture import TINY, Shape, network_config
+from vla_rl.plugins.models.pi0.checkpoint import (
+    NOISE_HEAD,
+    VALUE_HEAD,
+    WEIGHTS,
+    Checkpoint,
+    load_head,
+    load_network,
+    open_checkpoint,
+)
+from vla_rl.plugins.models.pi0.config import Pi0Config
+from vla_rl.plugins.models.pi0.heads import NoiseHead, ValueHead
+from vla_rl.plugins.models.pi0.images import ImageProcessor
+from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, freeze_unused, initialise, set_precision
+from vla_rl.plugins.models.pi0.policy import Pi0Policy
+from vla_rl.plugins.models.pi0.prompts import Prompts, train_tokenizer
+from vla_rl.plugins.models.pi0.scaling import Scaler
+from vla_rl.plugins.models.pi0.schedule import Schedule
+from vla_rl.plugins.models.pi0.statistics import Scale, Statistics
+
+
+class MismatchError(UserError, ValueError):
+    """Model and simulator do not fit each other."""
+
+
+@frozen(kw_only=True)
+class Fit:
+    """What model, simulator and spec agree on."""
+
+    checkpoint: Checkpoint
+    cameras: tuple[str, ...]
+    state: Scale | None
+    """None: the model sees no state."""
+
+
+def build_policy(config: Pi0Config, context: Context) -> Pi0Policy:
+    """Raises ValueError (CheckpointError, MismatchError) when checkpoint, spec and simulator do not fit."""
+    env = context.env
+    if env is None:
+        raise MismatchError("pi0 is built for a simulator: Context.env is needed")
+    device, dtype = torch.device(context.device), getattr(torch, config.dtype)
+    if dtype == torch.float16 and device.type == "cpu":
+        raise MismatchError("dtype float16 is for GPUs: on the CPU it overflows and is slow; use float32 or bfloat16")
+    fit = _preset(config, context, env) if config.checkpoint is None else _fit(config, context, env)
+    source = fit.checkpoint
+    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+        module = _module(config, context, fit, dtype).to(device)
+    steps = (config.noise.steps or "one") if config.noise.method == "flow_sde" else "all"
+    return Pi0Policy(
+        module=module,
+        checkpoint=source,
+        prompts=Prompts(
+            source.tokenizer,
+            vocab=source.sizes.vocab,
+            max_length=source.shape.tokenizer_max_length,
+            device=device,
+            instructions=[task.instruction for task in env.tasks],
+            full_width=any(task.instruction_varies for task in env.tasks),
+        ),
+        images=ImageProcessor(source.sizes.image_size, device, dtype),
+        schedule=Schedule(config.denoise_steps, config.noise.level or 0.5, device),
+        every_step=steps == "all",
+        actions=Scaler(source.statistics.action, device),
+        state=None if fit.state is None else Scaler(fit.state, device),
+        bounds=(env.action_low, env.action_high),
+        cameras=fit.cameras,
+        chunk=context.chunk,
+        temperature=context.temperature,
+        greedy_start=config.greedy_start,
+        train_prefix=not config.train_expert_only,
+        seed=context.seed,
+        device=device,
+    )
+
+
+def _preset(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
+    """Random weights: actions scaled by the simulator's bounds, the state as it is, no padding but of small states."""
+    bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
+    uses_state = _uses_state(config, env)
+    statistics = Statistics(
+        action=Scale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
+        state=Scale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
+    )
+    checkpoint = Checkpoint(
+        sizes=TINY,
+        shape=Shape(horizon=context.chunk, action_dim=env.action_dim, state_dim=max(env.state_dim, 1)),
+        statistics=statistics,
+        tokenizer=train_tokenizer((task.instruction for task in env.tasks), TINY.vocab),
+        raw={},
+    )
+    return Fit(checkpoint=checkpoint, cameras=_cameras(config, env, None), state=statistics.state)
+
+
+def _fit(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
+    assert config.checkpoint is not None
+    checkpoint = open_checkpoint(config.checkpoint, config.tokenizer, config.asset_id)
+    scales, shape = checkpoint.statistics, checkpoint.shape
+    where = f"{checkpoint.folder} was trained"
+    if scales.action.dim != env.action_dim:
+        raise MismatchError(
+            f"{where} for {scales.action.dim}-dimensional actions, the simulator takes {env.action_dim}"
+        )
+    if context.chunk > shape.horizon:
+        raise MismatchError(
+            f"{where} for chunks of {shape.horizon} actions, the spec asks for {context.chunk}; "
+            f"set rollout.chunk to {shape.horizon} or less"
+        )
+    for name, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
+        if scale is not None and scale.dim > width:
+            raise MismatchError(f"{checkpoint.folder}: statistics of {scale.dim} {name}, the network takes {width}")
+    if config.use_state is None and scales.state is not None and env.state_dim == 0:
+        raise MismatchError(
+            f"{where} on a {scales.state.dim}-dimensional state, and this simulator has none; "
+            "use_state: false feeds zeros instead"
+        )
+    state = None
+    if _uses_state(config, env) and not (config.use_state is None and scales.state is None):
+        state = scales.state
+        if state is None:
+            raise MismatchError(f"{where} without a state; set use_state: false")
+        if state.dim != env.state_dim:
+            raise MismatchError(
+                f"{where} on a {state.dim}-dimensional state, the simulator's has {env.state_dim} dimensions"
+            )
+    return Fit(checkpoint=checkpoint, cameras=_cameras(config, env, checkpoint), state=state)
+
+
+def _uses_state(config: Pi0Config, env: EnvInfo) -> bool:
+    if config.use_state and env.state_dim == 0:
+        raise MismatchError("use_state needs a state, and this simulator has none; set use_state: false")
+    return env.state_dim > 0 if config.use_state is None else config.use_state
+
+
+def _cameras(config: Pi0Config, env: EnvInfo, checkpoint: Checkpoint | None) -> tuple[str, ...]:
+    there, trained = tuple(env.cameras), () if checkpoint is None else checkpoint.images
+    chosen = config.cameras or (trained if trained and set(trained) <= set(there) else there)
+    for name in chosen:
+        if name not in there:
+            raise MismatchError(
+                f"no camera {name!r} in this simulator, which has: "
+                f"{', '.join(there) or 'none'}{did_you_mean(name, there)}"
+            )
+    if not chosen:
+        raise MismatchError("pi0 needs at least one camera, and this simulator has none")
+    if config.cameras is None and trained and len(trained) != len(chosen):
+        raise MismatchError(
+            f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the simulator has "
+            f"{len(chosen)} ({', '.join(chosen)}); name those it shall see in model.cameras, in the order of its images"
+        )
+    if checkpoint is not None and len(chosen) > checkpoint.slots:
+        raise MismatchError(
+            f"the checkpoint takes {checkpoint.slots} cameras, the policy would see {len(chosen)} "
+            f"({', '.join(chosen)}); name the right ones in model.cameras"
+        )
+    return chosen
+
+
+def _module(config: Pi0Config, context: Context, fit: Fit, dtype: torch.dtype) -> Pi0Module:
+    """Weights from the folder, or random ones that depend on the seed alone."""
+    source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
+    pi0 = empty_network(network_config(sizes, shape))
+    if source.folder is None:
+        initialise(pi0, derived_seed(context.seed, "pi0/network"))
+    else:
+        load_network(pi0, source.folder / WEIGHTS)
+    set_precision(pi0, dtype)
+    if config.train_expert_only:
+        pi0.model.vlm.requires_grad_(False)
+    else:
+        freeze_unused(pi0)
+    if fit.state is None:  # its input is zero
+        pi0.embed_action_time.state_proj.weight.requires_grad_(False)
+    options, per_action = config.value_head, context.chunk if context.values == "action" else None
+    value_head = noise_head = None
+    if context.values != "none":
+        seed = derived_seed(context.seed, "pi0/value_head")
+        value_head = ValueHead(sizes.expert_width, options.hidden, per_action, options.detach, seed)
+    if config.noise.method == "flow_noise":
+        seed = derived_seed(context.seed, "pi0/noise_head")
+        bounds = config.noise.std_range or (0.08, 0.16)
+        noise_head = NoiseHead(sizes.expert_width, shape.action_dim, bounds, seed)
+    load_head(value_head, source.folder, VALUE_HEAD)
+    load_head(noise_head, source.folder, NOISE_HEAD)
+    return Pi0Module(pi0, value_head, noise_head)

@@ -1,0 +1,240 @@
+"""A folder in lerobot's layout (read and written) or openpi's (read).
+
+Beside lerobot's files there may be ours: value_head.safetensors, noise_head.safetensors, and architecture.json, the
+sizes of a network that is not one of the public ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+from attrs import frozen
+from safetensors.torch import load_file, save, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn, tensor
+
+from vla_rl.plugins.models.pi0.architecture import Shape, Sizes
+from vla_rl.plugins.models.pi0.layout import LEROBOT, open_names, public_name
+from vla_rl.plugins.models.pi0.network import Pi0Module
+from vla_rl.plugins.models.pi0.statistics import (
+    ACTION,
+    IMAGES,
+    MODES,
+    NORMALIZER,
+    PREPROCESSOR,
+    STATE,
+    CheckpointError,
+    Scale,
+    Statistics,
+    read_config,
+    read_json,
+    read_statistics,
+    resolve,
+)
+
+T = TypeVar("T")
+WEIGHTS, ARCHITECTURE, TOKENIZER = "model.safetensors", "architecture.json", "tokenizer.json"
+VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
+SLOTS = 3
+"""Images that pi0 was trained with: base, left wrist, right wrist."""
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """An opened folder, or what a preset has instead; weights are read by `read_network`."""
+
+    sizes: Sizes
+    shape: Shape
+    statistics: Statistics
+    tokenizer: Tokenizer
+    raw: Mapping[str, Any]
+    """config.json in lerobot's layout."""
+    folder: Path | None = None
+    processors: Mapping[str, bytes] = attrs.field(factory=dict)
+    """lerobot's files of pre- and post-processing, kept as they are."""
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Names of the images it was trained with, in order; none where the folder does not say."""
+        names = [name.removeprefix(IMAGES) for name in self.raw.get("input_features", {}) if name.startswith(IMAGES)]
+        return tuple(name for name in names if not name.startswith("empty_camera"))
+
+    @property
+    def slots(self) -> int:
+        """Images it can take."""
+        return max(SLOTS, len(self.images))
+
+
+def open_checkpoint(name: str, tokenizer: str | None, asset_id: str | None) -> Checkpoint:
+    """Read what is light: sizes, statistics, tokenizer."""
+    folder = resolve(name)
+    raw = read_config(folder)
+    own = folder / ARCHITECTURE
+    sizes = _read(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_variants(raw)
+    shape = _read(folder / "config.json", lambda _: Shape.read(raw))
+    statistics = read_statistics(folder, raw, asset_id)
+    given = folder if tokenizer is None else Path(tokenizer).expanduser()
+    file = given / TOKENIZER if given.is_dir() else given
+    if not file.is_file():
+        raise CheckpointError(
+            f"no tokenizer at {file}; pi0's checkpoints often come without PaliGemma's: put tokenizer.json into the "
+            "folder, or name it in model.tokenizer"
+        )
+    return Checkpoint(
+        sizes=sizes,
+        shape=shape,
+        statistics=statistics,
+        tokenizer=_read(file, lambda path: Tokenizer.from_file(str(path))),
+        raw=raw if raw.get("type") == "pi0" else {},
+        folder=folder,
+        processors={path.name: path.read_bytes() for path in sorted(folder.glob("policy_p*processor*"))},
+    )
+
+
+def _read(path: Path, reader: Callable[[Path], T]) -> T:
+    """Whatever is wrong with a file of a checkpoint becomes an error that names the file."""
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}")
+    try:
+        return reader(path)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def load_weights(module: nn.Module, state: Mapping[str, Tensor], source: Path, remedy: str = "") -> None:
+    """Copy tensors in, all of them and nothing else. Raises CheckpointError that lists what does not fit."""
+    own = module.state_dict()
+    wrong = [
+        f"{name}: {tuple(state[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own.keys() & state.keys()
+        if own[name].shape != state[name].shape
+    ]
+    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
+    lines = [f"  {what} ({len(names)}): {_some(names)}" for what, names in problems.items() if names]
+    if lines:
+        raise CheckpointError("\n".join([f"{source} does not fit the model that is asked for{remedy}:", *lines]))
+    module.load_state_dict(state)
+
+
+def _some(names: Any) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+def load_network(network: nn.Module, path: Path) -> None:
+    """Fill the network from a file of either layout; problems are told in the file's names."""
+    state = open_names(_read(path, load_file))
+    names = {public_name(name): name for name in network.state_dict()}
+    load_weights(network, {names.get(name, name): tensor for name, tensor in state.items()}, path)
+
+
+def load_head(head: nn.Module | None, folder: Path | None, name: str) -> None:
+    """A head that was saved beside the checkpoint, if there is one."""
+    if head is not None and folder is not None and (folder / name).is_file():
+        load_weights(head, _read(folder / name, load_file), folder / name, "; remove the file to start with a new one")
+
+
+def save_checkpoint(module: Pi0Module, checkpoint: Checkpoint, cameras: tuple[str, ...], folder: Path) -> None:
+    """Write the folder in lerobot's layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {LEROBOT + public_name(name): t.detach().cpu().contiguous() for name, t in module.pi0.state_dict().items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
+        if head is not None:
+            save_file({key: t.detach().cpu().contiguous() for key, t in head.state_dict().items()}, folder / name)
+    raw = checkpoint.raw or lerobot_config(checkpoint, cameras)
+    (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
+    for name, content in (checkpoint.processors or lerobot_processors(raw, checkpoint.statistics)).items():
+        (folder / name).write_bytes(content)
+    if raw.get("paligemma_variant") is None:
+        (folder / ARCHITECTURE).write_text(json.dumps(attrs.asdict(checkpoint.sizes), indent=2) + "\n")
+    checkpoint.tokenizer.save(str(folder / TOKENIZER), pretty=False)
+
+
+def lerobot_config(checkpoint: Checkpoint, cameras: tuple[str, ...]) -> dict[str, Any]:
+    """config.json for a network that came from openpi's layout or from a preset."""
+    sizes, shape, scales = checkpoint.sizes, checkpoint.shape, checkpoint.statistics
+    pixels = [3, sizes.image_size, sizes.image_size]
+    inputs: dict[str, Any] = {f"{IMAGES}{name}": {"type": "VISUAL", "shape": pixels} for name in cameras}
+    modes = {"VISUAL": "IDENTITY", "ACTION": scales.action.mode}
+    if scales.state is not None:
+        inputs[STATE] = {"type": "STATE", "shape": [scales.state.dim]}
+        modes["STATE"] = scales.state.mode
+    return {
+        "type": "pi0",
+        "n_obs_steps": 1,
+        "input_features": inputs,
+        "output_features": {ACTION: {"type": "ACTION", "shape": [scales.action.dim]}},
+        "normalization_mapping": modes,
+        **variants(sizes),
+        "chunk_size": shape.horizon,
+        "n_action_steps": shape.horizon,
+        "max_state_dim": shape.state_dim,
+        "max_action_dim": shape.action_dim,
+        "min_period": shape.min_period,
+        "max_period": shape.max_period,
+        "image_resolution": pixels[1:],
+        "tokenizer_max_length": shape.tokenizer_max_length,
+    }
+
+
+def variants(sizes: Sizes) -> dict[str, str]:
+    """The public names of these sizes; empty where they have none."""
+    for text in ("gemma_2b", "gemma_300m"):
+        names = {"paligemma_variant": text, "action_expert_variant": "gemma_300m"}
+        if Sizes.of_variants(names) == sizes:
+            return names
+    return {}
+
+
+def lerobot_processors(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, bytes]:
+    """lerobot's pre- and post-processing files with these statistics."""
+    settings = {
+        "eps": statistics.action.eps,
+        "features": {**raw["input_features"], **raw["output_features"]},
+        "norm_map": raw["normalization_mapping"],
+    }
+    tokenizer = {
+        "max_length": raw["tokenizer_max_length"],
+        "task_key": "task",
+        "padding_side": "right",
+        "padding": "max_length",
+        "truncation": True,
+        "tokenizer_name": "google/paligemma-3b-pt-224",
+    }
+    device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
+    before, after = (f"policy_preprocessor_step_5_{NORMALIZER}", f"policy_postprocessor_step_0_un{NORMALIZER}")
+    pre = [
+        {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
+        {"registry_name": "to_batch_processor", "config": {}},
+        {"registry_name": "pi0_new_line_processor", "config": {}},
+        {"registry_name": "tokenizer_processor", "config": tokenizer},
+        device,
+        {"registry_name": NORMALIZER, "config": settings, "state_file": f"{before}.safetensors"},
+    ]
+    outwards = {**settings, "features": raw["output_features"]}
+    post = [{"registry_name": f"un{NORMALIZER}", "config": outwards, "state_file": f"{after}.safetensors"}, device]
+    tensors = save({**_tensors(ACTION, statistics.action), **_tensors(STATE, statistics.state)})
+    return {
+        PREPROCESSOR: _json({"name": "policy_preprocessor", "steps": pre}),
+        "policy_postprocessor.json": _json({"name": "policy_postprocessor", "steps": post}),
+        f"{before}.safetensors": tensors,
+        f"{after}.safetensors": tensors,
+    }
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _tensors(feature: str, scale: Scale | None) -> dict[str, Tensor]:
+    if scale is None:
+        return {}
+    return {f"{feature}.{name}": tensor(value) for name, value in zip(MODES[scale.mode], scale.values, strict=True)}

@@ -1,0 +1,50 @@
+"""Camera frames -> the network's input, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+
+def as_tensor(array: Array, device: torch.device) -> Tensor:
+    """A tensor on the device; read-only NumPy memory (Ray's object store) is copied."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.copy()
+    return torch.as_tensor(array, device=device)
+
+
+def resize_with_pad(pixels: Tensor, size: int) -> Tensor:
+    """Scale [B, 3, H, W] of 0..255 into a square, keeping the aspect, black around it.
+
+    Bilinear with antialiasing, rounded to whole levels, as openpi does with Pillow.
+    """
+    height, width = pixels.shape[2:]
+    if (height, width) == (size, size):
+        return pixels
+    ratio = max(height, width) / size
+    inner = (int(height / ratio), int(width / ratio))
+    pixels = F.interpolate(pixels, inner, mode="bilinear", antialias=True).add(0.5).floor().clamp(0, 255)
+    top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
+    return F.pad(pixels, (left, size - inner[1] - left, top, size - inner[0] - top))
+
+
+class ImageProcessor:
+    """uint8 [B, H, W, 3] of each camera -> [B, cameras, 3, S, S] in [-1, 1]."""
+
+    def __init__(self, size: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._size, self._device, self._dtype = size, device, dtype
+
+    def __call__(self, cameras: Sequence[Array]) -> Tensor:
+        return torch.stack([self._camera(images) for images in cameras], dim=1).to(self._dtype)
+
+    def _camera(self, images: Array) -> Tensor:
+        pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
+        return resize_with_pad(pixels, self._size) / 127.5 - 1

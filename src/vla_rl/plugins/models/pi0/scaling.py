@@ -1,0 +1,35 @@
+"""Statistics applied: actions and state between the simulator's units and the network's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vla_rl.plugins.models.pi0.statistics import Scale
+
+
+class Scaler:
+    """A `Scale` on a device. In lerobot, z-scores add eps to the deviation on the way in only; ranges, which go to
+    [-1, 1], use eps where they are empty."""
+
+    def __init__(self, scale: Scale, device: torch.device) -> None:
+        self.dim = scale.dim
+        values = [torch.tensor(value, dtype=torch.float64) for value in scale.values]
+        offset, inwards = torch.zeros(scale.dim, dtype=torch.float64), torch.ones(scale.dim, dtype=torch.float64)
+        outwards, self._shift = inwards, 0.0
+        if scale.mode == "MEAN_STD":
+            offset, inwards, outwards = values[0], values[1] + scale.eps, values[1]
+        elif values:
+            span = values[1] - values[0]
+            inwards = outwards = torch.where(span == 0, scale.eps, span) / 2
+            offset, self._shift = values[0], 1.0
+        self._offset, self._in, self._out = (part.float().to(device) for part in (offset, inwards, outwards))
+
+    def normalise(self, x: Tensor, width: int) -> Tensor:
+        """[..., dim] in physical units -> float32 [..., width], padded with zeros."""
+        return F.pad((x.float() - self._offset) / self._in - self._shift, (0, width - self.dim))
+
+    def restore(self, x: Tensor) -> Tensor:
+        """[..., width] -> physical units, [..., dim]."""
+        return (x[..., : self.dim] + self._shift) * self._out + self._offset

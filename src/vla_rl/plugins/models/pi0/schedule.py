@@ -1,0 +1,51 @@
+"""One denoising step as a Gaussian: x_{i+1} ~ N(mean, std), with t_i = 1 - i / K, from noise (t = 1) to actions.
+
+With v the velocity at (x, t) and d = 1 / K:
+    ODE         mean = x - d v                                          std = 0
+    Flow-SDE    mean = x - d v - s^2 d / (2 t) (x + (1 - t) v)          std = s sqrt(d),  s = a sqrt(t / (1 - t))
+    Flow-Noise  mean = x - d v                                          std from a network
+At t = 1 the denominator of s takes 1 - t_1 instead of 0 (RLinf).
+Sources: pi_RL (arXiv 2510.25889), Flow-GRPO (arXiv 2505.05470).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Schedule:
+    """Times, and what Flow-SDE adds to a step, for K steps."""
+
+    def __init__(self, steps: int, level: float, device: torch.device) -> None:
+        grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+        time = grid[:-1]
+        rest = torch.where(time == 1, 1 - grid[1], 1 - time)
+        sigma = level * (time / rest).sqrt()
+        self.steps, self.delta = steps, 1.0 / steps
+        self.time = time.float().to(device)
+        self.std = (sigma * math.sqrt(self.delta)).float().to(device)
+        self.drift = (sigma**2 * self.delta / (2 * time)).float().to(device)
+
+    def mean(self, x: Tensor, velocity: Tensor, index: Tensor, noisy: Tensor | None) -> Tensor:
+        """Mean of step `index` (int64 [B]) from x [B, H, D]; rows where `noisy` (bool [B]) take Flow-SDE's drift."""
+        mean = x - self.delta * velocity
+        if noisy is None:
+            return mean
+        drift = torch.where(noisy, self.drift[index], 0.0)[:, None, None]
+        return mean - drift * (x + (1 - self.time[index])[:, None, None] * velocity)
+
+
+def log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Of each element of x under N(mean, std); 0 where std is 0: that step left nothing to chance."""
+    safe = torch.where(std > 0, std, 1.0)
+    density = -0.5 * ((x - mean) / safe) ** 2 - safe.log() - 0.5 * math.log(2 * math.pi)
+    return torch.where(std > 0, density, 0.0)
+
+
+def entropy(std: Tensor) -> Tensor:
+    """Of each element, nats; 0 where std is 0."""
+    safe = torch.where(std > 0, std, 1.0)
+    return torch.where(std > 0, safe.log() + 0.5 * math.log(2 * math.pi * math.e), 0.0)

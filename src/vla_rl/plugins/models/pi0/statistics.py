@@ -1,0 +1,180 @@
+"""Where a checkpoint lies, what its config.json says, and the statistics that scale actions and state.
+
+Light: a spec is checked with it. Two public layouts are read:
+lerobot: config.json with `type: pi0`, policy_preprocessor.json and the safetensors file that its normaliser names.
+openpi: config.json with `action_horizon`, `assets/<asset id>/norm_stats.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.plugins.models.pi0.config import Pi0Config
+
+PREPROCESSOR, NORMALIZER, OPENPI_STATISTICS = "policy_preprocessor.json", "normalizer_processor", "norm_stats.json"
+ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
+OPENPI_EPS = 1e-6
+MODES = {
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+    "IDENTITY": (),
+}
+"""lerobot's normalisation modes and the two statistics that each needs."""
+
+
+class CheckpointError(UserError, ValueError):
+    """A checkpoint cannot be used; the message says which file and what to do."""
+
+
+@frozen(kw_only=True)
+class Scale:
+    """How one feature is normalised, by lerobot's rules."""
+
+    mode: str
+    values: tuple[tuple[float, ...], ...]
+    """The mode's two statistics, D numbers each; none for IDENTITY."""
+    dim: int
+    eps: float = 1e-8
+
+
+@frozen(kw_only=True)
+class Statistics:
+    action: Scale
+    state: Scale | None
+    """None: the folder says nothing about a state."""
+
+
+def resolve(name: str) -> Path:
+    """A path -> the folder. Raises CheckpointError when there is none."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"checkpoint {name!r} is not a folder (looked at {folder.absolute()})")
+    return folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}")
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of either layout. Raises CheckpointError for another model."""
+    raw = read_json(folder / "config.json")
+    if raw.get("type") == "pi0" or ("action_horizon" in raw and "type" not in raw):
+        return raw
+    kind = raw.get("type", raw.get("model_type"))
+    raise CheckpointError(
+        f"{folder / 'config.json'} describes a model of type {kind!r}; pi0 reads lerobot's layout (`type: pi0`) and "
+        "openpi's (`action_horizon`)"
+    )
+
+
+def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None) -> Statistics:
+    """Statistics of the folder, lerobot's before openpi's. Raises CheckpointError when there are none: a checkpoint
+    is never used with actions that are not scaled."""
+    if (folder / PREPROCESSOR).is_file():
+        if asset_id is not None:
+            raise CheckpointError(
+                f"asset_id chooses among openpi's statistics; {folder} has lerobot's, which are one set"
+            )
+        return _lerobot(folder, raw)
+    files = {path.parent.relative_to(folder): path for path in sorted(folder.rglob(OPENPI_STATISTICS))}
+    known = {path.as_posix().removeprefix("assets/"): file for path, file in files.items()}
+    if not known:
+        raise CheckpointError(
+            f"{folder} has no statistics to scale actions and state with: neither {PREPROCESSOR} (lerobot) nor "
+            f"assets/<asset id>/{OPENPI_STATISTICS} (openpi)"
+        )
+    if asset_id is None and len(known) > 1:
+        raise CheckpointError(f"{folder} has several statistics; set asset_id to one of: {', '.join(known)}")
+    chosen = next(iter(known)) if asset_id is None else asset_id
+    if chosen not in known:
+        raise CheckpointError(
+            f"no statistics {chosen!r} in {folder}; there are: {', '.join(known)}{did_you_mean(chosen, known)}"
+        )
+    return _openpi(known[chosen])
+
+
+def _lerobot(folder: Path, raw: Mapping[str, Any]) -> Statistics:
+    steps = read_json(folder / PREPROCESSOR).get("steps", [])
+    step = next((s for s in steps if s.get("registry_name") == NORMALIZER), None)
+    if step is None:
+        raise CheckpointError(
+            f"{folder / PREPROCESSOR} has no step {NORMALIZER!r}: there are no statistics to scale with"
+        )
+    settings = step.get("config", {})
+    tensors = _tensors(folder / step["state_file"]) if "state_file" in step else {}
+    modes = {**raw.get("normalization_mapping", {}), **settings.get("norm_map", {})}
+    features = {**raw.get("output_features", {}), **raw.get("input_features", {}), **settings.get("features", {})}
+
+    def scale(feature: str, kind: str) -> Scale:
+        mode = modes.get(kind, "IDENTITY")
+        if mode not in MODES:
+            raise CheckpointError(f"{folder}: normalisation {mode!r} is not known{did_you_mean(mode, MODES)}")
+        names = [f"{feature}.{statistic}" for statistic in MODES[mode]]
+        missing = [name for name in names if name not in tensors]
+        if missing:
+            raise CheckpointError(
+                f"{folder} normalises {feature!r} by {mode} and lacks {', '.join(missing)}; the statistics there are: "
+                f"{', '.join(sorted(tensors)) or 'none'}"
+            )
+        values = tuple(tensors[name] for name in names)
+        dim = len(values[0]) if values else int(features[feature]["shape"][0])
+        return Scale(mode=mode, values=values, dim=dim, eps=float(settings.get("eps", 1e-8)))
+
+    if ACTION not in features:
+        raise CheckpointError(f"{folder / 'config.json'} names no output feature {ACTION!r}")
+    return Statistics(action=scale(ACTION, "ACTION"), state=scale(STATE, "STATE") if STATE in features else None)
+
+
+def _tensors(path: Path) -> dict[str, tuple[float, ...]]:
+    from safetensors.numpy import load_file
+
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no statistics to scale with: {path.name} is missing")
+    try:
+        return {name: tuple(array.reshape(-1).tolist()) for name, array in load_file(path).items()}
+    except Exception as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _openpi(path: Path) -> Statistics:
+    """z-scores; openpi adds 1e-6 to the deviation in both directions, which is put into the deviation here."""
+    entries = read_json(path).get("norm_stats", {})
+
+    def scale(name: str) -> Scale:
+        if not {"mean", "std"} <= set(entries.get(name) or {}):
+            raise CheckpointError(f"{path} has no mean and std of {name!r}; it has: {', '.join(entries) or 'nothing'}")
+        mean, std = entries[name]["mean"], entries[name]["std"]
+        dim = max((i + 1 for i, pair in enumerate(zip(mean, std, strict=True)) if any(pair)), default=0)  # no padding
+        deviations = tuple(float(s) + OPENPI_EPS for s in std[:dim])
+        return Scale(mode="MEAN_STD", values=(tuple(map(float, mean[:dim])), deviations), dim=dim, eps=0.0)
+
+    return Statistics(action=scale("actions"), state=scale("state"))
+
+
+def action_dim(config: Pi0Config) -> int | None:
+    """Numbers of an action as the checkpoint's statistics have it; None for a preset, which adapts, and for a folder
+    that cannot be read (which building the model reports in full)."""
+    if config.checkpoint is None:
+        return None
+    try:
+        folder = resolve(config.checkpoint)
+        return read_statistics(folder, read_config(folder), config.asset_id).action.dim
+    except (CheckpointError, OSError, ValueError, KeyError, ImportError):
+        return None

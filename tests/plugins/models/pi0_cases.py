@@ -1,0 +1,78 @@
+"""What the tests of the pi0 plugin share."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from vla_rl.core.randomness import Noise
+from vla_rl.core.testing import synthetic
+from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.plugins.models.pi0 import Pi0Config, build
+from vla_rl.plugins.models.pi0.architecture import Sizes
+from vla_rl.plugins.models.pi0.policy import Pi0Policy
+from vla_rl.plugins.models.pi0.prompts import train_tokenizer
+
+ENV = synthetic.env_info()
+CHUNK = 4
+REFERENCE_SIZES = Sizes(
+    text_width=64, text_mlp=128, expert_width=32, expert_mlp=64, depth=3, heads=8, kv_heads=1, head_dim=16, vocab=512,
+    vision_width=48, vision_mlp=96, vision_depth=2, vision_heads=4, image_size=28, patch_size=14,
+)  # fmt: skip
+"""Of the network behind the reference data."""
+
+
+def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> Pi0Policy:
+    if "checkpoint" not in config:
+        config.setdefault("preset", "tiny")
+    return build(Pi0Config(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+
+
+def observation(rows: int, env: EnvInfo = ENV) -> Observation:
+    return synthetic.observation(env, rows)
+
+
+def noise(rows: int, seed: int = 0) -> Noise:
+    return Noise(seed, "test", range(rows), [0] * rows, [0] * rows)
+
+
+def expert(rows: int, seed: int = 0, chunk: int = CHUNK) -> Any:
+    return np.random.default_rng(seed).uniform(-1, 1, (rows, chunk, ENV.action_dim)).astype(np.float32)
+
+
+def reference(*parts: str) -> Path:
+    """A file of numbers that the original implementations made; the test is skipped where it is not at hand."""
+    default = Path(__file__).parents[4] / "shared" / "reference"
+    path = Path(os.environ.get("VLA_RL_REFERENCE", default)).joinpath("pi0", *parts)
+    if not path.exists():
+        pytest.skip(f"no reference data at {path}; set VLA_RL_REFERENCE to the folder that holds it")
+    return path
+
+
+OPENPI_STATS = {
+    "actions": {"mean": [0.1, -0.2, 0.3], "std": [0.5, 0.4, 0.2]},
+    "state": {"mean": [1.0, 2.0, 3.0, 4.0, 0.0], "std": [1.0, 0.5, 0.25, 2.0, 0.0]},  # the last one is padding
+}
+
+
+def openpi_folder(folder: Path, weights: Path, stats: dict[str, Any] | None = OPENPI_STATS) -> Path:
+    """A small checkpoint as openpi writes one, with the two files that ours need for small networks."""
+    folder.mkdir()
+    save_file(load_file(weights), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"action_dim": 8, "action_horizon": 10}))
+    (folder / "architecture.json").write_text(json.dumps(attrs.asdict(REFERENCE_SIZES)))
+    train_tokenizer((task.instruction for task in ENV.tasks), REFERENCE_SIZES.vocab).save(
+        str(folder / "tokenizer.json")
+    )
+    if stats is not None:
+        assets = folder / "assets" / "physical-intelligence" / "libero"
+        assets.mkdir(parents=True)
+        (assets / "norm_stats.json").write_text(json.dumps({"norm_stats": stats}))
+    return folder

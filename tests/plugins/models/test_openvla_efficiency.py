@@ -1,0 +1,219 @@
+"""What saves time and memory, and what it may not change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
+
+from vla_rl.core.testing import check_model
+from vla_rl.core.types import Chunk, Context, to_numpy
+from vla_rl.plugins.models.openvla import (
+    LoRAConfig,
+    OpenVLAARConfig,
+    OpenVLAOFTConfig,
+    ValueHeadConfig,
+    openvla,
+    openvla_oft,
+)
+from vla_rl.plugins.models.openvla.heads import AttentionValueHead
+
+BOTH = pytest.mark.parametrize(("plugin", "config"), [(openvla, OpenVLAARConfig), (openvla_oft, OpenVLAOFTConfig)])
+
+
+def build(plugin: Any, config: Any, context: dict[str, Any] | None = None, **keys: Any) -> Any:
+    given = {"env": ENV, "chunk": 2, **(context or {})}
+    return plugin.build(config(**{"preset": "fast", **keys}), Context(**given))
+
+
+def calls(module: torch.nn.Module) -> list[Any]:
+    """Input shapes of every call to come."""
+    seen: list[Any] = []
+    module.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape)))
+    return seen
+
+
+@BOTH
+def test_contract_with_everything_on(plugin: Any, config: Any) -> None:
+    given = config(
+        preset="fast",
+        freeze_vision=True,
+        reuse_vision_features=True,
+        lora=LoRAConfig(rank=4),
+        value_head=ValueHeadConfig(kind="attention", hidden=(16,)),
+    )
+
+    def reload(folder: Path) -> Any:
+        return attrs.evolve(given, preset=None, checkpoint=str(folder))
+
+    check_model(plugin, given, env=ENV, values="action", temperature=1.6, atol=2e-5, reload=reload)
+
+
+# ------------------------------------------------------------------------------------------------- vision features
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_features_of_acting_serve_training(plugin: Any, config: Any, dtype: str) -> None:
+    """Training computes no vision transformer, and the scores are the same to the bit, also after a way through NumPy."""
+    keys = {"freeze_vision": True, "dtype": dtype}
+    model, plain = (build(plugin, config, reuse_vision_features=reuse, **keys) for reuse in (True, False))
+    obs = observation(3)
+    chunk = model.sample_chunk(obs, noise(3), False)
+    seen = calls(model.module.vla.vision_backbone)
+    wanted = plain.chunk_log_probs(obs, plain.sample_chunk(obs, noise(3), False))
+    travelled = attrs.evolve(chunk, trace={name: to_numpy(t).copy() for name, t in chunk.trace.items()})
+    got = model.chunk_log_probs(obs, travelled)
+    assert not seen
+    assert torch.equal(got.log_probs, wanted.log_probs)
+    got.log_probs.sum().backward()
+    plain_loss = wanted.log_probs.sum()
+    plain_loss.backward()
+    grads = [m.module.vla.projector.fc1.weight.grad for m in (model, plain)]
+    assert torch.equal(*grads)
+    model.imitation_loss(obs, chunk.actions)
+    assert seen
+
+
+def test_features_of_a_trained_part_are_not_kept() -> None:
+    with pytest.raises(ValueError, match="reuse_vision_features needs freeze_vision"):
+        OpenVLAOFTConfig(preset="fast", reuse_vision_features=True)
+    assert set(policy(freeze_vision=True).sample_chunk(observation(1), noise(1), False).trace) == {"tokens"}
+
+
+# ---------------------------------------------------------------------------------------------------------- the head
+
+
+@BOTH
+def test_head_is_computed_at_action_positions_and_for_action_tokens_only(
+    plugin: Any, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
+
+    model, obs, shapes = build(plugin, config), observation(3), []
+    original = OpenVLAForActionPrediction.action_logits
+
+    def record(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        logits = original(self, hidden)
+        shapes.append((tuple(hidden.shape), tuple(logits.shape)))
+        return logits
+
+    monkeypatch.setattr(OpenVLAForActionPrediction, "action_logits", record)
+    whole = calls(model.module.vla.language_model.lm_head)
+    chunk = model.sample_chunk(obs, noise(3), False)
+    shapes.clear()
+    model.chunk_log_probs(obs, chunk)
+    assert shapes == [((3, 6, 64), (3, 6, 256))]
+    assert not whole
+
+
+def test_slim_logits_are_the_whole_heads() -> None:
+    vla = policy().module.vla
+    hidden = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(vla.action_logits(hidden), vla.language_model.lm_head(hidden)[..., 512:768])
+
+
+@BOTH
+def test_one_pass_of_the_llama_serves_policy_and_critic(plugin: Any, config: Any) -> None:
+    model, obs = build(plugin, config, {"values": "chunk"}), observation(3)
+    chunk = model.sample_chunk(obs, noise(3), False)
+    passes: list[Any] = []
+    model.module.vla.language_model.model.norm.register_forward_pre_hook(lambda _, args: passes.append(args[0].shape))
+    model.chunk_log_probs(obs, chunk)
+    assert len(passes) == 1
+
+
+# --------------------------------------------------------------------------------------------------- mixed precision
+
+
+@BOTH
+def test_autocast_computes_in_bfloat16_and_keeps_float32_weights(plugin: Any, config: Any) -> None:
+    context = {"values": "chunk"}
+    wide, mixed = (build(plugin, config, context, autocast=on, lora=LoRAConfig(rank=2)) for on in (False, True))
+    obs = observation(4)
+    dtypes: list[torch.dtype] = []
+    layer = mixed.module.vla.get_base_model().language_model.model.layers[0].mlp.down_proj
+    layer.register_forward_hook(lambda _m, _a, out: dtypes.append(out.dtype))
+    chunk = mixed.sample_chunk(obs, noise(4), False)
+    scores = mixed.chunk_log_probs(obs, chunk)
+    assert set(dtypes) == {torch.bfloat16}
+    assert {p.dtype for p in mixed.module.parameters()} == {torch.float32}
+    assert {t.dtype for t in (chunk.log_probs, chunk.values, scores.log_probs, scores.entropy, scores.values)} == {
+        torch.float32
+    }
+    drift = (wide.chunk_log_probs(obs, chunk).log_probs - scores.log_probs).abs()
+    assert 0 < drift.mean() < 0.05
+    (scores.log_probs.sum() + mixed.imitation_loss(obs, chunk.actions)).backward()
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in mixed.module.parameters())
+
+
+def test_autocast_is_for_float32_weights() -> None:
+    with pytest.raises(ValueError, match="autocast is for float32 weights"):
+        OpenVLAOFTConfig(preset="fast", autocast=True, dtype="bfloat16")
+
+
+# --------------------------------------------------------------------------------------------------- attention critic
+
+
+@BOTH
+def test_attention_critic_sees_image_and_prompt_and_no_actions(plugin: Any, config: Any) -> None:
+    model = build(plugin, config, {"values": "chunk"}, value_head=ValueHeadConfig(kind="attention"))
+    obs = observation(4)
+    head = model.module.value_head
+    assert isinstance(head, AttentionValueHead)
+    seen: dict[str, Any] = {}
+    hook = head.register_forward_hook(lambda _m, args, out: seen.update(hidden=args[0], at=args[1], mask=args[2]))
+    chunk = model.sample_chunk(obs, noise(4), False)
+    values = model.chunk_log_probs(obs, chunk).values
+    hook.remove()
+    torch.testing.assert_close(values, chunk.values, rtol=0, atol=1e-5)
+    hidden, at, mask = seen["hidden"].detach(), seen["at"], seen["mask"]
+    columns = torch.arange(hidden.shape[1])
+    hide = columns > at[:, None] if mask is None else (columns > at[:, None]) | ~mask
+    assert hide.any()
+    assert torch.equal(head(torch.where(hide[..., None], 7.0, hidden), at, mask), values)
+    past = (columns < at[:, None]) & ~hide
+    assert (head(torch.where(past[..., None], -hidden, hidden), at, mask) - values).abs().min() > 1e-5
+
+
+def test_kinds_of_critic_are_not_mixed_up(tmp_path: Path) -> None:
+    policy(context={"values": "chunk"}).save(tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)value_head.safetensors does not fit.*remove.*key.weight"):
+        policy(checkpoint=str(tmp_path), context={"values": "chunk"}, value_head=ValueHeadConfig(kind="attention"))
+
+
+# ---------------------------------------------------------------------------------------------------------- reference
+
+
+@BOTH
+def test_reference_is_the_policy_before_training(plugin: Any, config: Any) -> None:
+    obs = observation(3)
+    model = build(plugin, config, {"temperature": 1.3}, lora=LoRAConfig(rank=4))
+    start = model.sample_chunk(obs, noise(3), False)
+    optimiser = torch.optim.Adam([p for p in model.module.parameters() if p.requires_grad], 3e-3)
+    for _ in range(3):
+        optimiser.zero_grad()
+        model.chunk_log_probs(obs, start).log_probs.sum().backward()
+        optimiser.step()
+    now = model.chunk_log_probs(obs, start)
+    assert (now.log_probs - start.log_probs).abs().max() > 0.01
+    reference = model.reference_log_probs(obs, start)
+    torch.testing.assert_close(reference, start.log_probs, rtol=0, atol=1e-5)
+    assert not reference.requires_grad
+    again = model.chunk_log_probs(obs, start)
+    assert torch.equal(again.log_probs, now.log_probs)
+    assert again.log_probs.requires_grad
+    trained = {name for name, p in model.module.named_parameters() if p.requires_grad}
+    assert any("lora_" in name for name in trained)
+
+
+def test_reference_needs_adapters() -> None:
+    model, obs = policy(), observation(1)
+    chunk = Chunk(actions=expert(1), log_probs=np.zeros((1, CHUNK, 3)), trace={"tokens": np.full((1, CHUNK, 3), 600)})
+    with pytest.raises(TypeError, match="needs `lora`"):
+        model.reference_log_probs(obs, chunk)

@@ -1,0 +1,70 @@
+"""Batched resizing on tensors against Pillow, image by image: no level may differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from vla_rl.plugins.models.openvla.architecture import preset_config
+from vla_rl.plugins.models.openvla.images import ImageProcessor, resample, resize
+
+CPU = torch.device("cpu")
+SHAPES = [(256, 256), (96, 128), (480, 640), (37, 200), (64, 64), (64, 100), (65, 64), (300, 41)]
+
+
+def frames(height: int, width: int, count: int = 2) -> Any:
+    """Noise, which exercises every rounding and overshoot, and a smooth picture."""
+    rng = np.random.default_rng(height * 1000 + width)
+    noise = rng.integers(0, 256, (count - 1, height, width, 3), dtype=np.uint8)
+    y, x = np.mgrid[:height, :width]
+    smooth = np.stack([(127 + 127 * np.sin(x / 9 + k) * np.cos(y / 7)).astype(np.uint8) for k in range(3)], axis=2)
+    return np.concatenate([noise, smooth[None]])
+
+
+def across_then_down(image: Image.Image, height: int, width: int) -> Image.Image:
+    """What Pillow does in one call, except that version 13 goes down first where it widens and flattens."""
+    if width > image.width and height < image.height:
+        image = image.resize((width, image.height), Image.Resampling.BICUBIC)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize(("height", "width"), SHAPES)
+@pytest.mark.parametrize("size", [(64, 64), (224, 224), (50, 301)])
+def test_resize_is_pillows(height: int, width: int, size: tuple[int, int]) -> None:
+    images = frames(height, width)
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float()
+    theirs = np.stack([np.asarray(across_then_down(Image.fromarray(image), *size)) for image in images])
+    for ours in (resize(pixels, *size), resample(pixels, *size)):
+        assert ours.dtype == torch.float32
+        np.testing.assert_array_equal(ours.permute(0, 2, 3, 1).numpy(), theirs)
+
+
+@pytest.mark.parametrize(("height", "width"), SHAPES)
+@pytest.mark.parametrize("strategy", ["resize-naive", "letterbox", "resize-crop"])
+def test_strategies_are_pillows(strategy: str, height: int, width: int) -> None:
+    sizes = preset_config("fast")
+    sizes.image_resize_strategy = strategy
+    images = frames(height, width)
+    got = ImageProcessor(sizes, CPU, torch.float32, center_crop=False)([images])
+    for image, ours in zip(images, got, strict=True):
+        picture = Image.fromarray(image)
+        if strategy == "resize-naive":
+            picture = across_then_down(picture, 64, 64)
+        else:
+            if strategy == "letterbox":
+                side = max(height, width)
+                left, top = (side - width) // 2, (side - height) // 2
+                border = (left, top, side - width - left, side - height - top)
+                picture = ImageOps.expand(picture, border, (127, 127, 127))
+            wide, high = (int(64 * side / min(picture.size)) for side in picture.size)
+            picture = across_then_down(picture, high, wide)
+            left, top = (round((side - 64) / 2) for side in picture.size)
+            picture = picture.crop((left, top, left + 64, top + 64))
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+        mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+        std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+        assert torch.equal(ours, torch.cat([(pixels - mean) / std, (pixels - 0.5) / 0.5]))

@@ -1,0 +1,349 @@
+"""Folders in lerobot's and openpi's layouts: what is read, what is written, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from pi0_cases import CHUNK, ENV, OPENPI_STATS, noise, observation, openpi_folder, policy, reference
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+
+from vla_rl.core.testing import synthetic
+from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
+from vla_rl.plugins.models.pi0.images import ImageProcessor, resize_with_pad
+from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
+from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text
+from vla_rl.plugins.models.pi0.scaling import Scaler
+from vla_rl.plugins.models.pi0.statistics import Scale, action_dim
+
+CPU = torch.device("cpu")
+NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
+STATS_4 = {**OPENPI_STATS, "state": {"mean": [1.0, 2.0, 3.0, 4.0], "std": [1.0, 0.5, 0.25, 2.0]}}
+
+
+@pytest.fixture
+def openpi(tmp_path: Path) -> Path:
+    return openpi_folder(tmp_path / "openpi", reference("model.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny preset, as `save` writes it. Tests that change it copy it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    policy(context={"values": "chunk"}, noise=NoiseConfig(method="flow_noise")).save(folder)
+    return folder
+
+
+def copy(folder: Path, target: Path) -> Path:
+    target.mkdir()
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def edit(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+# ------------------------------------------------------------------------------------------------- both layouts
+
+
+def test_openpi_is_read_and_written_as_lerobot(openpi: Path, tmp_path: Path) -> None:
+    """Key by key; the saved folder gives the same actions, statistics included."""
+    model, obs = policy(checkpoint=str(openpi)), observation(3)
+    out = tmp_path / "out"
+    model.save(out)
+    old, new = load_file(openpi / "model.safetensors"), load_file(out / "model.safetensors")
+    assert {f"model.{name}" for name in old if name != TIED} == set(new)
+    assert all(torch.equal(new[f"model.{name}"], tensor) for name, tensor in old.items() if name != TIED)
+
+    config = json.loads((out / "config.json").read_text())
+    assert config["type"] == "pi0"
+    assert (config["chunk_size"], config["max_action_dim"], config["max_state_dim"]) == (10, 8, 8)
+    assert list(config["input_features"]) == [
+        "observation.images.camera0", "observation.images.camera1", "observation.state",
+    ]  # fmt: skip
+    stats = load_file(out / NORMALIZER)
+    torch.testing.assert_close(stats["action.std"], torch.tensor([0.5, 0.4, 0.2]) + 1e-6)
+    torch.testing.assert_close(stats["observation.state.mean"], torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    again = policy(checkpoint=str(out))
+    one, two = (m.sample_chunk(obs, noise(3), False) for m in (model, again))
+    assert torch.equal(one.actions, two.actions)
+    assert torch.equal(one.log_probs, two.log_probs)
+    assert one.trace["chain"].shape == (3, 5, 10, 8), "the whole horizon and all dimensions are denoised"
+    assert one.actions.shape == (3, CHUNK, 3)
+
+
+def test_openpi_statistics_scale_actions_and_state(openpi: Path) -> None:
+    wide = attrs.evolve(ENV, action_low=(-9.0,) * 3, action_high=(9.0,) * 3)
+    model, obs = policy(checkpoint=str(openpi), env=wide), observation(2)
+    chunk = model.sample_chunk(obs, noise(2), False)
+    raw = chunk.trace["chain"][:, -1, :CHUNK, :3]
+    wanted = raw * (torch.tensor([0.5, 0.4, 0.2]) + 1e-6) + torch.tensor([0.1, -0.2, 0.3])
+    torch.testing.assert_close(chunk.actions, wanted, rtol=0, atol=1e-6)
+    state = model._state(obs)
+    means, deviations = np.array([1, 2, 3, 4]), np.array([1, 0.5, 0.25, 2]) + 1e-6
+    np.testing.assert_allclose(state[:, :4], (obs.state - means) / deviations, rtol=1e-5)
+    assert not state[:, 4:].any()
+    assert state.shape == (2, 8)
+
+
+def test_log_probs_count_the_actions_that_the_simulator_takes(openpi: Path) -> None:
+    model, obs = policy(checkpoint=str(openpi)), observation(2)
+    chunk = model.sample_chunk(obs, noise(2), False)
+    base = model.chunk_log_probs(obs, chunk).log_probs
+    at = torch.arange(2), chunk.trace["step"] + 1
+    for change, counts in (((slice(None), CHUNK, 0), False), ((slice(None), 0, 3), False), ((slice(None), 0, 2), True)):
+        chain = chunk.trace["chain"].clone()
+        landed = chain[at]
+        landed[change] += 0.5
+        chain[at] = landed
+        other = attrs.evolve(chunk, trace={**chunk.trace, "chain": chain})
+        assert torch.equal(model.chunk_log_probs(obs, other).log_probs, base) != counts
+
+
+def test_demonstrations_may_be_shorter_than_the_horizon(openpi: Path) -> None:
+    model, obs = policy(checkpoint=str(openpi)), observation(2)
+    loss = model.imitation_loss(obs, np.zeros((2, CHUNK, 3), np.float32))
+    assert loss.requires_grad
+    assert 0 < loss.item() < 100
+
+
+def test_lerobot_files_are_kept_as_they_are(saved: Path, tmp_path: Path) -> None:
+    source = copy(saved, tmp_path / "source")
+    edit(source / "config.json", device="cuda", push_to_hub=True)
+    steps = json.loads((source / "policy_preprocessor.json").read_text())["steps"]
+    steps.insert(0, {"registry_name": "somebody's_step", "config": {}})
+    edit(source / "policy_preprocessor.json", steps=steps)
+    policy(checkpoint=str(source)).save(tmp_path / "out")
+    for path in source.iterdir():
+        if path.name not in ("value_head.safetensors", "noise_head.safetensors", "tokenizer.json", "model.safetensors"):
+            other = (tmp_path / "out" / path.name).read_text("latin1")
+            same = json.loads(other) == json.loads(path.read_text()) if path.suffix == ".json" else None
+            assert same or other == path.read_text("latin1"), path.name
+
+
+def test_heads_are_saved_beside_the_weights(saved: Path, tmp_path: Path) -> None:
+    method = NoiseConfig(method="flow_noise")
+    model = policy(context={"values": "chunk"}, noise=method)
+    with torch.no_grad():
+        for head in (model.module.value_head, model.module.noise_head):
+            head.layers[-1].bias.fill_(0.7)
+    model.save(tmp_path / "out")
+    again = policy(checkpoint=str(tmp_path / "out"), context={"values": "chunk"}, noise=method)
+    for (name, one), (_, two) in zip(model.weights(), again.weights(), strict=True):
+        assert torch.equal(one, two), name
+    with pytest.raises(ValueError, match=r"(?s)value_head.*remove the file.*layers\.0\.weight: \(512, 64\) instead of"):
+        from vla_rl.plugins.models.pi0 import ValueHeadConfig
+
+        policy(checkpoint=str(saved), context={"values": "chunk"}, value_head=ValueHeadConfig(hidden=(8,)))
+
+
+def test_names_of_either_layout_are_opened() -> None:
+    a, b = torch.zeros(1), torch.ones(1)
+    assert open_names({f"model.{TIED}": a, "model.time_mlp_in.bias": b}) == {HEAD: a, "action_time_mlp_in.bias": b}
+    assert open_names({TIED: a, HEAD: b, "state_proj.bias": a}) == {HEAD: b, "state_proj.bias": a}
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "physical", "scaled"),
+    [
+        ("MEAN_STD", ((2.0,), (4.0,)), 10.0, 2.0),
+        ("MIN_MAX", ((2.0,), (4.0,)), 3.5, 0.5),
+        ("QUANTILES", ((-1.0,), (3.0,)), 0.0, -0.5),
+        ("QUANTILE10", ((0.0,), (1.0,)), 1.0, 1.0),
+        ("IDENTITY", (), 7.0, 7.0),
+    ],
+)
+def test_lerobots_normalisations(mode: str, values: Any, physical: float, scaled: float) -> None:
+    scaler = Scaler(Scale(mode=mode, values=values, dim=1), CPU)
+    got = scaler.normalise(torch.tensor([physical]), 3)
+    torch.testing.assert_close(got, torch.tensor([scaled, 0, 0]))
+    torch.testing.assert_close(scaler.restore(got), torch.tensor([physical]))
+
+
+def test_a_dimension_that_never_moves_stays_finite() -> None:
+    flat = Scaler(Scale(mode="MIN_MAX", values=((2.0,), (2.0,)), dim=1), CPU)
+    assert flat.normalise(torch.tensor([2.0]), 1).item() == -1
+    z = Scaler(Scale(mode="MEAN_STD", values=((2.0,), (0.0,)), dim=1), CPU)
+    assert z.normalise(torch.tensor([2.0]), 1).item() == 0
+
+
+def test_action_dimensions_are_known_without_building(openpi: Path, saved: Path) -> None:
+    assert action_dim(Pi0Config(checkpoint=str(openpi))) == 3
+    assert action_dim(Pi0Config(checkpoint=str(saved))) == 3
+    assert action_dim(Pi0Config(preset="tiny")) is None
+    assert action_dim(Pi0Config(checkpoint="nowhere")) is None
+
+
+# ---------------------------------------------------------------------------------------------- images, prompts
+
+
+def test_images_are_resized_as_pillow_does() -> None:
+    frames = synthetic.observation(synthetic.env_info(cameras=1, pixels=100), 1).images["camera0"][:, :60]
+    got = resize_with_pad(torch.from_numpy(frames).permute(0, 3, 1, 2).float(), 64)[0].permute(1, 2, 0).numpy()
+    wanted = np.asarray(Image.fromarray(frames[0]).resize((64, 38), Image.Resampling.BILINEAR), np.float32)
+    assert not got[:13].any()
+    assert not got[51:].any()
+    assert np.abs(got[13:51] - wanted).max() <= 1
+    pixels = ImageProcessor(64, CPU, torch.float32)([np.full((1, 64, 64, 3), 255, np.uint8)])
+    assert pixels.shape == (1, 1, 3, 64, 64)
+    assert (pixels == 1).all()
+    assert ImageProcessor(64, CPU, torch.float32)([frames])[0, 0, :, 0, 0].tolist() == [-1, -1, -1]
+
+
+def test_prompts() -> None:
+    assert prompt_text(" pick_up the\nRed block ") == "pick up the Red block\n"
+    model = policy()
+    tokenizer = model.prompts.tokenizer
+    ids = model.prompts.encode("push the red block")
+    assert ids[0] == tokenizer.token_to_id("<bos>") == 2
+    assert tokenizer.decode(ids) == "push the red block\n"
+    assert tokenizer.decode(model.prompts.encode("Öl über 3")) == "Öl über 3\n", "bytes where there is no piece"
+    ids, mask = model.prompts.rows(["push the red block", "pick up the blue bowl on the left"])
+    assert mask.sum(1).tolist() == [
+        len(model.prompts.encode(text)) for text in ("push the red block", "pick up the blue bowl on the left")
+    ]
+    assert not ids[~mask].any()
+    assert len(model.prompts.encode("block " * 100)) == 48
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+def refused(match: str, **config: Any) -> None:
+    with pytest.raises(ValueError, match=re.compile(match, re.DOTALL)):
+        policy(**config)
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path, saved: Path) -> None:
+    refused("'nowhere' is not a folder", checkpoint="nowhere")
+    refused("not a complete checkpoint: it has no config.json", checkpoint=str(tmp_path))
+    other = copy(saved, tmp_path / "other")
+    edit(other / "config.json", type="act")
+    refused("type 'act'.*lerobot.*openpi", checkpoint=str(other))
+    (other / "config.json").write_text("[")
+    refused("cannot read .*config.json", checkpoint=str(other))
+    no_weights = copy(saved, tmp_path / "no_weights")
+    (no_weights / "model.safetensors").unlink()
+    refused("it has no model.safetensors", checkpoint=str(no_weights))
+    (no_weights / "model.safetensors").write_bytes(b"not weights")
+    refused("cannot read .*model.safetensors", checkpoint=str(no_weights))
+    (other / "config.json").write_text('{"type": "pi0", "paligemma_variant": "gemma_9b"}')
+    (other / "architecture.json").unlink()
+    refused("'gemma_9b'.*gemma_300m, gemma_2b", checkpoint=str(other))
+
+
+def test_statistics_that_are_missing(tmp_path: Path, saved: Path) -> None:
+    weights = reference("model.safetensors")
+    bare = openpi_folder(tmp_path / "bare", weights, stats=None)
+    refused("no statistics to scale.*policy_preprocessor.json.*norm_stats.json", checkpoint=str(bare))
+    partial = openpi_folder(tmp_path / "partial", weights, stats={"actions": OPENPI_STATS["actions"]})
+    refused("no mean and std of 'state'; it has: actions", checkpoint=str(partial))
+
+    lerobot = copy(saved, tmp_path / "lerobot")
+    tensors = load_file(lerobot / NORMALIZER)
+    save_file({"action.min": tensors["action.min"]}, lerobot / NORMALIZER)
+    refused("normalises 'action' by MIN_MAX and lacks action.max; .*there are: action.min", checkpoint=str(lerobot))
+    (lerobot / NORMALIZER).unlink()
+    refused(f"no statistics.*{NORMALIZER} is missing", checkpoint=str(lerobot))
+    edit(lerobot / "policy_preprocessor.json", steps=[])
+    refused("no step 'normalizer_processor'", checkpoint=str(lerobot))
+
+
+def test_several_statistics_need_a_name(openpi: Path) -> None:
+    droid = openpi / "assets" / "droid"
+    droid.mkdir()
+    (droid / "norm_stats.json").write_text(json.dumps({"norm_stats": STATS_4}))
+    refused("several.*asset_id to one of: droid, physical-intelligence/libero", checkpoint=str(openpi))
+    refused("no statistics 'drod'.*did you mean 'droid'", checkpoint=str(openpi), asset_id="drod")
+    assert policy(checkpoint=str(openpi), asset_id="droid")
+
+
+def test_keys_that_do_not_fit_are_listed(openpi: Path) -> None:
+    path = openpi / "model.safetensors"
+    state = load_file(path)
+    del state["state_proj.bias"]
+    state["time_embedder.weight"] = torch.zeros(3)
+    state["action_in_proj.weight"] = torch.zeros(32, 7)
+    save_file(state, path)
+    refused(
+        r"does not fit.*missing \(1\): \S*state_proj.bias\n.*unexpected \(1\): time_embedder.weight\n"
+        r".*another shape \(1\): \S*action_in_proj.weight: \(32, 7\) instead of \(32, 8\)",
+        checkpoint=str(openpi),
+    )
+
+
+def test_a_simulator_that_does_not_fit(openpi: Path, saved: Path) -> None:
+    def env(**changes: Any) -> Any:
+        return synthetic.env_info(**changes)
+
+    refused("3-dimensional actions, the simulator takes 4", checkpoint=str(openpi), env=env(action_dim=4))
+    refused("4-dimensional state, the simulator's has 6", checkpoint=str(openpi), env=env(state_dim=6))
+    refused("4-dimensional state, and this simulator has none", checkpoint=str(openpi), env=env(state_dim=0))
+    assert policy(checkpoint=str(openpi), env=env(state_dim=0), use_state=False)
+    refused("needs a state", checkpoint=str(openpi), env=env(state_dim=0), use_state=True)
+    refused("chunks of 10 actions, the spec asks for 11", checkpoint=str(openpi), context={"chunk": 11})
+    refused("takes 3 cameras, the policy would see 4", checkpoint=str(openpi), env=env(cameras=4))
+    refused("trained with 2 cameras .camera0, camera1., .*has 1", checkpoint=str(saved), env=env(cameras=1))
+    assert policy(checkpoint=str(saved), env=env(cameras=3))._cameras == ("camera0", "camera1")
+    refused("no camera 'camera9'.*has: camera0, camera1; did you mean 'camera[01]'", cameras=("camera9",))
+    refused("at least one camera", env=env(cameras=0))
+    refused("Context.env is needed", context={"env": None})
+
+
+def test_a_tokenizer_that_does_not_fit(openpi: Path, tmp_path: Path) -> None:
+    file = (openpi / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    refused("no tokenizer at .*openpi.tokenizer.json.*model.tokenizer", checkpoint=str(openpi))
+    assert policy(checkpoint=str(openpi), tokenizer=str(file))
+    assert policy(checkpoint=str(openpi), tokenizer=str(tmp_path))
+    Tokenizer(models.BPE()).save(str(tmp_path / "empty.json"))
+    refused("no '<bos>'", checkpoint=str(openpi), tokenizer=str(tmp_path / "empty.json"))
+    with pytest.raises(ValueError, match="another model's tokenizer"):
+        Prompts(Tokenizer.from_file(str(file)), vocab=100, max_length=48, device=CPU, instructions=["push"])
+
+
+def test_half_precision_on_the_cpu() -> None:
+    refused("float16 is for GPUs.*float32 or bfloat16", dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({}, "exactly one of `checkpoint`"),
+        ({"checkpoint": "a", "preset": "tiny"}, "exactly one of `checkpoint`"),
+        ({"preset": "tiny", "tokenizer": "x"}, "`tokenizer` says how to read a checkpoint"),
+        ({"preset": "tiny", "asset_id": "x"}, "`asset_id` says how to read a checkpoint"),
+        ({"preset": "tiny", "denoise_steps": 0}, "denoise_steps"),
+        ({"preset": "tiny", "dtype": "int8"}, "dtype"),
+    ],
+)
+def test_settings_that_contradict(config: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Pi0Config(**config)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"method": "flow_noise", "level": 0.5}, "`level` belongs to method 'flow_sde'; the method is 'flow_noise'"),
+        ({"method": "flow_noise", "steps": "one"}, "`steps` belongs to method 'flow_sde'"),
+        ({"std_range": (0.1, 0.2)}, "`std_range` belongs to method 'flow_noise'"),
+        ({"method": "flow_noise", "std_range": (0.2, 0.1)}, "0 < low < high"),
+        ({"level": 0.0}, "level"),
+        ({"method": "flow_cps"}, "flow_sde"),
+    ],
+)
+def test_noise_that_contradicts(config: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        NoiseConfig(**config)

@@ -1,0 +1,154 @@
+"""Our network against numbers made with openpi's PyTorch pi0 (transformers 4.53.2, fp32), and RLinf's formulas."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from pi0_cases import REFERENCE_SIZES, reference
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
+from vla_rl.plugins.models.pi0.checkpoint import load_network
+from vla_rl.plugins.models.pi0.layout import HEAD, TIED, public_name
+from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network
+from vla_rl.plugins.models.pi0.schedule import Schedule, entropy, log_density
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def module() -> Pi0Module:
+    network = empty_network(network_config(REFERENCE_SIZES, Shape(horizon=10, action_dim=8, state_dim=8)))
+    load_network(network, reference("model.safetensors"))
+    return Pi0Module(network).eval()
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Tensor]:
+    return load_file(reference("io.safetensors"))
+
+
+class Rows:
+    """The network row by row, each with the cameras that it has: openpi masks the others instead."""
+
+    def __init__(self, module: Pi0Module, data: dict[str, Tensor]) -> None:
+        self.module, self.data = module, data
+        self.prefixes = [self._see(row) for row in range(2)]
+
+    def _see(self, row: int) -> Prefix:
+        pixels = torch.stack([self.data[f"image_{i}"][row] for i in range(3) if self.data[f"image_mask_{i}"][row]])
+        return self.module.see(pixels[None], self.data["tokens"][[row]], self.data["token_mask"][[row]])
+
+    def velocity(self, x: Tensor, time: Tensor) -> Tensor:
+        parts = [(prefix, self.data["state"][[i]], x[[i]], time[[i]]) for i, prefix in enumerate(self.prefixes)]
+        return torch.cat([self.module.velocity(self.module.denoise(*part)) for part in parts])
+
+
+@pytest.fixture(scope="module")
+def rows(module: Pi0Module, data: dict[str, Tensor]) -> Rows:
+    assert not all(data[f"image_mask_{i}"].all() for i in range(3))
+    assert not data["token_mask"].all()
+    with torch.no_grad():
+        return Rows(module, data)
+
+
+@torch.no_grad()
+def test_embeddings(module: Pi0Module, data: dict[str, Tensor]) -> None:
+    pixels = torch.stack([data[f"image_{i}"] for i in range(3)], dim=1)
+    torch.testing.assert_close(module.embed_prefix(pixels, data["tokens"]), data["prefix_embs"], rtol=0, atol=5e-6)
+    suffix = module.pi0.embed_action_time(data["state"], data["noise"], data["time"])
+    torch.testing.assert_close(suffix, data["suffix_embs"], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_flow_matching_loss(data: dict[str, Tensor], rows: Rows) -> None:
+    losses = []
+    for i, prefix in enumerate(rows.prefixes):
+        args = (data[name][[i]] for name in ("state", "actions", "noise", "time"))
+        losses.append(rows.module.flow_matching(prefix, *args))
+    torch.testing.assert_close(torch.cat(losses), data["loss_elementwise"], rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("steps", [1, 4, 10])
+def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
+    """openpi adds its time up in float32; with that time the samples are the same, with the exact one nearly so."""
+    schedule, wanted = Schedule(steps, 0.5, CPU), data[f"sampled_{steps}"]
+    for exact, atol in ((False, 1e-5), (True, 1e-5 if steps < 10 else 1.1e-4)):
+        x, time = data["noise"], torch.tensor(1.0)
+        for i in range(steps):
+            index = torch.tensor([i, i])
+            velocity = rows.velocity(x, schedule.time[index] if exact else time.expand(2))
+            x = schedule.mean(x, velocity, index, None)
+            time = time + torch.tensor(-1.0 / steps)
+        torch.testing.assert_close(x, wanted, rtol=0, atol=atol)
+
+
+@torch.no_grad()
+def test_time_is_embedded_in_double_precision(module: Pi0Module) -> None:
+    time, dim = torch.tensor([0.001, 0.37, 1.0]), 32
+    wanted = [
+        [
+            f(2 * math.pi * float(t) / (4e-3 * 1000 ** (i / (dim / 2 - 1))))
+            for f in (math.sin, math.cos)
+            for i in range(16)
+        ]
+        for t in time
+    ]
+    got = module.pi0.embed_action_time.sinusoid_embeds(time)
+    torch.testing.assert_close(got, torch.tensor(wanted), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_pass_leaves_the_prefix_as_it_was(data: dict[str, Tensor], rows: Rows) -> None:
+    assert torch.equal(rows.velocity(data["noise"], data["time"]), rows.velocity(data["noise"], data["time"]))
+
+
+@pytest.mark.parametrize("level", [0.3, 0.5])
+def test_flow_sde_is_rlinfs(level: float) -> None:
+    """Means and deviations as RLinf writes them: from the clean and the noise end of the velocity."""
+    K, rng = 4, torch.Generator().manual_seed(0)
+    x, v = torch.randn(K, 5, 3, generator=rng), torch.randn(K, 5, 3, generator=rng)
+    schedule, index = Schedule(K, level, CPU), torch.arange(K)
+    got = schedule.mean(x, v, index, torch.ones(K, dtype=torch.bool))
+    grid = [1.0, 0.75, 0.5, 0.25, 0.0]
+    for i, (t, d) in enumerate((t, 0.25) for t in grid[:-1]):
+        s = level * math.sqrt(t / (1 - (grid[1] if t == 1 else t)))
+        clean, noisy = x[i] - v[i] * t, x[i] + v[i] * (1 - t)
+        mean = clean * (1 - (t - d)) + noisy * (t - d - s**2 * d / (2 * t))
+        torch.testing.assert_close(got[i], mean, rtol=0, atol=1e-6)
+        assert schedule.std[i] == pytest.approx(math.sqrt(d) * s, rel=1e-6)
+        euler = clean * (1 - (t - d)) + noisy * (t - d)
+        torch.testing.assert_close(schedule.mean(x, v, index, None)[i], euler, rtol=0, atol=1e-6)
+    if level == 0.5:
+        torch.testing.assert_close(schedule.std, torch.tensor([0.5, 0.4330, 0.25, 0.1443]), rtol=0, atol=1e-4)
+
+
+def test_rows_that_are_not_noisy_follow_the_ode() -> None:
+    schedule, index = Schedule(4, 0.5, CPU), torch.tensor([1, 1])
+    x, v = torch.randn(2, 3, 2), torch.randn(2, 3, 2)
+    mean = schedule.mean(x, v, index, torch.tensor([True, False]))
+    assert torch.equal(mean[1], schedule.mean(x, v, index, None)[1])
+    assert not torch.allclose(mean[0], schedule.mean(x, v, index, None)[0])
+
+
+def test_density_and_entropy() -> None:
+    x, mean, std = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 0.0]), torch.tensor([2.0, 0.5, 0.0])
+    normal = torch.distributions.Normal(mean[:2], std[:2])
+    torch.testing.assert_close(log_density(x, mean, std)[:2], normal.log_prob(x[:2]))
+    torch.testing.assert_close(entropy(std)[:2], normal.entropy())
+    assert log_density(x, mean, std)[2] == entropy(std)[2] == 0
+
+
+def test_public_key_layout() -> None:
+    """The full-size network has openpi's names and shapes; the tied pair is one tensor, as in files."""
+    wanted = json.loads(reference("keys_pi0_full.json").read_text())
+    assert wanted.pop(TIED) == wanted[HEAD]
+    with torch.device("meta"):
+        network = empty_network(network_config(Sizes(), Shape(horizon=50)))
+    assert {public_name(name): list(tensor.shape) for name, tensor in network.state_dict().items()} == wanted
+    assert Sizes.of_variants({}) == Sizes()
