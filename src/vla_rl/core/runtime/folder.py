@@ -120,10 +120,12 @@ class RunFolder:
             link.symlink_to(target.name)
             os.replace(link, self.checkpoints / LAST)
         except Exception as exc:
+            free = shutil.disk_usage(self.path).free / 2**20  # libraries do not always say that it is this
             shutil.rmtree(partial, ignore_errors=True)
             previous = self.latest()
             raise CheckpointError(
                 f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
+                f"  {free:.1f} MiB were free on that disk\n"
                 f"  last complete checkpoint: {previous or 'none'}; make room and run again with --resume"
             ) from exc
         complete = sorted(self.checkpoints.glob("step_*"))
