@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from vla_rl.core.draws import draw_round, draw_state
+from vla_rl.core.draws import deal_states, draw_state
 from vla_rl.core.types import ResetState
 
 STATES = [ResetState(id=100 * task + i, task=f"t{task}") for task in range(4) for i in range(10)]
@@ -15,7 +15,7 @@ STATES = [ResetState(id=100 * task + i, task=f"t{task}") for task in range(4) fo
 
 @pytest.mark.parametrize(("rounds", "groups"), [(1, 4), (6, 4), (30, 8)])
 def test_a_rollout_is_the_keyed_draw_dealt_out_by_task(rounds, groups):
-    dealt = [draw_round(STATES, 7, 3, rounds, groups, r) for r in range(rounds)]
+    dealt = deal_states(STATES, 7, 3, rounds, groups)
     drawn = Counter(draw_state(STATES, 7, 3, i).id for i in range(rounds * groups))
     assert Counter(state.id for round_states in dealt for state in round_states) == drawn
     tasks = [[dealt[r][g].task for r in range(rounds)] for g in range(groups)]
@@ -24,4 +24,4 @@ def test_a_rollout_is_the_keyed_draw_dealt_out_by_task(rounds, groups):
 
 
 def test_steps_differ():
-    assert draw_round(STATES, 7, 1, 2, 4, 0) != draw_round(STATES, 7, 2, 2, 4, 0)
+    assert deal_states(STATES, 7, 1, 2, 4)[0] != deal_states(STATES, 7, 2, 2, 4)[0]

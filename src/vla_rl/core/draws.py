@@ -20,10 +20,10 @@ def draw_state(states: Sequence[ResetState], seed: int, step: int, index: int) -
     return states[int(_shuffle(len(states), seed, step, lap)[place])]
 
 
-def draw_round(
-    states: Sequence[ResetState], seed: int, step: int, rounds: int, groups: int, index: int
-) -> tuple[ResetState, ...]:
-    """States of the `groups` groups of rows in round `index` of the `rounds` of a rollout.
+def deal_states(
+    states: Sequence[ResetState], seed: int, step: int, rounds: int, groups: int
+) -> tuple[tuple[ResetState, ...], ...]:
+    """States of a whole rollout: for each of its `rounds` one for each of the `groups` groups of rows.
 
     What is drawn is that of `draw_state` for all groups of the rollout. It is dealt out by task, so that a group of
     rows stays with its task from round to round: many simulators need seconds to build another one.
@@ -31,7 +31,7 @@ def draw_round(
     drawn = [draw_state(states, seed, step, i) for i in range(rounds * groups)]
     order = {task: i for i, task in enumerate(dict.fromkeys(state.task for state in states))}
     drawn.sort(key=lambda state: order[state.task])
-    return tuple(drawn[group * rounds + index] for group in range(groups))
+    return tuple(tuple(drawn[index::rounds]) for index in range(rounds))
 
 
 @lru_cache(maxsize=8)

@@ -58,6 +58,21 @@ def require(name: str, user: str) -> None:
         )
 
 
+def require_mujoco(user: str) -> None:
+    """The same for what MuJoCo draws with: MUJOCO_GL, or EGL. A window system that the user asked for is not tried."""
+    interface = os.environ.get("MUJOCO_GL", "egl")
+    if interface in MEND:
+        require(interface, user)
+
+
+def mujoco_error(error: Exception) -> UserError:
+    """For what PyOpenGL and MuJoCo raise, when they are imported, without a library to draw with."""
+    return UserError(
+        f"MuJoCo cannot render with MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error}\n"
+        "  install the GL libraries with `sh tools/install_gl.sh`, or set MUJOCO_GL to egl or osmesa"
+    )
+
+
 SAME = ("vla-rl", "ray")
 """Distributions of which two interpreters that work together need the same version."""
 ASK = """

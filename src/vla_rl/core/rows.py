@@ -18,7 +18,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.processes import Processes
 from vla_rl.core.row_places import Inline, InProcess, Slot, start_all
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 
 Array = np.ndarray[Any, Any]
 RESET_TRIES = 3
@@ -140,14 +140,13 @@ class RowsEnv(SimEnv):
         for row, played in self._ask("play", wanted, self._played_flaw).items():
             rewards[row], flags[:, row], self._views[row] = played
         succeeded, terminated, truncated, executed = flags
-        last = np.maximum(executed.sum(1) - 1, 0)
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
             executed=executed,
-            success=succeeded[np.arange(self.num_envs), last],
+            success=at_last_action(succeeded, executed),
             succeeded=succeeded,
         )
 

@@ -46,6 +46,14 @@ def concat(parts: Sequence[Any]) -> Any:
     return np.concatenate(list(parts))
 
 
+def at_last_action(flags: Any, executed: Any) -> Any:
+    """Of NumPy flags [N, C] those of each row's last executed action, [N]; of its first where there is none."""
+    import numpy as np
+
+    last = np.maximum(executed.sum(1) - 1, 0)
+    return flags[np.arange(len(flags)), last]
+
+
 # ------------------------------------------------------------------------------------------------- plugins
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -41,18 +40,6 @@ def test_help_names_every_command():
     assert result.returncode == 0
     for command in ("run", "check", "eval", "check-env", "plugins", "new-plugin", "doctor"):
         assert f"  {command} " in result.stdout
-
-
-@pytest.mark.parametrize(("arguments", "limit"), [(["--help"], 0.3), (["plugins"], 0.6)])
-def test_start_up_is_quick(arguments, limit):
-    def seconds() -> float:
-        """Of computing: what the machine does beside it does not count."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        vla_rl(*arguments)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(seconds() for _ in range(3)) < limit
 
 
 def test_check_says_ok(spec):

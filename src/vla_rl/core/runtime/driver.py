@@ -19,7 +19,7 @@ from vla_rl.core.runtime.assemble import Block, assemble, find_samples, light_ar
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
 from vla_rl.core.runtime.lanes import Lane, Mode, drive
 from vla_rl.core.runtime.preflight import check_simulators
-from vla_rl.core.runtime.seating import plan_for, seats_for, with_sims_apart
+from vla_rl.core.runtime.seating import plan_for, seats_for
 from vla_rl.core.runtime.sim import EvalItem, too_many_faults
 from vla_rl.core.runtime.worker import Seat, build_algorithm
 from vla_rl.core.spec import Spec
@@ -40,8 +40,6 @@ class Runtime:
         self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
         try:
             self.plan = plan_for(spec, self.backend.cluster())
-            if spec.env.python is not None:
-                self.plan = with_sims_apart(self.plan)
             self.seats = seats_for(self.plan, spec.env.num_envs, one_process=local)
             self._start()
         except BaseException:

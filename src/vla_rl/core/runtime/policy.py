@@ -72,9 +72,10 @@ class PolicyRole:
                 start = part.stop
         self.seconds += perf_counter() - before
         empty = np.zeros((0, 0, 0), np.float32)
+        chosen_by_lane = [actions.get(lane, empty) for lane in lanes]
         answers = tuple(
-            pack(actions.get(lane, empty), len(message)) if isinstance(message, bytes) else actions.get(lane, empty)
-            for lane, message in zip(lanes, messages, strict=True)
+            pack(array, array.nbytes) if isinstance(message, bytes) else array
+            for array, message in zip(chosen_by_lane, messages, strict=True)
         )
         return answers if len(answers) > 1 else answers[0]
 

@@ -18,7 +18,7 @@ from vla_rl.core.types import Context
 
 
 def plan_for(spec: Spec, cluster: Cluster) -> Plan:
-    """Ask the placement plugin. Raises DoesNotFit."""
+    """Ask the placement plugin; simulators with their own interpreter get their own slots. Raises DoesNotFit."""
     component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
     placement: Placement = seat("placement", component, spec.placement.type, hook_modules(spec.plugins))
     job = Job(
@@ -27,10 +27,11 @@ def plan_for(spec: Spec, cluster: Cluster) -> Plan:
         env=spec.env.type,
         row_memory=load("env", spec.env.type, spec.plugins).row_memory,
     )
-    return placement.plan(cluster, job)
+    plan = placement.plan(cluster, job)
+    return plan if spec.env.python is None else _with_sims_apart(plan)
 
 
-def with_sims_apart(plan: Plan) -> Plan:
+def _with_sims_apart(plan: Plan) -> Plan:
     """The plan with every sim role in a slot of its own, which gets half of the shared one: simulators that need
     another interpreter need other processes."""
     slots: list[Slot] = []

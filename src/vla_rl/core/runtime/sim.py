@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
-from vla_rl.core.draws import draw_round, draw_state
+from vla_rl.core.draws import deal_states, draw_state
 from vla_rl.core.episodes import EPISODES_PER_STEP, EnvError, Episodes, Request, Start
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.events import EpisodeFrames
@@ -67,6 +67,7 @@ class SimRole:
         }
         self.faults: list[str] = []
         self.fault_count = 0
+        self._deal: tuple[int, tuple[tuple[ResetState, ...], ...]] = (-1, ())
         self.train = {
             i: Episodes(
                 env,
@@ -104,14 +105,12 @@ class SimRole:
         place, rollout = self.slices[lane], self.spec.rollout
         groups = self.spec.env.num_envs // rollout.group_size
 
-        rounds = 1 if rollout.episodes is None else rollout.episodes // self.spec.env.num_envs
-        dealt = draw_round(self.states, self.spec.seed, step, rounds, groups, round_index)
-
         def start(position: int, index: int) -> Start:
             row = place.first_row + position
             group = row // rollout.group_size
-            state = dealt[group]
-            if rollout.auto_reset != "off":
+            if rollout.auto_reset == "off":
+                state = self._dealt(step, groups)[round_index][group]
+            else:
                 state = draw_state(self.states, self.spec.seed, step, index * groups + group)
             return Start(state=state, row=row, episode=step * EPISODES_PER_STEP + index)
 
@@ -199,6 +198,13 @@ class SimRole:
     def close(self) -> None:
         for env in self.envs.values():
             env.close()
+
+    def _dealt(self, step: int, groups: int) -> tuple[tuple[ResetState, ...], ...]:
+        """States of this rollout by round and group of rows; drawn once for all rounds and lanes."""
+        if self._deal[0] != step:
+            rounds = (self.spec.rollout.episodes or 0) // self.spec.env.num_envs
+            self._deal = step, deal_states(self.states, self.spec.seed, step, rounds, groups)
+        return self._deal[1]
 
     def _on_fault(self, text: str) -> None:
         self.fault_count += 1

@@ -14,7 +14,17 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, Plugin, ResetState, TaskInfo, to_numpy
+from vla_rl.core.types import (
+    ChunkResult,
+    Context,
+    EnvInfo,
+    Observation,
+    Plugin,
+    ResetState,
+    TaskInfo,
+    at_last_action,
+    to_numpy,
+)
 
 Outcome = Literal["success", "failure", "truncated"]
 End = tuple[int, Outcome]
@@ -147,7 +157,6 @@ class ScriptedEnv(SimEnv):
             rewards[:, c] = self._step_reward * running + (ended & won)
             if stop_at_end:
                 running &= ~ended
-        last = np.maximum(executed.sum(1) - 1, 0)
         obs = self._observe(np.arange(self.num_envs))
         self._calls += 1
         return ChunkResult(
@@ -156,7 +165,7 @@ class ScriptedEnv(SimEnv):
             terminated=terminated,
             truncated=truncated,
             executed=executed,
-            success=succeeded[np.arange(self.num_envs), last],
+            success=at_last_action(succeeded, executed),
             succeeded=succeeded,
         )
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-SMALLEST, LARGEST = 8, 1024
+from vla_rl.core.settings import LARGEST, SMALLEST
+
 STATES = 1_000_000
 """Ids of "eval" states are 0 to 999,999, those of "train" states follow."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from vla_rl.core.machine import require
+from vla_rl.core.machine import require_mujoco
+from vla_rl.core.settings import check_camera_size
 
 CAMERAS = {
     "agentview": "agentview",
@@ -24,8 +24,7 @@ def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> 
     for name, size in cameras.items():
         if name not in CAMERAS:
             raise ValueError(f"no libero camera {name!r}; cameras: {', '.join(CAMERAS)}")
-        if not 8 <= size <= 1024:
-            raise ValueError(f"camera {name!r} has {size} pixels; give 8 to 1024 (224 for most checkpoints)")
+        check_camera_size(name, size)
 
 
 def one_choice_of_tasks(instance: Any, attribute: Any, suites: Mapping[str, Any] | None) -> None:
@@ -37,4 +36,4 @@ def one_choice_of_tasks(instance: Any, attribute: Any, suites: Mapping[str, Any]
 
 def preflight(config: Any) -> None:
     """Raise UserError unless MuJoCo can draw here."""
-    require(os.environ.get("MUJOCO_GL", "egl"), "libero")
+    require_mujoco("libero")

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.machine import mujoco_error
 from vla_rl.plugins.envs.libero.checks import CAMERAS
 from vla_rl.plugins.envs.libero.egl import draw_on
 from vla_rl.plugins.envs.libero.suites import Array, Task
@@ -46,10 +46,7 @@ try:
 
         from vla_rl.plugins.envs.libero.stepping import ControlLoop, Saved, Seen
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
-    raise UserError(
-        f"MuJoCo cannot render with MUJOCO_GL={os.environ['MUJOCO_GL']}: {error}\n"
-        "  install the GL libraries with `sh tools/install_gl.sh`, or set MUJOCO_GL to egl or osmesa"
-    ) from error
+    raise mujoco_error(error) from error
 
 XYZW = [1, 2, 3, 0]
 """MuJoCo's quaternions have w first, robosuite's last."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.machine import require
+from vla_rl.core.settings import check_camera_size
 from vla_rl.core.vulkan import use_unpacked_driver
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, PANDA_ACTIONS, PANDA_TASKS
 
@@ -41,8 +42,7 @@ def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> N
     if not cameras:
         raise ValueError("name at least one camera, such as {base_camera: 224}")
     for name, size in cameras.items():
-        if not 8 <= size <= 1024:
-            raise ValueError(f"camera {name!r} has {size} pixels; give 8 to 1024 (224 for most checkpoints)")
+        check_camera_size(name, size)
 
 
 def action_dim(config: Any) -> int | None:

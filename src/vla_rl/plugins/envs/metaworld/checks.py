@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from vla_rl.core.errors import did_you_mean
-from vla_rl.core.machine import MEND, require
+from vla_rl.core.machine import require_mujoco
+from vla_rl.core.settings import check_camera_size
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
 
 CAMERAS = {
@@ -30,8 +30,7 @@ def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> 
             raise ValueError(
                 f"no metaworld camera {name!r}{did_you_mean(name, CAMERAS)}\n  cameras: {', '.join(CAMERAS)}"
             )
-        if not 8 <= size <= 1024:
-            raise ValueError(f"camera {name!r} has {size} pixels; give 8 to 1024 (224 for most checkpoints)")
+        check_camera_size(name, size)
 
 
 def known_benchmark(instance: Any, attribute: Any, benchmark: str | None) -> None:
@@ -58,6 +57,4 @@ def one_choice_of_tasks(instance: Any, attribute: Any, tasks: tuple[str, ...] | 
 
 def preflight(config: Any) -> None:
     """Raise UserError unless MuJoCo can draw here."""
-    interface = os.environ.get("MUJOCO_GL", "egl")
-    if interface in MEND:  # else a window system's, which the user asked for
-        require(interface, "metaworld")
+    require_mujoco("metaworld")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.machine import mujoco_error
 from vla_rl.plugins.envs.metaworld.checks import CAMERAS
 
 os.environ.setdefault("MUJOCO_GL", "egl")
@@ -34,10 +35,7 @@ except (
     OSError,
     RuntimeError,
 ) as error:  # what PyOpenGL and MuJoCo raise without a library
-    raise UserError(
-        f"MuJoCo cannot render with MUJOCO_GL={os.environ['MUJOCO_GL']}: {error}\n"
-        "  install the GL libraries with `sh tools/install_gl.sh`, or set MUJOCO_GL to egl or osmesa"
-    ) from error
+    raise mujoco_error(error) from error
 
 if os.environ["MUJOCO_GL"] in ("egl", "osmesa") and not mujoco.GLContext.__module__.endswith(os.environ["MUJOCO_GL"]):
     raise UserError(

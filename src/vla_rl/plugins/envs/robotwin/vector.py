@@ -18,7 +18,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.rows import View
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
 from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
@@ -77,14 +77,13 @@ class VectorRobotwin(SimEnv):
             succeeded[row, last] |= success
             truncated[row, last] = cut and not success
         rewards[succeeded] = 1.0
-        last = np.maximum(executed.sum(1) - 1, 0)
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
             rewards=rewards,
             terminated=succeeded,
             truncated=truncated,
             executed=executed,
-            success=succeeded[np.arange(self.num_envs), last],
+            success=at_last_action(succeeded, executed),
             succeeded=succeeded,
         )
 

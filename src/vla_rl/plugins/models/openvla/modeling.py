@@ -12,6 +12,7 @@ from transformers import Cache, LlamaForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from vla_rl.core.networks import sine_cosine_positions
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.vit import LayerScale, VisionTransformer
 
@@ -180,13 +181,3 @@ def initialise(model: nn.Module, seed: int) -> None:
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
             bias.zero_()
-
-
-def sine_cosine_positions(patches: int, dim: int) -> Tensor:
-    """[1, patches, dim] of a square grid: a quarter of the channels each for sin and cos of x and y."""
-    side, quarter = math.isqrt(patches), dim // 4
-    frequency = math.pi / 2 ** torch.arange(quarter, dtype=torch.float32).mul(5 / max(quarter - 1, 1))
-    angle = torch.arange(side, dtype=torch.float32)[:, None] * frequency
-    axis = torch.cat([angle.sin(), angle.cos()], dim=1)
-    grid = torch.cat([axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)], dim=2)
-    return F.pad(grid.reshape(1, patches, -1), (0, dim - 4 * quarter))

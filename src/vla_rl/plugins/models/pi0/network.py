@@ -17,6 +17,7 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
+from vla_rl.core.networks import sine_cosine_positions
 from vla_rl.plugins.models.pi0.heads import NoiseHead, ValueHead
 
 
@@ -198,13 +199,3 @@ def initialise(network: nn.Module, seed: int) -> None:
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
             bias.zero_()
-
-
-def sine_cosine_positions(patches: int, dim: int) -> Tensor:
-    """[patches, dim] of a square grid: a quarter of the channels each for sin and cos of x and y."""
-    side, quarter = math.isqrt(patches), dim // 4
-    frequency = math.pi / 2 ** torch.arange(quarter, dtype=torch.float32).mul(5 / max(quarter - 1, 1))
-    angle = torch.arange(side, dtype=torch.float32)[:, None] * frequency
-    axis = torch.cat([angle.sin(), angle.cos()], dim=1)
-    grid = torch.cat([axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)], dim=2)
-    return nn.functional.pad(grid.reshape(patches, -1), (0, dim - 4 * quarter))
