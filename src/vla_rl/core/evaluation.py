@@ -1,4 +1,4 @@
-"""When a run evaluates, and evaluation by itself (`vla-rl eval`)."""
+"""Evaluation by itself (`vla-rl eval`)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,3 @@ def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
         return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
     finally:
         runtime.close()
-
-
-def evaluation_due(spec: Spec, step: int) -> bool:
-    """Before training, every `eval.every` steps, and at the end."""
-    if step == 0:
-        return spec.eval.before or spec.train.steps == 0
-    return step >= spec.train.steps or bool(spec.eval.every and step % spec.eval.every == 0)

@@ -57,6 +57,8 @@ class Run:
     """What a `RunEvents` plugin may know about the run it listens to."""
 
     name: str
+    doing: str = "training"
+    """"training" by reinforcement learning, or "imitation"."""
     folder: Any
     """pathlib.Path of the run folder."""
     spec: Mapping[str, Any]
@@ -64,7 +66,7 @@ class Run:
     first_step: int
     """0, or the step a resumed run starts from."""
     steps: int
-    """Step at which training ends."""
+    """Step at which the run ends."""
 
 
 def listeners(spec: Spec) -> RunEvents:

@@ -9,7 +9,6 @@ import torch
 from scripted_runs import scripted_spec
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.evaluation import evaluation_due
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.seating import seats_for
@@ -132,8 +131,7 @@ def test_seats_follow_the_plan():
         seats_for(Plan(slots=slots, stages=2), 10, one_process=False)
 
 
-def test_when_to_evaluate():
-    spec = parse_spec(scripted_spec(train={"steps": 5}, eval={"every": 2}))
-    assert [step for step in range(6) if evaluation_due(spec, step)] == [0, 2, 4, 5]
-    spec = parse_spec(scripted_spec(train={"steps": 5}, eval={"before": False}))
-    assert [step for step in range(6) if evaluation_due(spec, step)] == [5]
+@pytest.mark.parametrize(("evaluation", "steps"), [({"every": 2}, [0, 2, 4, 5]), ({"before": False}, [5])])
+def test_when_to_evaluate(train, evaluation, steps):
+    _, metrics = train(train={"steps": 5}, eval=evaluation)
+    assert [m["step"] for m in metrics if "eval/success_rate" in m] == steps

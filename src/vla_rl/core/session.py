@@ -1,0 +1,131 @@
+"""What every way of training shares: the run folder, listeners, evaluations, checkpoints, resume and a clean stop.
+
+`core/loop.py` trains by reinforcement learning, `core/imitation.py` by cloning demonstrations.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar
+
+from attrs import define, field
+
+from vla_rl.core.events import Run, listeners
+from vla_rl.core.hookspecs import RunEvents
+from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.runtime.folder import RunFolder, State
+from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
+from vla_rl.core.spec import Spec
+
+
+@define
+class Session(ABC):
+    """One attempt at a run. Steps are those of the subclass: rollouts with their updates, or optimiser steps."""
+
+    spec: Spec
+    runtime: Runtime
+    home: RunFolder
+    state: State
+    events: RunEvents
+    about: Run
+    interrupts: Interrupts
+    _begun: float = field(factory=perf_counter, init=False)
+
+    doing: ClassVar[str]
+    """For `Run.doing`."""
+
+    @staticmethod
+    @abstractmethod
+    def total(spec: Spec) -> int:
+        """The last step."""
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Train on; raises `state.step`."""
+
+    @abstractmethod
+    def due(self) -> tuple[bool, bool]:
+        """Whether to evaluate and whether to save at `state.step`, apart from the last step, which does both."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Before the first evaluation, in a fresh or a resumed run."""
+
+    @property
+    def prepared(self) -> bool:
+        """Whether there is anything to save."""
+        return True
+
+    @classmethod
+    def run(cls, spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
+        """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
+        after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised."""
+        home = RunFolder(folder)
+        saved = home.restore() if resume else None
+        with Interrupts() as interrupts:
+            runtime = Runtime(spec)
+            try:
+                home.create(spec, resume)
+                state = saved[0] if saved else State()
+                if saved:
+                    runtime.load(saved[1])
+                about = Run(
+                    name=spec.name,
+                    doing=cls.doing,
+                    folder=folder,
+                    spec=spec.to_dict(),
+                    first_step=state.step,
+                    steps=cls.total(spec),
+                )
+                return cls(spec, runtime, home, state, listeners(spec), about, interrupts).play()
+            finally:
+                runtime.close()
+
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        self.interrupts.check()
+        self.events.on_progress(self.about, phase, done, total)
+
+    def save(self) -> None:
+        self.state.wall_seconds = perf_counter() - self._begun
+        saved = self.home.save(self.state, self.runtime.save, self.spec.train.keep_checkpoints)
+        self.events.on_checkpoint(self.about, self.state.step, saved)
+
+    def play(self) -> dict[str, Any]:
+        """All of it; the rest is as in `run`."""
+        state, last = self.state, self.about.steps
+        self._begun = perf_counter() - state.wall_seconds
+        self.runtime.progress, self.runtime.on_fault = self.progress, self._fault
+        self.events.on_run_start(self.about)
+        try:
+            self.prepare()
+            while True:
+                finished = state.step >= last
+                evaluate, save = self.due()
+                if (finished or evaluate) and state.evaluated < state.step:
+                    self._evaluate()
+                if state.step and (finished or save):
+                    self.save()
+                if finished:
+                    break
+                self.advance()
+        except StopRequested:
+            if not self.prepared:
+                raise RunStopped("stopped in the warm-up, before there was anything to save") from None
+            self.save()
+            done = f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"
+            raise RunStopped(done) from None
+        state.wall_seconds = perf_counter() - self._begun
+        results = self.home.write_results(self.spec, state, self.runtime.info.notes)
+        self.events.on_run_end(self.about, results)
+        return results
+
+    def _evaluate(self) -> None:
+        evaluation = self.runtime.evaluate(self.state.step, self.events.frames_wanted(self.state.step))
+        self.state.remember(evaluation)
+        self.events.on_eval_end(self.about, self.state.step, evaluation)
+
+    def _fault(self, text: str) -> None:
+        self.state.faults += 1
+        self.events.on_fault(self.about, self.state.step + 1, text)
