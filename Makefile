@@ -45,5 +45,5 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,dev]'
 	@touch $@

@@ -20,6 +20,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "openvla": {"preset": "fast"},
     "openvla_oft": {"preset": "fast"},
     "pi0": {"preset": "tiny"},
+    "srpo": {"encoder": "tiny"},
 }
 """Keys without default, where a check needs some."""
 SLOW_SIMULATORS = {"gymnasium", "libero", "maniskill", "metaworld", "robotwin"}

@@ -14,13 +14,17 @@ from torch import Tensor
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Rate
+from vla_rl.core.loss_settings import Aggregation, Granularity
 
-Granularity = Literal["chunk", "action", "token"]
 LOG_RATIO_LIMIT = 20.0
 
 
 class ShapeError(UserError, ValueError):
     """Tensors that must agree in shape do not."""
+
+
+class NotFiniteError(UserError, ValueError):
+    """Rewards, values or scores hold NaN or infinity."""
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
@@ -29,6 +33,19 @@ def check_shapes(**tensors: Tensor | None) -> None:
     if len({shape for _, shape in given}) > 1:
         listed = ", ".join(f"{name} {list(shape)}" for name, shape in given)
         raise ShapeError(f"shapes differ, and are never broadcast: {listed}")
+
+
+def check_finite(**tensors: Tensor) -> None:
+    """Raise NotFiniteError, with the number and the first place of what is not finite. For the light part only: on a
+    device it would wait for the numbers."""
+    for name, tensor in tensors.items():
+        wrong = ~torch.isfinite(tensor)
+        if bool(wrong.any()):
+            first = wrong.nonzero()[0].tolist()
+            raise NotFiniteError(
+                f"{name} {list(tensor.shape)}: {int(wrong.sum())} of {wrong.numel()} are not finite, the first at "
+                f"{first} ({float(tensor[tuple(first)])}); look at what the simulator, the critic or the reward gave"
+            )
 
 
 # ---------------------------------------------------------------------------------------- masks and reductions
@@ -58,7 +75,10 @@ def reduce_tokens(per_token: Tensor, valid: Tensor, granularity: Granularity) ->
         per_token: [B, C, M].   valid: bool [B, C].
     Returns: [B] for "chunk", [B, C] for "action", [B, C, M] for "token".
     """
-    check_shapes(per_token=per_token[..., 0], valid=valid)
+    if per_token.shape[:-1] != valid.shape:
+        raise ShapeError(
+            f"per_token {list(per_token.shape)} needs valid {list(per_token.shape[:-1])}, got {list(valid.shape)}"
+        )
     masked = torch.where(valid.unsqueeze(-1), per_token, torch.zeros_like(per_token))
     if granularity == "token":
         return masked
@@ -84,12 +104,14 @@ def episode_lengths(valid: Tensor, ended: Tensor) -> Tensor:
     """
     check_shapes(valid=valid, ended=ended)
     index = ended.long().cumsum(0) - ended.long()
-    counts = torch.zeros(valid.shape[0] + 1, valid.shape[1], dtype=torch.float32)
+    counts = torch.zeros(valid.shape[0] + 1, valid.shape[1], dtype=torch.float32, device=valid.device)
     counts.scatter_add_(0, index, valid.float())
     return counts.gather(0, index).clamp(min=1.0)
 
 
-def loss_weights(valid: Tensor, ended: Tensor, aggregation: str) -> tuple[Tensor, Tensor]:
+def loss_weights(
+    valid: Tensor, ended: Tensor, aggregation: Aggregation, relative_lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Weights and divisor counts of the named aggregation.
 
     Args:
@@ -97,17 +119,20 @@ def loss_weights(valid: Tensor, ended: Tensor, aggregation: str) -> tuple[Tensor
         aggregation: "step-mean": every valid entry alike; "trajectory-mean": 1/T_i an entry, so that every episode
             weighs the same (RLinf-VLA, eq. 12); "rlinf": T_max/T_i over the count of *all* entries, spread
             over the valid ones.
+        relative_lengths: float32 [S, N], T_i/T_max for "rlinf", where it is not counted in entries: its code counts
+            actions, at chunk level too.
     Returns: (weights, counts), float32 [S, N]; the loss is sum(weights * l) / sum(counts).
     """
-    check_shapes(valid=valid, ended=ended)
+    check_shapes(valid=valid, ended=ended, relative_lengths=relative_lengths)
     mask = valid.float()
     if aggregation == "step-mean":
         return mask, mask
-    weights = mask / episode_lengths(valid, ended)
+    lengths = episode_lengths(valid, ended)
     if aggregation == "trajectory-mean":
-        return weights, weights
+        return mask / lengths, mask / lengths
     if aggregation == "rlinf":
-        return weights * valid.shape[0], mask * (mask.numel() / mask.sum().clamp(min=1.0))
+        relative = lengths / valid.shape[0] if relative_lengths is None else relative_lengths
+        return mask / relative, mask * (mask.numel() / mask.sum().clamp(min=1.0))
     raise UserError(f"unknown aggregation {aggregation!r}; there are: step-mean, trajectory-mean, rlinf")
 
 
@@ -115,12 +140,25 @@ def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     """(values - mean) / (std + eps) with the statistics of the entries in `mask` (unbiased std); 0 elsewhere."""
     check_shapes(values=values, mask=mask)
     inside = values[mask]
+    check_finite(values=inside)
     if inside.numel() < 2:
         return torch.zeros_like(values)
     return torch.where(mask, (values - inside.mean()) / (inside.std() + eps), torch.zeros_like(values))
 
 
 # ------------------------------------------------------------------------------------------------- advantages
+
+
+def discounted_returns(
+    rewards: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, *, gamma: float
+) -> Tensor:
+    """R_t = r_t + gamma * R_{t+1}, cut after a termination; a truncation and the last entry go on in next_values.
+
+    Args and shapes as in `gae`, whose returns these are for lam = 1, whatever the values.
+    Returns: float [S, N].
+    """
+    values = torch.zeros_like(rewards)
+    return gae(rewards, values, next_values, terminated, truncated, gamma=gamma, lam=1.0)[1]
 
 
 def gae(
@@ -132,6 +170,7 @@ def gae(
     *,
     gamma: float,
     lam: float,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation with terminations and truncations apart (Schulman et al. 2016, eq. 11-16):
 
@@ -143,39 +182,68 @@ def gae(
         next_values: float [S, N]: read where an entry is truncated (value of the episode's *final* observation) and
             in the last entry (value of the next observation); elsewhere V_{t+1} = values[t + 1].
         terminated, truncated: bool [S, N]; ended = terminated | truncated.
-    Returns: (advantages, returns = advantages + values), float [S, N].
+        valid: bool [S, N]: entries where it is False are stepped over, whatever they hold: t + 1 is the next valid one
+            (None: all are valid). A column whose last entries are not valid goes on in the next_values of the last.
+    Returns: (advantages, returns = advantages + values), float [S, N]; 0 where not valid.
+    Raises NotFiniteError for NaN or infinity in what counts.
     """
-    check_shapes(rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated)
+    check_shapes(
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+    )
+    valid = torch.ones_like(terminated) if valid is None else valid
+    zero = torch.zeros_like(rewards)
+    rewards, values = torch.where(valid, rewards, zero), torch.where(valid, values, zero)
+    check_finite(rewards=rewards, values=values, next_values=next_values)
     ended = terminated | truncated
     advantages = torch.zeros_like(rewards)
-    running = torch.zeros_like(rewards[0])
+    running, following = zero[0], next_values[-1]
     for t in reversed(range(rewards.shape[0])):
-        following = (
-            next_values[t] if t == rewards.shape[0] - 1 else torch.where(ended[t], next_values[t], values[t + 1])
-        )
-        delta = rewards[t] + gamma * following * (~terminated[t]).float() - values[t]
-        running = delta + gamma * lam * (~ended[t]).float() * running
-        advantages[t] = running
+        after = torch.where(ended[t], next_values[t], following) * (~terminated[t]).float()
+        delta = rewards[t] + gamma * after - values[t]
+        now = delta + gamma * lam * (~ended[t]).float() * running
+        running, following = torch.where(valid[t], now, running), torch.where(valid[t], values[t], following)
+        advantages[t] = torch.where(valid[t], now, zero[t])
     return advantages, advantages + values
 
 
-def group_advantages(scores: Tensor, groups: Tensor, *, normalize_by_std: bool = True, eps: float = 1e-6) -> Tensor:
+def all_equal(scores: Tensor) -> bool:
+    """Whether there is nothing to compare: fewer than two scores, or all the same."""
+    return bool((scores == scores[:1]).all())
+
+
+def group_advantages(
+    scores: Tensor,
+    groups: Tensor,
+    *,
+    normalize_by_std: bool = True,
+    baseline: Literal["mean", "leave-one-out"] = "mean",
+    eps: float = 1e-6,
+) -> Tensor:
     """GRPO (Shao et al. 2024): (score - mean of its group) / (unbiased std of its group + eps); 0 in a group of one
-    and in a group of equal scores. `normalize_by_std=False` is Dr. GRPO (Liu et al. 2025).
+    and in a group of equal scores. `normalize_by_std=False` is Dr. GRPO (Liu et al. 2025); with
+    `baseline="leave-one-out"`, the mean of the *others*, it is RLOO (Ahmadian et al. 2024).
 
     Args:
         scores: float [N].   groups: int64 [N], equal numbers are one group.
-    Returns: float [N].
+    Returns: float [N]. Raises NotFiniteError for NaN or infinity in the scores.
     """
     check_shapes(scores=scores, groups=groups)
+    check_finite(scores=scores)
     out = torch.zeros_like(scores)
     for group in groups.unique():
         members = groups == group
         inside = scores[members]
-        if inside.numel() < 2 or bool((inside == inside[0]).all()):
+        if all_equal(inside):
             continue
-        centred = inside - inside.mean()
-        out[members] = centred / (inside.std() + eps) if normalize_by_std else centred
+        advantages = inside - inside.mean()
+        if baseline == "leave-one-out":  # s - (sum - s) / (n - 1) = n / (n - 1) * (s - mean)
+            advantages = advantages * (len(inside) / (len(inside) - 1))
+        out[members] = advantages / (inside.std() + eps) if normalize_by_std else advantages
     return out
 
 
@@ -212,11 +280,39 @@ def clipped_surrogate(
     return loss
 
 
-def clipped(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
-    """bool: entries where the clip took the gradient away (the clipped branch is the larger loss and is outside)."""
+def clipped(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    low: float,
+    high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """bool: entries of `clipped_surrogate` that a clip keeps constant, so that they have no gradient: A > 0 above
+    1 + high, A < 0 below 1 - low, and A < 0 above dual_clip."""
     check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     ratio = log_ratio(log_probs, old_log_probs).exp()
-    return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
+    below = ratio < 1 - low if dual_clip is None else (ratio < 1 - low) | (ratio > dual_clip)
+    return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & below)
+
+
+def trust_weights(log_probs: Tensor, old_log_probs: Tensor, *, sigma: float) -> Tensor:
+    """w = exp(-(log r / sigma)^2 / 2), without gradient: how much a sample of an older policy is trusted
+    (AcceRL 2026, eq. 9). 1 for the current policy's own samples."""
+    return (-0.5 * (log_ratio(log_probs, old_log_probs).detach() / sigma).square()).exp()
+
+
+def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, sigma: float) -> Tensor:
+    """GIPO's objective an entry, minimised: -sg(w) r A with the Gaussian trust weights w (AcceRL 2026, eq. 8).
+
+    Args:
+        log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
+        sigma: width of the trust region in log r; PPO's clip takes all gradient away, this damps it smoothly.
+    """
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    ratio = log_ratio(log_probs, old_log_probs).exp()
+    return -trust_weights(log_probs, old_log_probs, sigma=sigma) * ratio * advantages
 
 
 def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
@@ -247,6 +343,14 @@ def value_loss(
     if clip is not None:
         loss = torch.maximum(loss, penalty(returns - (old_values + (values - old_values).clamp(-clip, clip))))
     return loss
+
+
+def value_clipped(
+    values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None, huber_delta: float | None
+) -> Tensor:
+    """bool: entries of `value_loss` where the clipped branch is the larger, so that the value has no gradient."""
+    loss = value_loss(values, returns, old_values, clip=clip, huber_delta=huber_delta)
+    return loss > value_loss(values, returns, old_values, clip=None, huber_delta=huber_delta)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

@@ -75,6 +75,11 @@ class VLAModel(ABC):
         """Critic only: no gradient, no action generation. -> [B] or [B, C]. Raises TypeError without a value head."""
         raise TypeError(f"{type(self).__name__} has no value head")
 
+    @hookspec(firstresult=True)
+    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> torch.Tensor:
+        """No gradient: the log_probs [B, C, M] under the policy before training. Raises TypeError without one."""
+        raise TypeError(f"{type(self).__name__} has no reference policy")
+
     @abstractmethod
     @hookspec(firstresult=True)
     def imitation_loss(self, obs: Observation, actions: Array) -> torch.Tensor:
@@ -158,7 +163,7 @@ class Algorithm(ABC):
     """Advantages and a loss; no model, no simulator, no device choice, no logging. Group `vla_rl.algorithms`."""
 
     needs: frozenset[str] = frozenset()
-    """Of "values", "groups", "reference": provided by the runtime, refused early when impossible."""
+    """Of "values", "fresh-values", "groups", "reference": provided by the runtime, refused early when impossible."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
 
@@ -198,6 +203,27 @@ class Placement(ABC):
     @hookspec(firstresult=True)
     def plan(self, cluster: Cluster, job: Job) -> Plan:
         """Slots of each role, stages, window, max_lag, offload. Raises `DoesNotFit` with the numbers."""
+
+
+class Demonstrations(ABC):
+    """Recorded demonstrations as samples: what was seen and the chunk of actions that followed. Group `vla_rl.data`."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def num_samples(self) -> int:
+        """How many there are: steps of episodes that a whole chunk follows. At least 1."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def read_samples(self, indices: Array) -> tuple[Observation, Array]:
+        """Samples int64 [B], each in 0 ... num_samples - 1. -> (their Observation, with the cameras, state and
+        instructions of the simulator; float32 [B, C, A] in its units). Called from one thread at a time."""
+
+    @hookspec(firstresult=True)
+    def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        """Optional: {"action": {"mean", "std", "min", "max", "q01", "q99"}, "state": ...} over all steps, as many
+        numbers each as the feature has. Lets a model scale by the data instead of by its checkpoint."""
+        raise TypeError(f"{type(self).__name__} has no statistics")
 
 
 class RunEvents:

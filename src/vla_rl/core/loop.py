@@ -8,10 +8,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-from attrs import define
+from attrs import Factory, define, field
 
 from vla_rl.core.runtime.assemble import take_columns
+from vla_rl.core.selection import Selection
 from vla_rl.core.session import Session
 from vla_rl.core.spec import Spec
 
@@ -24,6 +24,7 @@ def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
 @define
 class ReinforcementLearning(Session):
     doing = "training"
+    selection: Selection = field(init=False, default=Factory(lambda self: Selection(self.spec), takes_self=True))
 
     @staticmethod
     def total(spec: Spec) -> int:
@@ -51,8 +52,7 @@ class ReinforcementLearning(Session):
         rollout = algorithm.shape_rewards(rollout)
         self.events.on_rollout_end(self.about, step, rollout, metrics)
         self.progress("update")
-        keep = np.flatnonzero(algorithm.select(rollout).numpy())
-        metrics["rollout/kept"] = len(keep) / rollout.valid.shape[1]
+        keep = self.selection.choose(rollout, algorithm.select(rollout), metrics)
         if len(keep):
             kept = take_columns(rollout, keep)
             advantages = algorithm.advantages(kept)
@@ -65,3 +65,4 @@ class ReinforcementLearning(Session):
         metrics["time/step"] = seconds = perf_counter() - begun
         metrics["throughput/env_steps_per_s"] = metrics["rollout/env_steps"] / seconds
         self.events.on_update_end(self.about, step, metrics)
+        self.selection.check_drought()

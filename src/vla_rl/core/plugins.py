@@ -27,7 +27,7 @@ import attrs
 from attrs import field, frozen
 
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
-from vla_rl.core.hookspecs import Algorithm, Placement, RunEvents, SimEnv, VLAModel
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
 from vla_rl.core.types import Context, Plugin
 
 OWN_DIST = "vla-rl"
@@ -51,6 +51,7 @@ KINDS = {
         Kind("env", "vla_rl.envs", SimEnv),
         Kind("algorithm", "vla_rl.algorithms", Algorithm),
         Kind("placement", "vla_rl.placement", Placement),
+        Kind("data", "vla_rl.data", Demonstrations),
         Kind("hook", "vla_rl.hooks", RunEvents),
     )
 }

@@ -41,6 +41,11 @@ class Session(ABC):
     def total(spec: Spec) -> int:
         """The last step."""
 
+    @classmethod
+    def open(cls, spec: Spec, state: State) -> Runtime:
+        """The workers of the run."""
+        return Runtime(spec, statistics=state.statistics)
+
     @abstractmethod
     def advance(self) -> None:
         """Train on; raises `state.step`."""
@@ -65,10 +70,10 @@ class Session(ABC):
         home = RunFolder(folder)
         saved = home.restore() if resume else None
         with Interrupts() as interrupts:
-            runtime = Runtime(spec)
+            state = saved[0] if saved else State()
+            runtime = cls.open(spec, state)
             try:
                 home.create(spec, resume)
-                state = saved[0] if saved else State()
                 if saved:
                     runtime.load(saved[1])
                 about = Run(
@@ -112,12 +117,12 @@ class Session(ABC):
                 self.advance()
         except StopRequested:
             if not self.prepared:
-                raise RunStopped("stopped in the warm-up, before there was anything to save") from None
+                raise RunStopped("stopped before there was anything to save") from None
             self.save()
             done = f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"
             raise RunStopped(done) from None
         state.wall_seconds = perf_counter() - self._begun
-        results = self.home.write_results(self.spec, state, self.runtime.info.notes)
+        results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing)
         self.events.on_run_end(self.about, results)
         return results
 

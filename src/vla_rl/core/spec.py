@@ -9,15 +9,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
+import attrs
 from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core import plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
 from vla_rl.core.machine import interpreter_problems
-from vla_rl.core.sections import Component, EnvSpec, EvalSpec, RolloutSpec, RuntimeSpec, TrainSpec, WarmupSpec
+from vla_rl.core.sections import (
+    Component,
+    EnvSpec,
+    EvalSpec,
+    ImitationSpec,
+    RolloutSpec,
+    RuntimeSpec,
+    TrainSpec,
+    WarmupSpec,
+)
 from vla_rl.core.structure import Problems, Structurer, keys_of, problem, said, to_plain
 from vla_rl.core.yaml import Document, dotted, dump, parse
 from vla_rl.core.yaml import Path as KeyPath
@@ -26,6 +37,7 @@ __all__ = [
     "Component",
     "EnvSpec",
     "EvalSpec",
+    "ImitationSpec",
     "RolloutSpec",
     "RuntimeSpec",
     "Spec",
@@ -86,6 +98,8 @@ class Spec:
     train: TrainSpec
     eval: EvalSpec = field(factory=EvalSpec)
     warmup: WarmupSpec | None = None
+    imitation: ImitationSpec | None = None
+    """For `vla-rl sft`, which reads it beside the rest; `run` does not."""
     hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
 
     @name.validator
@@ -138,6 +152,8 @@ def check(spec: Spec) -> list[str]:
     """Problems of a well-formed spec on this machine that show without building anything: what is not installed."""
     named = [("model", spec.model), ("env", spec.env), ("algorithm", spec.algorithm), ("placement", spec.placement)]
     found = []
+    if spec.imitation is not None and spec.imitation.data is not None:
+        named.append(("data", spec.imitation.data))
     for kind, part in (*named, *(("hook", hook) for hook in spec.hooks)):
         if kind == "env" and spec.env.python is not None:
             continue  # installed there, not here
@@ -163,7 +179,11 @@ class _Reader(Structurer):
         self._modules = modules
 
     def component(self, data: Any, kind: str, as_type: Any) -> Any:
-        """A component, or a tuple of them, from `{type: name, ...}`."""
+        """A component, a tuple of them, or None where that is allowed, from `{type: name, ...}`."""
+        if isinstance(as_type, UnionType):
+            if data is None:
+                return None
+            as_type = Component
         if not (isinstance(as_type, type) and issubclass(as_type, Component)):
             if not isinstance(data, list | tuple):
                 raise problem(f"expected a list of {kind}s such as [{{type: ...}}], got {said(data)}")
@@ -202,7 +222,22 @@ class _Reader(Structurer):
         taken = sorted(set(core) & keys_of(plugin.config).keys())
         if taken:
             raise problem(f"plugin {name!r} has a setting named {taken[0]!r}, which is core's; rename it", "type")
-        return self.read_class(data, plugin.config, extra_keys=core)
+        if not plugin.presets:
+            return self.read_class(data, plugin.config, extra_keys=core)
+        return self.read_class(_with_preset(data, plugin.presets, name), plugin.config, extra_keys=[*core, "preset"])
+
+
+def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[Any, Any]:
+    """The keys of the preset that the data names, if any, and those of the data, which win."""
+    rest = dict(data)
+    chosen = rest.pop("preset", None)
+    if chosen is None:
+        return rest
+    if chosen not in presets:
+        near = did_you_mean(chosen, presets) if isinstance(chosen, str) else ""
+        there = ", ".join(map(repr, presets))
+        raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {there}", "preset")
+    return {**presets[chosen], **rest}
 
 
 def _parse(document: Document, source: str, overrides: Sequence[str], folder: Path) -> Spec:
@@ -313,4 +348,6 @@ def _plain(value: Any) -> Any:
         return {**own, **to_plain(value.config)}
     if isinstance(value, tuple) and value and isinstance(value[0], Component):
         return [_plain(item) for item in value]
+    if attrs.has(type(value)):
+        return {key: _plain(getattr(value, f.name)) for key, f in keys_of(type(value)).items()}
     return to_plain(value)

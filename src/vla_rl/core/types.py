@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from vla_rl.core.statistics import Statistic
+
     Array = np.ndarray[Any, Any] | torch.Tensor
 
 ValueGranularity = Literal["none", "chunk", "action"]
@@ -70,11 +72,13 @@ class Context:
     first_row: int = 0
     """Simulators: number of the first of these rows within the run."""
     env: EnvInfo | None = None
-    """Models: the simulator they act in."""
+    """Models: the simulator they act in; demonstrations: the one that they are for."""
     temperature: float = 1.0
     """Models: sampling temperature, in rollout and training alike."""
     values: ValueGranularity = "none"
     """Models: critic output the algorithm needs: none, [B] or [B, C]."""
+    statistics: Mapping[str, Mapping[str, Sequence[float]]] | None = None
+    """Models: scale actions and state by these (`Demonstrations.data_statistics`), not by the checkpoint's own."""
 
 
 @frozen(kw_only=True)
@@ -88,6 +92,9 @@ class Plugin:
     summary: str
     extra: str | None = None
     """Extra of the distribution that installs what `build` imports."""
+    presets: Mapping[str, Mapping[str, Any]] = field(factory=dict)
+    """Settings under a name, such as those of a published recipe: `preset: NAME` in a spec stands for these keys, and
+    keys beside it win. For plugins without a key of their own called `preset`."""
     row_memory: int = 0
     """Simulators: host memory of one row in bytes, when it is not negligible."""
     preflight: Callable[[Any], None] | None = None
@@ -287,6 +294,10 @@ class Rollout:
     episodes: tuple[Episode, ...]
     features: torch.Tensor | None = None
     """float32 [N, D] from `Algorithm.features`."""
+    tasks: tuple[str, ...] = ()
+    """Task of each column's first episode; empty where one did not end."""
+    findings: Mapping[str, torch.Tensor] = field(factory=dict)
+    """What `Algorithm.shape_rewards` found of each trajectory, [N] each; for its metrics and for listeners."""
 
     @property
     def samples(self) -> torch.Tensor:
@@ -347,3 +358,5 @@ class Loss:
     """Partial sums: added over micro-batches and ranks they are the mean over the optimiser step."""
     maxima: Mapping[str, torch.Tensor] = field(factory=dict)
     """Reduced by maximum."""
+    statistics: Mapping[str, Statistic] = field(factory=dict)
+    """Added over micro-batches, ranks and optimiser steps, then read: means over entries, quantiles."""

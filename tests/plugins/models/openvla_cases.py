@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from vla_rl.core.randomness import Noise
@@ -17,9 +18,9 @@ from vla_rl.core.testing import synthetic
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, build
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2, siglip
-from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, empty_model
+from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
-from vla_rl.plugins.models.openvla.weights import load_weights
+from vla_rl.plugins.models.openvla.weights import allocate, load_weights
 
 ENV = synthetic.env_info()
 CHUNK = 4
@@ -62,9 +63,16 @@ def tiny_config(**changes: Any) -> OpenVLAConfig:
     return OpenVLAConfig.from_dict(raw | {"vision_specs": specs} | changes)
 
 
+def empty(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
+    """A network of zeros."""
+    model = hollow_model(config)
+    allocate(model, torch.device("cpu"), torch.float32, "test")
+    return model
+
+
 def network() -> OpenVLAForActionPrediction:
     """The tiny network of the original code's numbers."""
-    model = empty_model(tiny_config())
+    model = empty(tiny_config())
     path = reference("openvla", "model.safetensors")
     load_weights(model, load_file(path), path)
     return model.eval()

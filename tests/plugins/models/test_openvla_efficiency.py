@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
+from safetensors.torch import load_file
 
 from vla_rl.core.testing import check_model
 from vla_rl.core.types import Chunk, Context, to_numpy
@@ -21,7 +22,10 @@ from vla_rl.plugins.models.openvla import (
     openvla,
     openvla_oft,
 )
+from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.heads import AttentionValueHead
+from vla_rl.plugins.models.openvla.modeling import hollow_model, initialise
+from vla_rl.plugins.models.openvla.weights import allocate
 
 BOTH = pytest.mark.parametrize(("plugin", "config"), [(openvla, OpenVLAARConfig), (openvla_oft, OpenVLAOFTConfig)])
 
@@ -104,18 +108,62 @@ def test_head_is_computed_at_action_positions_and_for_action_tokens_only(
         return logits
 
     monkeypatch.setattr(OpenVLAForActionPrediction, "action_logits", record)
-    whole = calls(model.module.vla.language_model.lm_head)
     chunk = model.sample_chunk(obs, noise(3), False)
     shapes.clear()
     model.chunk_log_probs(obs, chunk)
     assert shapes == [((3, 6, 64), (3, 6, 256))]
-    assert not whole
 
 
-def test_slim_logits_are_the_whole_heads() -> None:
-    vla = policy().module.vla
+def whole_and_slim() -> tuple[Any, Any]:
+    """The same network, its head left as it is and slimmed."""
+    whole, slim = (hollow_model(preset_config("fast")) for _ in range(2))
+    for network in (whole, slim):
+        allocate(network, torch.device("cpu"), torch.float32, "test")
+        initialise(network, 3)
+    slim.slim_head()
+    return whole, slim
+
+
+def test_a_slim_head_is_exact() -> None:
+    whole, slim = whole_and_slim()
+    rows = slim.language_model.lm_head.weight
+    assert rows.shape == (256, 64)
     hidden = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(vla.action_logits(hidden), vla.language_model.lm_head(hidden)[..., 512:768])
+    logits = [
+        whole.language_model.lm_head(hidden)[..., 512:768],
+        whole.action_logits(hidden),
+        slim.action_logits(hidden),
+    ]
+    assert torch.equal(logits[0], logits[2]) and torch.equal(logits[1], logits[2])
+    for network in (whole, slim):
+        network.action_logits(hidden).square().sum().backward()
+    grad = whole.language_model.lm_head.weight.grad
+    assert torch.equal(grad[512:768], rows.grad)
+    assert not grad[:512].any() and not grad[768:].any()
+    assert torch.equal(slim.whole_head(), whole.language_model.lm_head.weight)
+
+
+def test_training_and_saving_leave_the_rows_of_text_alone(tmp_path: Path) -> None:
+    model, obs = policy(), observation(2)
+    network, before = model.module.vla, model.module.vla.whole_head()
+    assert dict(model.weights())["vla.language_model.lm_head.weight"].shape == (256, 64)
+    optimiser = torch.optim.AdamW(model.module.parameters(), 1e-2, weight_decay=0.1)
+    model.imitation_loss(obs, expert(2)).backward()
+    optimiser.step()
+    model.save(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")["language_model.lm_head.weight"]
+    text = torch.ones(832, dtype=torch.bool)
+    text[512:768] = False
+    assert torch.equal(saved[text], before[text])
+    assert torch.equal(saved[~text], network.language_model.lm_head.weight)
+    assert (saved[~text] - before[~text]).abs().min(1).values.max() > 1e-3
+    again = policy(checkpoint=str(tmp_path))
+    assert torch.equal(again._act(obs)[0], model._act(obs)[0])
+
+
+def test_a_head_that_scores_text_is_whole() -> None:
+    model = build(openvla, OpenVLAARConfig, log_prob_over="full_vocabulary")
+    assert model.module.vla.language_model.lm_head.weight.shape == (832, 64)
 
 
 @BOTH
@@ -126,6 +174,44 @@ def test_one_pass_of_the_llama_serves_policy_and_critic(plugin: Any, config: Any
     model.module.vla.language_model.model.norm.register_forward_pre_hook(lambda _, args: passes.append(args[0].shape))
     model.chunk_log_probs(obs, chunk)
     assert len(passes) == 1
+
+
+@BOTH
+def test_attention_is_fused_and_unused_vision_layers_are_not_computed(
+    plugin: Any, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, obs = build(plugin, config, preset="tiny"), observation(2)
+    chunk = model.sample_chunk(obs, noise(2), False)
+    network, fused, computed = model.module.vla, [], []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def record(*args: Any, **keys: Any) -> torch.Tensor:
+        fused.append(args[0].shape)
+        return attention(*args, **keys)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
+    for vit in (network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer):
+        for part in [*vit.blocks, *vit.unused()]:
+            part.register_forward_hook(lambda part, *_: computed.append(part))
+    model.chunk_log_probs(obs, chunk)
+    assert len(fused) == 2 * (3 - 1) + 3
+    assert len(computed) == 2 * (3 - 1)
+    assert not set(computed) & {*network.vision_backbone.featurizer.unused()}
+
+
+@BOTH
+@pytest.mark.parametrize(("frozen", "again"), [(False, 4), (True, 2)])
+def test_recomputation_covers_llama_and_trained_vision(plugin: Any, config: Any, frozen: bool, again: int) -> None:
+    """`fast` has two Llama layers, and one computed block in each vision transformer."""
+    model = build(plugin, config, gradient_checkpointing=True, freeze_vision=frozen)
+    network, seen = model.module.vla, []
+    vits = (network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer)
+    for layer in [*network.language_model.model.layers, *(vit.blocks[0] for vit in vits)]:
+        layer.mlp.register_forward_pre_hook(lambda *_: seen.append(1))
+    loss = model.imitation_loss(observation(2), np.zeros((2, 2, 3), np.float32))
+    assert len(seen) == 4
+    loss.backward()
+    assert len(seen) == 4 + again
 
 
 # --------------------------------------------------------------------------------------------------- mixed precision
@@ -152,8 +238,30 @@ def test_autocast_computes_in_bfloat16_and_keeps_float32_weights(plugin: Any, co
     assert all(p.grad is None or p.grad.dtype == torch.float32 for p in mixed.module.parameters())
 
 
-def test_autocast_is_for_float32_weights() -> None:
-    with pytest.raises(ValueError, match="autocast is for float32 weights"):
+def test_autocast_computes_float32_adapters_of_bfloat16_weights_in_bfloat16() -> None:
+    """Without it they would be multiplied in float32, which matrix units do far more slowly."""
+    obs = observation(2)
+    for autocast, wanted in ((False, torch.float32), (True, torch.bfloat16)):
+        model = policy(dtype="bfloat16", autocast=autocast, lora=LoRAConfig(rank=2))
+        trained = {name: p.dtype for name, p in model.weights() if "lora_" in name}
+        assert trained and set(trained.values()) == {torch.float32}
+        inputs: list[torch.dtype] = []
+        outputs: list[torch.dtype] = []
+
+        def record(_: Any, args: Any, out: torch.Tensor, inputs: Any = inputs, outputs: Any = outputs) -> None:
+            inputs.append(args[0].dtype)
+            outputs.append(out.dtype)
+
+        for name, part in model.module.vla.named_modules():
+            if "layers." in name and name.endswith("lora_A.default"):
+                part.register_forward_hook(record)
+        chunk = model.sample_chunk(obs, noise(2), False)
+        assert torch.equal(model.chunk_log_probs(obs, chunk).log_probs, chunk.log_probs)
+        assert set(inputs) == set(outputs) == {wanted}
+
+
+def test_autocast_needs_float32_weights() -> None:
+    with pytest.raises(ValueError, match="autocast narrows float32 weights, and with dtype: bfloat16 there are none"):
         OpenVLAOFTConfig(preset="fast", autocast=True, dtype="bfloat16")
 
 

@@ -12,13 +12,15 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from openvla_cases import CHUNK, ENV, noise, observation, policy
+from openvla_cases import CHUNK, ENV, empty, noise, observation, policy
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.testing import check_model
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft, weights
-from vla_rl.plugins.models.openvla.checkpoint import CheckpointError
-from vla_rl.plugins.models.openvla.modeling import empty_model
+from vla_rl.plugins.models.openvla.architecture import preset_config
+from vla_rl.plugins.models.openvla.checkpoint import CheckpointError, save_checkpoint
+from vla_rl.plugins.models.openvla.lora import MergedState
+from vla_rl.plugins.models.openvla.modeling import hollow_model
 
 LORA = LoRAConfig(rank=4)
 
@@ -62,6 +64,44 @@ def greedy(checkpoint: Path | str, **config: Any) -> torch.Tensor:
 
 def test_shards_are_the_same_weights(saved: Path, tmp_path: Path) -> None:
     assert torch.equal(greedy(shard(saved, tmp_path, 3)), greedy(saved))
+
+
+def test_large_weights_are_saved_in_shards(saved: Path, tmp_path: Path) -> None:
+    """As the public folders have them: an index, and files no larger than the limit but for a tensor that is."""
+    model = policy(checkpoint=str(saved), lora=LORA)
+    for folder, limit in (("one", 10**9), ("many", 200_000)):
+        target = tmp_path / folder
+        target.mkdir()
+        (target / "model.safetensors").write_bytes(b"of an earlier save")
+        save_checkpoint(model.module, model.config, model.prompts.tokenizer, target, shard_bytes=limit)
+    one, many = tmp_path / "one", tmp_path / "many"
+    assert not (one / "model.safetensors.index.json").exists()
+    assert not (many / "model.safetensors").exists()
+    index = json.loads((many / "model.safetensors.index.json").read_text())
+    files = sorted(many.glob("model-*.safetensors"))
+    assert [f.name for f in files] == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    assert len(files) > 3
+    shards = {f.name: load_file(f) for f in files}
+    for state in shards.values():
+        assert len(state) == 1 or sum(t.nbytes for t in state.values()) <= 200_000
+    assert index["weight_map"] == {name: file for file, state in shards.items() for name in state}
+    whole = load_file(one / "model.safetensors")
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in whole.values())
+    together = {name: t for state in shards.values() for name, t in state.items()}
+    assert list(whole) and whole.keys() == together.keys() == load_file(saved / "model.safetensors").keys()
+    assert all(torch.equal(whole[name], together[name]) for name in whole)
+    assert torch.equal(greedy(many), greedy(one))
+
+
+def test_saving_makes_one_shard_at_a_time(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At full size the merged weights do not fit a second time."""
+    model, events = policy(checkpoint=str(saved), lora=LORA), []
+    read, write = MergedState.read, weights.save_file
+    monkeypatch.setattr(MergedState, "read", lambda self, name: (events.append("read"), read(self, name))[1])
+    monkeypatch.setattr(weights, "save_file", lambda *args, **keys: (events.append("write"), write(*args, **keys)))
+    save_checkpoint(model.module, model.config, model.prompts.tokenizer, tmp_path, shard_bytes=200_000)
+    assert events.count("write") > 3
+    assert events.index("write") < len(events) // 2
 
 
 def test_bfloat16_shards_load_in_either_precision(saved: Path, tmp_path: Path) -> None:
@@ -159,6 +199,25 @@ def test_python_code_of_a_folder_is_not_run(saved: Path, tmp_path: Path) -> None
     assert "auto_map" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
+def test_tokenizer_of_sentencepiece_alone(saved: Path, tmp_path: Path) -> None:
+    copy(saved, tmp_path)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.model")
+    remedy = (
+        r"(?s)has its tokenizer as tokenizer.model alone.*write tokenizer.json beside it.*pip install sentencepiece"
+    )
+    with pytest.raises(CheckpointError, match=remedy):
+        policy(checkpoint=str(tmp_path))
+
+
+@pytest.mark.parametrize(("preset", "count"), [("small", 109_384_192), ("full", 7_541_237_184)])
+def test_presets_that_measure_machines(preset: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    got = sum(p.numel() for p in hollow_model(preset_config(preset)).parameters())
+    assert got == count
+    monkeypatch.setattr(weights, "free_memory", lambda device: 0)
+    with pytest.raises(CheckpointError, match=rf"preset {preset} does not fit on cpu: {got:,} weights"):
+        policy(preset=preset)
+
+
 # ----------------------------------------------------------------------------------------------------------- the hub
 
 
@@ -254,7 +313,7 @@ def test_peft_reads_the_adapter(saved: Path, tmp_path: Path) -> None:
 
     model = moved(saved, save_lora="adapter")
     model.save(tmp_path)
-    network = empty_model(model.config)
+    network = empty(model.config)
     weights.load_weights(network, load_file(saved / "model.safetensors"), saved)
     theirs = PeftModel.from_pretrained(network, str(tmp_path)).state_dict()
     own = {name: t for name, t in model.module.vla.state_dict().items() if "lora_" in name}

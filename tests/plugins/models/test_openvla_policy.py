@@ -91,8 +91,7 @@ def test_each_read_position_predicts_its_own_action() -> None:
         placeholders = slice(first + 1, first + 1 + CHUNK * 3)
         assert not embeds[row, placeholders].any()
         assert embeds[row, first].any() and embeds[row, placeholders.stop].any()
-        head = model.module.vla.language_model.lm_head(seen["out"][row, first : first + CHUNK * 3])
-        bins = head[:, model.codec.first : model.codec.vocab_end]
+        bins = model.module.vla.action_logits(seen["out"][row, first : first + CHUNK * 3])
         torch.testing.assert_close(logits[row].flatten(0, 1), bins, rtol=0, atol=1e-5)
 
 

@@ -77,6 +77,22 @@ def run(
 
 @app.command()
 @reported
+def sft(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    folder: Annotated[Path | None, typer.Option(help="Of the run; default: runs/NAME-sft.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Clone demonstrations as the spec's `imitation` says: of the simulator's expert, or recorded ones."""
+    loaded, home = _load(spec, overrides)
+    from vla_rl.core.imitation import clone
+
+    clone(loaded, folder or home or Path("runs") / f"{loaded.name}-sft", resume)
+
+
+@app.command()
+@reported
 def check(
     spec: SpecFile,
     overrides: Overrides = None,
@@ -163,7 +179,7 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
 @app.command()
 @reported
 def new_plugin(
-    kind: Annotated[str, typer.Argument(help="model, env, algorithm, placement or hook.")],
+    kind: Annotated[str, typer.Argument(help="model, env, algorithm, placement, data or hook.")],
     name: Annotated[str, typer.Argument(help="By which specs will call it.")],
     folder: Annotated[Path | None, typer.Argument(help="Of the new project; default: ./NAME.")] = None,
     debug: Debug = False,

@@ -17,6 +17,7 @@ IN_A_SPEC = {
     "env": "env: {type: $name, num_envs: 16}",
     "algorithm": "algorithm: {type: $name}",
     "placement": "placement: {type: $name}",
+    "data": "imitation: {data: {type: $name, file: demonstrations.npz}, steps: 1000, lr: 1e-4}",
     "hook": "hooks: [{type: console}, {type: $name}]",
 }
 

@@ -59,11 +59,13 @@ def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int)
 
     column = np.arange(columns)
     success = np.zeros(columns, bool)
+    tasks = [""] * columns
     owner = np.zeros(columns, np.int64)
     for index, block in enumerate(blocks):
         owner[block.first : block.first + block.lane.rows] = index
         for row, episode in block.sim["first_episode"].items():
             success[block.first + row] = episode.success_once
+            tasks[block.first + row] = episode.task
     tensors = {key: gather("sim", key) for key in ("rewards", "terminated", "truncated", "valid")}
     tensors |= {key: gather("policy", key) for key in ("log_probs", "values", "next_values", "versions")}
     rollout = Rollout(
@@ -71,11 +73,23 @@ def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int)
         groups=torch.from_numpy(column // num_envs * (num_envs // group_size) + column % num_envs // group_size),
         success=torch.from_numpy(success),
         episodes=tuple(episode for block in blocks for episode in block.sim["episodes"]),
+        features=_features(blocks, columns),
+        tasks=tuple(tasks) if all(tasks) else (),
         **tensors,  # type: ignore[arg-type]
     )
     places = gather("policy", "sample", fill=-1)
     assert places is not None
     return rollout, places.numpy(), owner
+
+
+def _features(blocks: Sequence[Block], columns: int) -> torch.Tensor | None:
+    first = blocks[0].policy["features"]
+    if first is None:
+        return None
+    features = torch.zeros(columns, first.shape[1])
+    for block in blocks:
+        features[block.first : block.first + block.lane.rows] = torch.from_numpy(block.policy["features"])
+    return features
 
 
 def take_columns(rollout: Rollout, columns: Array) -> Rollout:
@@ -88,6 +102,8 @@ def take_columns(rollout: Rollout, columns: Array) -> Rollout:
     for name in ("groups", "success", "features"):
         tensor = getattr(rollout, name)
         changes[name] = None if tensor is None else tensor[index]
+    changes["tasks"] = tuple(rollout.tasks[i] for i in columns) if rollout.tasks else ()
+    changes["findings"] = {name: tensor[index] for name, tensor in rollout.findings.items()}
     return attrs.evolve(rollout, **changes)
 
 

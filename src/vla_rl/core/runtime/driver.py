@@ -3,7 +3,7 @@ references between them; frames and weights never go through here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -11,28 +11,43 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.core.draws import TaskWindows, Weights
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Evaluation, Rate
 from vla_rl.core.functional import wilson
-from vla_rl.core.randomness import generator
-from vla_rl.core.runtime.assemble import Block, assemble, find_samples, light_arrays, share_out
+from vla_rl.core.runtime.assemble import Block, find_samples, light_arrays, share_out
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
+from vla_rl.core.runtime.imitation import Imitation, of_data, of_expert
 from vla_rl.core.runtime.lanes import Lane, Mode, drive
 from vla_rl.core.runtime.preflight import check_simulators
+from vla_rl.core.runtime.rounds import roll_out
 from vla_rl.core.runtime.seating import plan_for, seats_for
 from vla_rl.core.runtime.sim import EvalItem, too_many_faults
 from vla_rl.core.runtime.worker import Seat, build_algorithm
 from vla_rl.core.spec import Spec
+from vla_rl.core.statistics import read_all
 from vla_rl.core.types import Advantages, Episode, Rollout
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
-SUPPORTED_NEEDS = frozenset({"values", "groups"})
+Statistics = Mapping[str, Mapping[str, Sequence[float]]] | None
+SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "groups", "reference", "frames"})
 
 
 class Runtime:
-    def __init__(self, spec: Spec):
-        self.spec = spec
+    def __init__(self, spec: Spec, *, imitation: bool = False, statistics: Statistics = None):
+        """
+        Args:
+            imitation: for `vla-rl sft`: the learners open the data that the spec names.
+            statistics: by which the model scales, of a run that took them from its data; None: the model's own.
+        """
+        self.spec, self.statistics = spec, statistics
+        self.demonstrations = 0
+        """Samples of the data that the learners opened."""
+        self.windows: TaskWindows | None = None
+        """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
+        self.task_weights: Weights = None
+        """Of the running rollout."""
         self.algorithm = build_algorithm(spec)
         self._check_needs()
         local = spec.runtime.backend == "local"
@@ -41,7 +56,7 @@ class Runtime:
         try:
             self.plan = plan_for(spec, self.backend.cluster())
             self.seats = seats_for(self.plan, spec.env.num_envs, one_process=local)
-            self._start()
+            self._start(imitation)
         except BaseException:
             self.backend.close()
             raise
@@ -55,35 +70,15 @@ class Runtime:
     def rollout(self, step: int) -> tuple[Rollout, dict[str, float]]:
         """Play one rollout everywhere. -> (its light part, metrics)."""
         before = perf_counter()
-        spec = self.spec
-        rounds = 1 if spec.rollout.auto_reset != "off" else (spec.rollout.episodes or 0) // spec.env.num_envs
-        mode = Mode(purpose="action", greedy=False, keep=True)
-        pending = {s.index: self._call(s.index, "worker", "play_train", step, rounds) for s in self.seats if s.near}
-        played: dict[tuple[int, int], tuple[Any, Any]] = {}
-        for place in self.policies:
-            if place.near:
-                continue
-            for r in range(rounds):
-                self._drive(place, mode, partial(_begin_train, step, r))
-                for lane in place.served:
-                    sim = self._call(self.home[lane.index], "sim", "collect", lane.index)
-                    policy = self._call(place.index, "policy", "collect", lane.index, r, lane.rows)
-                    played[r, lane.index] = (self.backend.get(sim), self.backend.get(policy))
-        for index, played_here in zip(pending, self.backend.get_all(list(pending.values())), strict=True):
-            for r, results in enumerate(played_here):
-                for lane, pair in zip(self.seats[index].lanes, results, strict=True):
-                    played[r, lane.index] = pair
-        faults = self._report_faults([sim for sim, _ in played.values()])
-        blocks = [
-            Block(lane=lane, round_index=r, first=r * spec.env.num_envs + lane.first_row, sim=sim, policy=policy)
-            for r in range(rounds)
-            for lane in self.lanes
-            for sim, policy in (played[r, lane.index],)
-        ]
-        rollout, places, owner = assemble(step, blocks, spec.env.num_envs, spec.rollout.group_size)
+        self.task_weights = self.windows.weights(step) if self.windows else None
+        blocks, rollout, places, owner = roll_out(self, step)
+        faults = self._report_faults([block.sim for block in blocks])
         self._shelf = (blocks, places, owner)
-        seconds = perf_counter() - before
-        return rollout, self._rollout_metrics(rollout, blocks, seconds) | {"faults/rows": float(faults)}
+        metrics = self._rollout_metrics(rollout, blocks, perf_counter() - before) | {"faults/rows": float(faults)}
+        if self.windows:
+            self.windows.record(step, rollout.episodes)
+            metrics |= {f"sampling/weight/{task}": weight for task, weight in (self.task_weights or {}).items()}
+        return rollout, metrics
 
     def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
         """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
@@ -116,16 +111,14 @@ class Runtime:
                     ((block.lane.index, block.round_index), inside)
                 )
             own = wanted.pop(place.index, None)
-            parts = [self._call(worker, "policy", "take_heavy", keys, True) for worker, keys in sorted(wanted.items())]
+            parts = [self.call(worker, "policy", "take_heavy", keys, True) for worker, keys in sorted(wanted.items())]
             of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
-            pending.append(self._call(place.index, "worker", "update", kept.step, own, of_rank, share.steps, *parts))
-        clearing = [
-            self._call(s.index, "policy", "clear_shelf") for s in self.policies if "learner" not in s.slot.roles
-        ]
+            pending.append(self.call(place.index, "worker", "update", kept.step, own, of_rank, share.steps, *parts))
+        clearing = [self.call(s.index, "policy", "clear_shelf") for s in self.policies if "learner" not in s.slot.roles]
         results = self.backend.get_all(pending)
         self.backend.get_all(clearing)
         self.version += 1
-        self._publish()
+        self.publish()
         metrics: dict[str, float] = {
             "update/samples": float(count),
             "update/optimizer_steps": float(len(shares[0].steps)),
@@ -135,6 +128,7 @@ class Runtime:
                 metrics[name] = metrics.get(name, 0.0) + value
             for name, value in result["maxima"].items():
                 metrics[name] = max(metrics.get(name, value), value)
+        metrics |= read_all([result["statistics"] for result in results])
         metrics["time/learner"] = max(result["seconds"] for result in results)
         metrics["time/update"] = perf_counter() - before
         return metrics
@@ -158,7 +152,7 @@ class Runtime:
                 s.index: round_items[s.first_row : s.first_row + s.rows] for s in self.lanes
             }
             pending = [
-                self._call(
+                self.call(
                     s.index, "worker", "play_eval", {lane.index: of_lane[lane.index] for lane in s.lanes}, mode.greedy
                 )
                 for s in self.seats
@@ -168,8 +162,8 @@ class Runtime:
             for place in self.policies:
                 if place.near:
                     continue
-                self._drive(place, mode, partial(_begin_eval, of_lane))
-                collecting = [self._call(self.home[lane.index], "sim", "collect", lane.index) for lane in place.served]
+                self.drive_lanes(place, mode, partial(_begin_eval, of_lane))
+                collecting = [self.call(self.home[lane.index], "sim", "collect", lane.index) for lane in place.served]
                 results.extend(self.backend.get_all(collecting))
             for played in self.backend.get_all(pending):
                 results.extend(played)
@@ -191,79 +185,73 @@ class Runtime:
         )
 
     def warm_up(self) -> dict[str, float]:
-        """Clone the simulator's scripted expert (`warmup:` in the spec). -> metrics."""
+        """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
         before = perf_counter()
         warm = self.spec.warmup
         assert warm is not None
-        per_lane = -(-warm.episodes // len(self.lanes))
-        self.progress("demonstrations", 0, warm.episodes)
-        data = {
-            lane.index: self._call(
-                self.home[lane.index], "sim", "demonstrate", lane.index, per_lane, warm.noise, returns=2
-            )
-            for lane in self.lanes
-        }
-        stats = {lane: self.backend.get(reference) for lane, (_, reference) in data.items()}
-        samples, good, tried = (sum(s[i] for s in stats.values()) for i in range(3))
-        if not samples:
-            raise UserError(
-                f"the expert of env {self.spec.env.type!r} solved none of {tried} episodes; nothing to clone"
-            )
-        world = len(self.learners)
-        of_rank: list[list[int]] = [[] for _ in self.learners]
-        for i, lane in enumerate(self.lanes):
-            own = [r for r, place in enumerate(self.learners) if place.index == self.home[lane.index]]
-            of_rank[own[0] if own else i % world].append(lane.index)
-        for place, lanes in zip(self.learners, of_rank, strict=True):
-            self.backend.get(self._call(place.index, "learner", "hold", *(data[lane][0] for lane in lanes)))
-            self.backend.get(self._call(place.index, "learner", "set_learning_rate", warm.lr))
-        sizes = [sum(stats[lane][0] for lane in lanes) for lanes in of_rank]
-        batch = max(1, warm.batch // world)
-        updates = max(-(-size // batch) for size in sizes)
-        loss = 0.0
-        for epoch in range(warm.epochs):
-            self.progress("warmup", epoch, warm.epochs)
-            pending = []
-            for rank, place in enumerate(self.learners):
-                shuffled = generator(self.spec.seed, "warm-up", rank, epoch).permutation(sizes[rank])
-                steps = [shuffled[i * batch : (i + 1) * batch] for i in range(updates)]
-                pending.append(self._call(place.index, "learner", "imitate", steps))
-            loss = float(np.mean(self.backend.get_all(pending)))
-        for place in self.learners:
-            self.backend.get(self._call(place.index, "learner", "hold"))
-            self.backend.get(self._call(place.index, "learner", "reset_optimizer"))
-        self._publish()
+        imitation = of_expert(self, warm, "warm-up", warm.batch)
+        epoch, loss = imitation.epoch, 0.0
+        for e in range(warm.epochs):
+
+            def progress(step: int, e: int = e) -> None:
+                self.progress("warmup", e, warm.epochs)
+
+            loss = imitation.train(e * epoch + 1, (e + 1) * epoch, lambda step: warm.lr, progress)
+        self.forget_imitation()
         return {
-            "warmup/samples": float(samples),
-            "warmup/expert_success": good / tried,
+            "warmup/samples": imitation.about["imitation/samples"],
+            "warmup/expert_success": imitation.about["imitation/expert_success"],
             "warmup/loss": loss,
             "time/warmup": perf_counter() - before,
         }
 
+    def forget_imitation(self) -> None:
+        """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
+        for place in self.learners:
+            self.backend.get(self.call(place.index, "learner", "forget_imitation"))
+        self.publish()
+
     # ------------------------------------------------------------------------------------------ state and weights
+
+    def imitation(self) -> Imitation:
+        """The demonstrations of the spec's `imitation:`, ready to train on."""
+        section = self.spec.imitation
+        assert section is not None
+        if section.expert is not None:
+            return of_expert(self, section.expert, "imitation", section.batch)
+        return of_data(self, "imitation", section.batch)
 
     def save(self, model_folder: Path, trainer_folder: Path) -> None:
         """The model in its public format, and the exact state to go on from."""
         first = self.learners[0].index
-        self.backend.get(self._call(first, "learner", "save", model_folder, trainer_folder / "learner.pt"))
+        self.backend.get(self.call(first, "learner", "save", model_folder, trainer_folder / "learner.pt"))
+        if self.windows:
+            self.windows.save(trainer_folder / "tasks.json")
+        if self.spec.rollout.lag:
+            self.backend.get(self.call(self.policies[0].index, "policy", "save_past", trainer_folder / "past.pt"))
 
     def load(self, trainer_folder: Path) -> None:
         for place in self.learners:
-            self.version = self.backend.get(self._call(place.index, "learner", "load", trainer_folder / "learner.pt"))
-        self._publish()
+            self.version = self.backend.get(self.call(place.index, "learner", "load", trainer_folder / "learner.pt"))
+        if self.windows:
+            self.windows.load(trainer_folder / "tasks.json")
+        if self.spec.rollout.lag:
+            for place in self.policies:
+                self.backend.get(self.call(place.index, "policy", "load_past", trainer_folder / "past.pt"))
+        self.publish()
 
     def close(self) -> None:
         self.backend.close()
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Policies beside a learner already hold the weights; the others get them by reference."""
         reference = None
         pending = []
         for place in self.policies:
             near = "learner" in place.slot.roles
             if not near and reference is None:
-                reference = self._call(self.learners[0].index, "learner", "weights")
-            pending.append(self._call(place.index, "policy", "load", self.version, None if near else reference))
+                reference = self.call(self.learners[0].index, "learner", "weights")
+            pending.append(self.call(place.index, "policy", "load", self.version, None if near else reference))
         self.backend.get_all(pending)
 
     # --------------------------------------------------------------------------------------------------- inside
@@ -281,34 +269,57 @@ class Runtime:
                 f"algorithm {algorithm!r} compares trajectories of a group: it needs rollout.group_size >= 2 (got "
                 f"{spec.rollout.group_size}) and rollout.auto_reset: off (got {spec.rollout.auto_reset})"
             )
+        if "frames" in self.algorithm.needs and spec.rollout.auto_reset != "off":
+            raise UserError(
+                f"algorithm {algorithm!r} looks at the frames of whole trajectories: it needs rollout.auto_reset: off "
+                f"(got {spec.rollout.auto_reset})"
+            )
+        if spec.rollout.resample is not None and "groups" not in self.algorithm.needs:
+            raise UserError(f"rollout.resample replaces groups that are filtered; algorithm {algorithm!r} has none")
 
-    def _start(self) -> None:
+    def _start(self, imitation: bool) -> None:
         self.policies = [s for s in self.seats if s.served]
         self.learners = sorted((s for s in self.seats if s.rank >= 0), key=lambda s: s.rank)
         self.home = {lane.index: s.index for s in self.seats for lane in s.lanes}
         self.server = {lane.index: s.index for s in self.policies for lane in s.served}
         self.lanes = sorted((lane for s in self.seats for lane in s.lanes), key=lambda lane: lane.index)
         self.backend.start(self.spec, self.seats)
-        starting = [self._call(s.index, "worker", "start_sim") for s in self.seats if s.lanes]
+        starting = [self.call(s.index, "worker", "start_sim") for s in self.seats if s.lanes]
         self.info = self.backend.get_all(starting)[0]
+        if imitation:
+            self._open_data()
         starting = [
-            self._call(s.index, "worker", "start_model", self.info)
+            self.call(s.index, "worker", "start_model", self.info, self.statistics)
             for s in self.seats
             if {"policy", "learner"} & set(s.slot.roles)
         ]
         self.backend.get_all(starting)
         if len(self.learners) > 1:
-            address = self.backend.get(self._call(self.learners[0].index, "worker", "rendezvous"))
-            joining = [self._call(s.index, "learner", "join", address, s.rank) for s in self.learners]
+            address = self.backend.get(self.call(self.learners[0].index, "worker", "rendezvous"))
+            joining = [self.call(s.index, "learner", "join", address, s.rank) for s in self.learners]
             self.backend.get_all(joining)
-        self.eval_states = self.backend.get(self._call(self.home[0], "sim", "eval_states"))
+        self.eval_states = self.backend.get(self.call(self.home[0], "sim", "eval_states"))
+        sampling = self.spec.rollout.task_sampling
+        if sampling.type == "weighted":
+            tasks = self.backend.get(self.call(self.home[0], "sim", "train_tasks"))
+            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing)
 
-    def _call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+    def _open_data(self) -> None:
+        section = self.spec.imitation
+        assert section is not None
+        if section.data is None:
+            return
+        opening = [self.call(s.index, "worker", "open_data", self.info) for s in self.learners]
+        self.demonstrations = min(self.backend.get_all(opening))
+        if section.statistics == "data" and self.statistics is None:
+            self.statistics = self.backend.get(self.call(self.learners[0].index, "worker", "data_statistics"))
+
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
         return self.backend.call(worker, role, method, *arguments, returns=returns)
 
-    def _drive(self, place: Seat, mode: Mode, begin: Callable[[Lane], tuple[Any, ...]]) -> None:
+    def drive_lanes(self, place: Seat, mode: Mode, begin: Callable[[Lane], tuple[Any, ...]]) -> None:
         def handle(worker: int, role: str) -> Callable[..., Any]:
-            return lambda method, *arguments, returns=1: self._call(worker, role, method, *arguments, returns=returns)
+            return lambda method, *arguments, returns=1: self.call(worker, role, method, *arguments, returns=returns)
 
         lanes = [Lane(slice=lane, sim=handle(self.home[lane.index], "sim")) for lane in place.served]
         drive(lanes, handle(place.index, "policy"), mode, place.window, begin, self.backend.get, self.backend.ready)
@@ -369,10 +380,6 @@ class Runtime:
             "time/env": max(busy["env"].values()),
             "time/policy": max(busy["policy"].values()),
         }
-
-
-def _begin_train(step: int, round_index: int, lane: Lane) -> tuple[Any, ...]:
-    return "begin_train", lane.slice.index, step, round_index
 
 
 def _begin_eval(items: dict[int, Sequence[EvalItem | None]], lane: Lane) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class State:
     """Result of the last evaluation."""
     warmed_up: bool = False
     """The expert was cloned; a run that is stopped before that starts again."""
+    statistics: Mapping[str, Any] | None = None
+    """By which the model scales, where it took them from demonstrations."""
 
     def remember(self, evaluation: Evaluation) -> None:
         self.evaluated, self.last = evaluation.step, summary(evaluation)
@@ -139,15 +141,13 @@ class RunFolder:
         last = self.latest()
         if last is None:
             return None
-        try:
-            return State(**json.loads((last / "trainer" / "state.json").read_text())), last / "trainer"
-        except (OSError, ValueError, TypeError) as exc:
-            raise CheckpointError(f"{last} is not a readable checkpoint: {exc}") from exc
+        return read_state(last), last / "trainer"
 
-    def write_results(self, spec: Spec, state: State, notes: Sequence[str]) -> dict[str, Any]:
-        """`notes`: what the simulator has to say of its settings."""
+    def write_results(self, spec: Spec, state: State, notes: Sequence[str], doing: str) -> dict[str, Any]:
+        """`notes`: what the simulator has to say of its settings; `doing`: as in `Run`."""
         last, before = state.last or {}, state.before
         results = {
+            "doing": doing,
             "success": last.get("success"),
             "before": before and before["success"],
             "tasks": last.get("tasks", {}),
@@ -172,6 +172,14 @@ class RunFolder:
         partial.write_text(json.dumps(data, indent=1, default=str) + "\n")
         _sync(partial)
         os.replace(partial, self.path / name)
+
+
+def read_state(checkpoint: Path) -> State:
+    """Of a checkpoint folder. Raises CheckpointError."""
+    try:
+        return State(**json.loads((checkpoint / "trainer" / "state.json").read_text()))
+    except (OSError, ValueError, TypeError) as exc:
+        raise CheckpointError(f"{checkpoint} is not a readable checkpoint: {exc}") from exc
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,10 +13,13 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from vla_rl.core.demonstrations import Held
 from vla_rl.core.errors import UserError
-from vla_rl.core.hookspecs import Algorithm, VLAModel
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.runtime.heavy import Heavy
-from vla_rl.core.spec import TrainSpec
+from vla_rl.core.runtime.imitation import ImitationStep
+from vla_rl.core.sections import Schedule, TrainSpec
+from vla_rl.core.statistics import Statistic
 from vla_rl.core.types import Batch, Chunk, Observation, to_numpy
 
 Array = np.ndarray[Any, Any]
@@ -44,8 +48,9 @@ class LearnerRole:
         device: str,
         world: int,
         beat: Callable[[], None],
+        data: Demonstrations | None = None,
     ):
-        self.beat = beat
+        self.beat, self.data = beat, data
         self.model, self.algorithm, self.train, self.name = model, algorithm, train, name
         self.device, self.world, self.version = device, world, 0
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
@@ -66,13 +71,14 @@ class LearnerRole:
 
         Args:
             heavy, light: this rank's samples in one order; light holds arrays [B, ...] of `Batch`'s fields.
-        Returns: "sums" and "maxima" of the algorithm's metrics (sums are means over the optimiser steps once added
-            over ranks) and "seconds".
+        Returns: "sums", "maxima" and "statistics" of the algorithm's metrics (sums are means over the optimiser steps
+            once added over ranks) and "seconds".
         """
         before = perf_counter()
         self._set_rates(schedule(self.train, step))
         sums: dict[str, torch.Tensor] = {}
         maxima: dict[str, torch.Tensor] = {}
+        statistics: dict[str, Statistic] = {}
         norms: list[float] = []
         for optimizer_step in steps:
             self.optimizer.zero_grad(set_to_none=True)
@@ -86,36 +92,57 @@ class LearnerRole:
                     sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value / len(steps)
                 for name, value in loss.maxima.items():
                     maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
+                for name, statistic in loss.statistics.items():
+                    statistics[name] = statistics[name] + statistic if name in statistics else statistic
             norms.append(self._optimizer_step(f"step {step}", step <= self.train.critic_warmup_steps))
         self.version += 1
         return {
             "sums": {name: float(value) for name, value in sums.items()},
             "maxima": {**{name: float(v) for name, v in maxima.items()}, "policy/grad_norm": max(norms, default=0.0)},
+            "statistics": {name: statistic.cpu() for name, statistic in statistics.items()},
             "seconds": perf_counter() - before,
         }
 
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         """Keep this rank's demonstrations for `imitate`."""
         there = [d for d in demonstrations if d is not None]
-        self.held = (
-            (Observation.concat([o for o, _ in there]), np.concatenate([a for _, a in there])) if there else None
-        )
+        self.data = Held(there) if there else None
 
-    def imitate(self, steps: Sequence[Array]) -> float:
-        """Optimiser steps of behaviour cloning on what `hold` keeps, each on these indices; -> mean loss."""
-        losses: list[torch.Tensor] = []
-        for indices in steps:
-            self.beat()
+    def imitate(self, steps: Sequence[ImitationStep]) -> float:
+        """Optimiser steps of behaviour cloning, in micro-batches; -> sum of the losses of this rank's samples."""
+        size = self.train.micro_batch
+        parts = [[s.indices[i : i + size] for i in range(0, len(s.indices), size)] for s in steps]
+        losses = [torch.zeros((), device=self.device)]
+        coming = self._read_ahead([part for of_step in parts for part in of_step])
+        for step, of_step in zip(steps, parts, strict=True):
+            self._set_learning_rate(step.lr)
             self.optimizer.zero_grad(set_to_none=True)
-            if self.held is not None and len(indices):
-                loss = self.model.imitation_loss(self.held[0].take(indices), self.held[1][indices])
-                (loss / self.world).backward()
+            for part in of_step:
+                self.beat()
+                loss = self.model.imitation_loss(*next(coming)) * len(part)
+                (loss / step.total).backward()
                 losses.append(loss.detach())
-            self._optimizer_step("the warm-up")
-        return float(torch.stack(losses).mean()) if losses else 0.0
+            self._optimizer_step("imitation")
+        return float(torch.stack(losses).sum())
 
-    def set_learning_rate(self, lr: float) -> None:
-        """One rate for all parameters, until the next `update`."""
+    def _read_ahead(self, parts: Sequence[Array]) -> Iterator[tuple[Observation, Any]]:
+        """These samples of the demonstrations, the next being read while the last are trained on."""
+        if self.data is None or not parts:
+            return
+        with ThreadPoolExecutor(1) as reader:
+            following = reader.submit(self.data.read_samples, parts[0])
+            for part in parts[1:]:
+                ready, following = following, reader.submit(self.data.read_samples, part)
+                yield ready.result()
+            yield following.result()
+
+    def forget_imitation(self) -> None:
+        """Free the demonstrations and forget the optimiser's moments."""
+        self.data = None
+        self.optimizer.state.clear()
+
+    def _set_learning_rate(self, lr: float) -> None:
+        """One rate for all parameters."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
@@ -123,10 +150,6 @@ class LearnerRole:
         rates = (self.train.lr, self.train.lr if self.train.value_lr is None else self.train.value_lr)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
             group["lr"] = rate * factor
-
-    def reset_optimizer(self) -> None:
-        """Forget the moments, between imitation and reinforcement learning."""
-        self.optimizer.state.clear()
 
     def _optimizer_step(self, where: str, critic_only: bool = False) -> float:
         for name, parameter in self.parameters.items():
@@ -153,9 +176,14 @@ class LearnerRole:
             return None if array is None else torch.tensor(array[indices], device=self.device)
 
         log_probs, values, value_weights = tensor("log_probs"), tensor("values"), tensor("value_weights")
+        chunk = Chunk(actions=heavy.actions, log_probs=log_probs, values=values, trace=heavy.trace)
+        reference = None
+        if "reference" in self.algorithm.needs:
+            with torch.no_grad():
+                reference = self.model.reference_log_probs(heavy.obs, chunk)
         return Batch(
             obs=heavy.obs,
-            chunk=Chunk(actions=heavy.actions, log_probs=log_probs, values=values, trace=heavy.trace),
+            chunk=chunk,
             valid=tensor("valid"),
             log_probs=log_probs,
             values=values,
@@ -164,6 +192,7 @@ class LearnerRole:
             returns=tensor("returns"),
             value_weights=None if value_weights is None else value_weights / optimizer_step.value_divisor,
             lag=self.version - tensor("versions"),
+            reference_log_probs=reference,
         )
 
     # -------------------------------------------------------------------------------------- weights and state
@@ -209,7 +238,7 @@ class LearnerRole:
             torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=self.world)
 
 
-def schedule(train: TrainSpec, step: int) -> float:
+def schedule(train: Schedule, step: int) -> float:
     """Factor on the learning rates at `step` (from 1): linear warm-up, then constant or a decay to a twentieth."""
     if step <= train.lr_warmup_steps:
         return step / (train.lr_warmup_steps + 1)

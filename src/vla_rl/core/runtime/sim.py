@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
-from vla_rl.core.draws import deal_states, draw_state
+from vla_rl.core.draws import Weights, deal_states, draw_state
 from vla_rl.core.episodes import EPISODES_PER_STEP, EnvError, Episodes, Request, Start
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.events import EpisodeFrames
@@ -46,6 +46,7 @@ class SimRole:
         *,
         bootstrap: bool,
         grouped: bool,
+        framed: bool,
         near: bool,
         beat: Callable[[], None],
     ):
@@ -53,10 +54,12 @@ class SimRole:
         Args:
             envs: lane index -> its simulator.
             grouped: the algorithm compares trajectories within groups, so these must not share a state.
+            framed: the algorithm embeds the frames of training episodes, so these are recorded.
             near: the policy is in this process, so observations stay where they are.
             beat: says that a long call goes on.
         """
         self.spec, self.envs, self.slices, self.near, self.beat = spec, envs, {s.index: s for s in slices}, near, beat
+        self.framed = framed
         rollout = spec.rollout
         shared: dict[str, Any] = {
             "name": spec.env.type,
@@ -86,6 +89,11 @@ class SimRole:
         self.states = first.reset_states("train")
         if not self.states:
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
+        if framed and not first.info.cameras:
+            raise UserError(
+                f"algorithm {spec.algorithm.type!r} looks at the frames of episodes, and env {spec.env.type!r} has no "
+                "cameras; give it one, or choose another algorithm"
+            )
         groups = spec.env.num_envs // rollout.group_size
         if grouped and groups > len(self.states):
             raise UserError(
@@ -100,8 +108,12 @@ class SimRole:
     def eval_states(self) -> tuple[ResetState, ...]:
         return next(iter(self.envs.values())).reset_states("eval")
 
-    def begin_train(self, lane: int, step: int, round_index: int) -> tuple[Any, bool]:
-        """Reset the lane's rows to the states of this rollout's round and ask for actions."""
+    def train_tasks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(state.task for state in self.states))
+
+    def begin_train(self, lane: int, step: int, round_index: int, weights: Weights) -> tuple[Any, bool]:
+        """Reset the lane's rows to the states of this rollout's round, drawn by these weights of tasks, and ask for
+        actions."""
         place, rollout = self.slices[lane], self.spec.rollout
         groups = self.spec.env.num_envs // rollout.group_size
 
@@ -109,10 +121,10 @@ class SimRole:
             row = place.first_row + position
             group = row // rollout.group_size
             if rollout.auto_reset == "off":
-                state = self._dealt(step, groups)[round_index][group]
+                state = self._dealt(step, groups, weights)[round_index][group]
             else:
-                state = draw_state(self.states, self.spec.seed, step, index * groups + group)
-            return Start(state=state, row=row, episode=step * EPISODES_PER_STEP + index)
+                state = draw_state(self.states, self.spec.seed, step, index * groups + group, weights)
+            return Start(state=state, row=row, episode=step * EPISODES_PER_STEP + index, record=self.framed)
 
         chunk_steps = None if rollout.auto_reset == "off" else (rollout.steps or 0) // rollout.chunk
         self.running[lane] = self.train[lane]
@@ -129,6 +141,16 @@ class SimRole:
 
     def step(self, lane: int, actions: Any) -> tuple[Any, bool]:
         return self._answer(self.running[lane].step(unpack(actions)))
+
+    def take_frames(self, lane: int) -> tuple[Array, ...]:
+        """Frames of the first camera of each row's episode in the round that ended, uint8 [frames, H, W, 3] a row: the
+        first observation and one after each chunk. To be taken before `collect`; none for a row that did not play."""
+        episodes, place = self.running[lane], self.slices[lane]
+        camera, (height, width) = next(iter(episodes.env.info.cameras.items()))
+        recorded, episodes.recorded = episodes.recorded, {}
+        of_row = {row - place.first_row: images[camera] for (row, _), images in recorded.items()}
+        none = np.zeros((0, height, width, 3), np.uint8)
+        return tuple(of_row.get(position, none) for position in range(place.rows))
 
     def collect(self, lane: int) -> dict[str, Any]:
         """The light part of the round that ended, its episodes, and what it cost."""
@@ -199,11 +221,11 @@ class SimRole:
         for env in self.envs.values():
             env.close()
 
-    def _dealt(self, step: int, groups: int) -> tuple[tuple[ResetState, ...], ...]:
+    def _dealt(self, step: int, groups: int, weights: Weights) -> tuple[tuple[ResetState, ...], ...]:
         """States of this rollout by round and group of rows; drawn once for all rounds and lanes."""
         if self._deal[0] != step:
-            rounds = (self.spec.rollout.episodes or 0) // self.spec.env.num_envs
-            self._deal = step, deal_states(self.states, self.spec.seed, step, rounds, groups)
+            rounds = self.spec.rollout.rounds(self.spec.env.num_envs) + self.spec.rollout.further_rounds
+            self._deal = step, deal_states(self.states, self.spec.seed, step, rounds, groups, weights)
         return self._deal[1]
 
     def _on_fault(self, text: str) -> None:

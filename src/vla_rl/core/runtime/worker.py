@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
+from vla_rl.core.draws import Weights
 from vla_rl.core.errors import PluginError
-from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv, VLAModel
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.heavy import Heavy
@@ -22,6 +23,7 @@ from vla_rl.core.runtime.lanes import Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
 from vla_rl.core.runtime.policy import PolicyRole
 from vla_rl.core.runtime.preflight import ask_plugin, on_this_machine
+from vla_rl.core.runtime.reference import check_reference
 from vla_rl.core.runtime.sim import EvalItem, SimRole
 from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec, parse_spec
@@ -51,8 +53,8 @@ class Seat:
         return bool(self.served) and self.served == self.lanes
 
 
-def build_algorithm(spec: Spec) -> Algorithm:
-    context = Context(seed=spec.seed, chunk=spec.rollout.chunk)
+def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
+    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
     component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
     return seat("algorithm", component, spec.algorithm.type, hook_modules(spec.plugins))
 
@@ -67,9 +69,10 @@ class Worker:
     def __init__(self, spec: Spec | dict[str, Any], place: Seat):
         self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
         self.place = place
-        self.algorithm = build_algorithm(self.spec)
+        self.algorithm = build_algorithm(self.spec, place.slot.device)
         self.wrappers = hook_modules(self.spec.plugins)
         self.roles: dict[str, Any] = {}
+        self.data: Demonstrations | None = None
         self.doing: tuple[str, float] = ("starting", time())
         if place.slot.device == "cpu":
             torch.set_num_threads(max(1, int(place.slot.cpus)))
@@ -98,13 +101,28 @@ class Worker:
             self.place.lanes,
             bootstrap=bootstrap,
             grouped="groups" in self.algorithm.needs,
+            framed="frames" in self.algorithm.needs,
             near=self.place.near,
             beat=self.beat,
         )
         info: EnvInfo = self.roles["sim"].info()
         return info
 
-    def start_model(self, info: EnvInfo) -> None:
+    def open_data(self, info: EnvInfo) -> int:
+        """Open the demonstrations of the spec's `imitation:`; -> number of samples."""
+        spec = self.spec
+        assert spec.imitation is not None and spec.imitation.data is not None
+        name, config = spec.imitation.data.type, spec.imitation.data.config
+        context = Context(seed=spec.seed, device=self.place.slot.device, chunk=spec.rollout.chunk, env=info)
+        opened: Demonstrations = build("data", name, config, context, spec.plugins)
+        self.data = seat("data", opened, name, self.wrappers)
+        return self.data.num_samples()
+
+    def data_statistics(self) -> Any:
+        assert self.data is not None
+        return self.data.data_statistics()
+
+    def start_model(self, info: EnvInfo, statistics: Any) -> None:
         """Build the model once, for the policy and the learner of this worker."""
         spec, slot = self.spec, self.place.slot
         context = Context(
@@ -114,6 +132,7 @@ class Worker:
             env=info,
             temperature=spec.rollout.temperature,
             values=values_for(self.algorithm),
+            statistics=statistics,
         )
         component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
         if context.values != "none" and type(component).values is VLAModel.values:
@@ -122,8 +141,17 @@ class Worker:
                 f"choose an algorithm without a critic, or a model that implements `values`"
             )
         model = seat("model", component, spec.model.type, self.wrappers)
+        if "reference" in self.algorithm.needs:
+            check_reference(model, spec, info)
         if "policy" in slot.roles:
-            self.roles["policy"] = PolicyRole(model, name=spec.model.type, seed=spec.seed)
+            self.roles["policy"] = PolicyRole(
+                model,
+                name=spec.model.type,
+                seed=spec.seed,
+                lag=spec.rollout.lag,
+                fresh="fresh-values" in self.algorithm.needs,
+                embed=self.algorithm.features,
+            )
         if "learner" in slot.roles:
             self.roles["learner"] = LearnerRole(
                 model,
@@ -133,6 +161,7 @@ class Worker:
                 device=slot.device,
                 world=self.place.world,
                 beat=self.beat,
+                data=self.data,
             )
 
     # --------------------------------------------------------------------------------------------------- calls
@@ -145,23 +174,20 @@ class Worker:
         finally:
             self.doing = ("idle", time())
 
-    def play_train(self, step: int, rounds: int) -> list[list[tuple[Result, Result]]]:
+    def play_train(self, step: int, rounds: range, weights: Weights) -> list[list[tuple[Result, Result]]]:
         """Roll out all lanes of this worker, policy included. -> [round][lane] (sim, policy) results."""
-        results = []
-        for round_index in range(rounds):
+        sim, policy, framed = self.roles["sim"], self.roles["policy"], "frames" in self.algorithm.needs
+        results: list[list[tuple[Result, Result]]] = []
+        for round_index in rounds:
             self._drive(
                 Mode(purpose="action", greedy=False, keep=True),
-                lambda lane, r=round_index: ("begin_train", lane, step, r),
+                lambda lane, r=round_index: ("begin_train", lane, step, r, weights),
             )
-            results.append(
-                [
-                    (
-                        self.roles["sim"].collect(lane.index),
-                        self.roles["policy"].collect(lane.index, round_index, lane.rows),
-                    )
-                    for lane in self.place.lanes
-                ]
-            )
+            results.append([])
+            for lane in self.place.lanes:
+                frames = sim.take_frames(lane.index) if framed else None
+                chosen = policy.collect(lane.index, round_index, lane.rows, frames)
+                results[-1].append((sim.collect(lane.index), chosen))
         return results
 
     def play_eval(self, items: dict[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vla_rl.core.testing.algorithms import check_algorithm
+    from vla_rl.core.testing.data import check_data
     from vla_rl.core.testing.envs import check_env
     from vla_rl.core.testing.findings import CheckFailed
     from vla_rl.core.testing.linear import LinearModel
@@ -27,6 +28,7 @@ __all__ = [
     "LinearModel",
     "ScriptedEnv",
     "check_algorithm",
+    "check_data",
     "check_env",
     "check_model",
     "check_placement",
@@ -37,6 +39,7 @@ _HOMES = {
     "LinearModel": "linear",
     "ScriptedEnv": "scripted",
     "check_algorithm": "algorithms",
+    "check_data": "data",
     "check_env": "envs",
     "check_model": "models",
     "check_placement": "placements",

@@ -6,16 +6,17 @@ import copy
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from attrs import frozen
 
 from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.runtime.assemble import take_columns
 from vla_rl.core.testing import synthetic
 from vla_rl.core.testing.findings import Findings, built
 from vla_rl.core.types import Advantages, Batch, Context, Loss, Plugin, Rollout, Scores, ValueGranularity
 
-NEEDS = {"values", "groups", "reference"}
-NOT_PER_COLUMN = {"step", "episodes"}
+NEEDS = {"values", "fresh-values", "groups", "reference", "frames"}
 
 
 @frozen(eq=False)
@@ -31,7 +32,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
 
     Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
     total and gradient in one piece as in micro-batches. `config`: of the plugin, when a `Plugin` is given.
-    `features`: D of `Rollout.features`, for algorithms that use them.
+    `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """
     chosen: Algorithm
     chosen, name = built("algorithm", algorithm, config, Context())
@@ -43,6 +44,8 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     values: ValueGranularity = "none"
     if "values" in chosen.needs:
         values = "action" if granularity == "action" else "chunk"
+    if "frames" in chosen.needs:
+        features = _check_features(f, chosen)
     case = _Case(chosen, f, values, features)
     kinds: dict[str, dict[str, Any]] = {
         "a rollout": {},
@@ -53,6 +56,20 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
         with f.section(kind):
             _whole_path(case, kind, synthetic.rollout(values=values, features=features, **options))
     f.close()
+
+
+def _check_features(f: Findings, algorithm: Algorithm) -> int:
+    """-> D of the algorithm's features."""
+    lengths = (5, 0, 1, 70)
+    frames = tuple(synthetic.observation(synthetic.env_info(1), n).images["camera0"] for n in lengths)
+    with f.section("features"):
+        features: Any = algorithm.features(frames)
+        found = f"{str(features.dtype).removeprefix('torch.')} {list(features.shape)}"
+        fine = features.ndim == 2 and found.startswith(f"float32 [{len(lengths)},") and bool(features.isfinite().all())
+        wanted = f"finite float32 [{len(lengths)}, D] for trajectories of {lengths} frames"
+        if f.expect(fine, "features", wanted, found, "one vector a trajectory"):
+            return int(features.shape[1])
+    return 0
 
 
 def _whole_path(case: _Case, name: str, rollout: Rollout) -> None:
@@ -68,23 +85,12 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> None:
     wanted = f"bool [{columns}]"
     if not case.f.expect(found == wanted, "select", wanted, found, "one decision for each trajectory"):
         return
-    trained = shaped if not bool(selected.any()) else columns_of(shaped, selected)
+    trained = shaped if not bool(selected.any()) else take_columns(shaped, np.flatnonzero(selected.numpy()))
     kept = copy.deepcopy(trained)
     advantages = case.algorithm.advantages(trained)
     _untouched(case, trained, kept, "advantages")
     if _check_advantages(case, advantages, trained):
         _check_loss(case, name, trained, advantages)
-
-
-def columns_of(rollout: Rollout, selected: torch.Tensor) -> Rollout:
-    """The trajectories where `selected` (bool [N])."""
-    changes: dict[str, Any] = {}
-    for field in attrs.fields(Rollout):
-        value = getattr(rollout, field.name)
-        if isinstance(value, torch.Tensor):
-            per_column = field.name in ("groups", "success", "features")
-            changes[field.name] = value[selected] if per_column else value[:, selected]
-    return rollout.evolve(**changes)
 
 
 def _untouched(case: _Case, rollout: Rollout, kept: Rollout, where: str) -> None:

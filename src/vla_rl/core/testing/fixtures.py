@@ -40,6 +40,14 @@ def check_algorithm() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
+def check_data() -> Callable[..., None]:
+    """`vla_rl.core.testing.check_data`."""
+    from vla_rl.core.testing import check_data as check
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def check_placement() -> Callable[..., None]:
     """`vla_rl.core.testing.check_placement`."""
     from vla_rl.core.testing import check_placement as check

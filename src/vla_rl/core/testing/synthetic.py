@@ -109,6 +109,7 @@ def rollout(
             if ends[n] <= steps
         ),
         features=normal(columns, features) if features else None,
+        tasks=tuple(f"task-{n // group_size % 2}" for n in range(columns)),
     )
 
 

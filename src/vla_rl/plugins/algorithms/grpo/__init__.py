@@ -4,51 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import field, frozen
-from attrs import validators as v
+from attrs import frozen
 
+from vla_rl.core.loss_settings import ClipSettings, GroupSettings
 from vla_rl.core.types import Context, Plugin
 
 
 @frozen(kw_only=True)
-class Filter:
-    """Keep a group only if its mean success lies in [lower, upper] (RLinf-VLA 4.3.3)."""
-
-    lower: float = field(default=0.1, validator=[v.ge(0), v.le(1)])
-    """Lowest mean success of a group that is kept, in [0, 1]."""
-    upper: float = field(default=0.9, validator=[v.ge(0), v.le(1)])
-    """Highest mean success of a group that is kept, in [0, 1]."""
-
-    @upper.validator
-    def _ordered(self, _: object, upper: float) -> None:
-        if self.lower > upper:
-            raise ValueError(f"filter.lower ({self.lower}) is above filter.upper ({upper})")
-
-
-@frozen(kw_only=True)
-class GRPOConfig:
-    clip_low: float = field(default=0.2, validator=[v.ge(0), v.lt(1)])
-    """Ratios below 1 - clip_low get no gradient."""
-    clip_high: float = field(default=0.28, validator=v.gt(0))
-    """Ratios above 1 + clip_high get no gradient (clip-higher, DAPO 2025)."""
-    dual_clip: float | None = field(default=None, validator=v.optional(v.gt(1)))
-    """Bounds the loss of negative advantages by this factor; null: off."""
-    log_prob: Literal["token", "action", "chunk"] = "token"
-    """Granularity of the probability ratio."""
+class GRPOConfig(GroupSettings, ClipSettings):
     advantage: Literal["chunk"] = "chunk"
     """GRPO has one advantage a trajectory, so one a chunk."""
-    aggregation: Literal["trajectory-mean", "step-mean", "rlinf"] = "trajectory-mean"
-    """How entries of the loss are averaged; trajectory-mean weighs every trajectory alike (RLinf-VLA eq. 12)."""
-    normalize_by_std: bool = True
-    """false gives Dr. GRPO."""
-    filter: Filter | None = None
-    """Success-rate filter of groups; null: off."""
-    filter_identical: bool = True
-    """Drop groups whose scores are all equal; they have no gradient."""
-    filter_truncated: bool = False
-    """Drop groups in which any member hit the step limit."""
-    entropy_coef: float = field(default=0.0, validator=v.ge(0))
-    """Weight of the entropy bonus, at the granularity of the ratio."""
 
 
 def build(config: GRPOConfig, context: Context) -> Any:
@@ -57,4 +22,24 @@ def build(config: GRPOConfig, context: Context) -> Any:
     return GRPO(config)
 
 
-plugin = Plugin(config=GRPOConfig, build=build, summary="group-relative policy optimisation (no critic)")
+RECIPE = {
+    "log_prob": "token",
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "dual_clip": None,
+    "entropy_coef": 0.0,
+    "kl_coef": 0.0,
+    "baseline": "mean",
+    "normalize_by_std": True,
+    "filter": {"lower": 0.1, "upper": 0.9},
+    "filter_truncated": False,
+}
+PRESETS = {
+    "paper": {**RECIPE, "aggregation": "trajectory-mean"},  # RLinf-VLA eq. 11-12, Table 3
+    "rlinf": {**RECIPE, "aggregation": "rlinf", "dual_clip": 3.0},  # its code
+    "simplevla": {**RECIPE, "aggregation": "step-mean"},  # SimpleVLA-RL's code
+}
+
+plugin = Plugin(
+    config=GRPOConfig, build=build, summary="group-relative policy optimisation (no critic)", presets=PRESETS
+)

@@ -19,6 +19,7 @@ from vla_rl.plugins.hooks.console.status import Status, clock, percent
 COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}
 NUMBERS = {
     "loss/policy": "loss",
+    "loss/imitation": "loss",
     "loss/value": "value loss",
     "policy/approx_kl": "kl",
     "loss/clip_fraction": "clipped",
@@ -65,6 +66,8 @@ def step_line(status: Status) -> str:
     parts += [f"{label} {metrics[name]:.3g}" for name, label in NUMBERS.items() if name in metrics]
     if "throughput/env_steps_per_s" in metrics:
         parts.append(f"{metrics['throughput/env_steps_per_s']:,.0f} env steps/s")
+    if "throughput/samples_per_s" in metrics:
+        parts.append(f"{metrics['throughput/samples_per_s']:,.0f} samples/s")
     parts += [" ".join(f"{role} {share:.0%}" for role, share in status.split.items())] if status.split else []
     return ", ".join([*parts, f"{clock(status.elapsed)} elapsed", f"{clock(status.eta)} to go"])
 

@@ -48,7 +48,7 @@ class Status:
         now = self._now()
         seconds, self._step_started = now - self._step_started, now
         if step > self.run.first_step:  # step 0 is the warm-up
-            past = self._step_seconds
+            past, seconds = self._step_seconds, seconds / (step - self.step)
             self._step_seconds = seconds if past is None else (1 - SMOOTHING) * past + SMOOTHING * seconds
         self.step, self.metrics = step, metrics
         if "env/success_rate" in metrics:

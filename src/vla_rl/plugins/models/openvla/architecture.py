@@ -123,9 +123,21 @@ class OpenVLAConfig(PreTrainedConfig):
 
 def preset_config(name: str) -> OpenVLAConfig:
     """The sizes of a preset, with the layout rules of the real model: action ids on top, then 64 ids of padding."""
-    vit, depth, width, layers, heads = {"tiny": (48, 3, 64, 3, 4), "fast": (32, 2, 64, 2, 2)}[name]
-    sizes = {"embed_dim": vit, "depth": depth, "num_heads": heads, "mlp_hidden": 4 * vit, "patch_size": 16}
-    text_tokens, bins, padding = 512, 256, 64
+    if name == "full":
+        return OpenVLAConfig(text_config=LlamaConfig(vocab_size=32064, pad_token_id=32000))
+    vit, depth, vit_heads, width, layers, heads, text_tokens, pixels, patch = {
+        "tiny": (48, 3, 4, 64, 3, 4, 512, 64, 16),
+        "fast": (32, 2, 2, 64, 2, 2, 512, 64, 16),
+        "small": (384, 8, 6, 640, 8, 10, 31744, 224, 14),
+    }[name]
+    sizes = {
+        "embed_dim": vit,
+        "depth": depth,
+        "num_heads": vit_heads,
+        "mlp_hidden": 4 * vit,
+        "patch_size": patch,
+    }
+    bins, padding = 256, 64
     return OpenVLAConfig(
         text_config=LlamaConfig(
             vocab_size=text_tokens + bins + padding,
@@ -137,7 +149,7 @@ def preset_config(name: str) -> OpenVLAConfig:
         ),
         vision_specs=[attrs.asdict(dinov2(**sizes)), attrs.asdict(siglip(**sizes))],
         n_action_bins=bins,
-        image_sizes=[64, 64],
+        image_sizes=[pixels, pixels],
         pad_token_id=text_tokens + bins,
         pad_to_multiple_of=padding,
     )

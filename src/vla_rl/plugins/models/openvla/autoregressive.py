@@ -117,9 +117,9 @@ class ARPolicy(FamilyPolicy):
     module: ARModule
     name = "openvla"
 
-    def __init__(self, parts: Parts, log_prob_over: str) -> None:
+    def __init__(self, parts: Parts, full_vocabulary: bool) -> None:
         super().__init__(parts)
-        self.module.full_vocabulary = log_prob_over == "full_vocabulary"
+        self.module.full_vocabulary = full_vocabulary
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:

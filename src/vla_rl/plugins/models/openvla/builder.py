@@ -18,7 +18,7 @@ from vla_rl.plugins.models.openvla.checkpoint import (
 )
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, Scaler
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
-from vla_rl.plugins.models.openvla.fit import Fit, MismatchError, decoding, find_fit, l1
+from vla_rl.plugins.models.openvla.fit import Fit, MismatchError, decoding, find_fit, l1, over_full_vocabulary
 from vla_rl.plugins.models.openvla.guards import check_network
 from vla_rl.plugins.models.openvla.heads import (
     AttentionValueHead,
@@ -32,14 +32,13 @@ from vla_rl.plugins.models.openvla.images import ImageProcessor
 from vla_rl.plugins.models.openvla.lora import add_adapters
 from vla_rl.plugins.models.openvla.modeling import (
     OpenVLAForActionPrediction,
-    empty_model,
     hollow_model,
     initialise,
 )
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, Prompts
 from vla_rl.plugins.models.openvla.regression import L1Policy
-from vla_rl.plugins.models.openvla.weights import fill, load_weights, unchanged
+from vla_rl.plugins.models.openvla.weights import allocate, fill, load_weights, unchanged
 
 __all__ = ["MismatchError", "build_autoregressive", "build_policy"]
 M = TypeVar("M", bound=PolicyModule)
@@ -52,7 +51,7 @@ def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Po
 
 def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
     """As `build_policy`."""
-    return ARPolicy(_parts(config, context, ARModule), config.log_prob_over)
+    return ARPolicy(_parts(config, context, ARModule), over_full_vocabulary(config))
 
 
 def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
@@ -133,9 +132,14 @@ def _module(
             part.to(dtype)
     if config.freeze_vision:
         vla.vision_backbone.requires_grad_(False)
+    if not over_full_vocabulary(config):
+        vla.slim_head()
     module = kind(vla, projector, _value_head(config, context, width, checkpoint), head)
     if config.lora is not None:
-        module.vla = add_adapters(vla, config.lora, config.freeze_vision, derived_seed(context.seed, "openvla/lora"))
+        seed = derived_seed(context.seed, "openvla/lora")
+        module.vla = add_adapters(
+            vla, config.lora, freeze_vision=config.freeze_vision, autocast=config.autocast, seed=seed
+        )
         if checkpoint is not None and checkpoint.adapter is not None:
             checkpoint.adapter.copy_into(module.vla, config.lora)
     if config.gradient_checkpointing:
@@ -146,13 +150,12 @@ def _module(
 def _network(
     config: FamilyConfig, context: Context, fit: Fit, device: torch.device, dtype: torch.dtype
 ) -> OpenVLAForActionPrediction:
+    vla = hollow_model(fit.config)
     if fit.checkpoint is None:
-        vla = empty_model(fit.config)
+        allocate(vla, device, dtype, f"preset {config.preset}")
         initialise(vla, derived_seed(context.seed, "openvla/network"))
-        for parameter in vla.parameters():
-            parameter.data = parameter.data.to(dtype)  # buffers (rotary frequencies) keep float32
         return vla
-    vla, weights, adapter = hollow_model(fit.config), fit.checkpoint.weights, fit.checkpoint.adapter
+    weights, adapter = fit.checkpoint.weights, fit.checkpoint.adapter
     if adapter is None:
         fill(vla, weights, device, dtype)
     else:

@@ -18,14 +18,22 @@ from torch import Tensor
 
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.heads import PolicyModule
-from vla_rl.plugins.models.openvla.locate import CheckpointError, resolve, unfinished, unreadable
-from vla_rl.plugins.models.openvla.lora import Adapter, AdapterBase, merged_state, read_adapter, save_adapter
+from vla_rl.plugins.models.openvla.locate import SENTENCEPIECE, CheckpointError, resolve, unfinished, unreadable
+from vla_rl.plugins.models.openvla.lora import Adapter, AdapterBase, MergedState, read_adapter, save_adapter
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
 from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
-from vla_rl.plugins.models.openvla.weights import INDEX, WEIGHTS, WeightFiles, find_weights
+from vla_rl.plugins.models.openvla.weights import (
+    INDEX,
+    SHARD_BYTES,
+    WEIGHTS,
+    WeightFiles,
+    find_weights,
+    write_weights,
+)
 
 T = TypeVar("T")
 VALUE_HEAD = "value_head.safetensors"
+TOKENIZER = "tokenizer.json"
 PART = "{}--{}_checkpoint.pt"
 """Name of a part that OpenVLA-OFT saves beside the network, and the step of its training."""
 
@@ -87,7 +95,7 @@ def open_checkpoint(name: str) -> Checkpoint:
     config = _read(folder / "config.json", lambda _: OpenVLAConfig.from_dict(raw))
     if (folder / STATISTICS).is_file():
         config.norm_stats = _json(folder, STATISTICS)
-    tokenizer = _read(folder / "tokenizer.json", lambda path: Tokenizer.from_file(str(path)))
+    tokenizer = _tokenizer(folder)
     adapter = None if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file() else read_adapter(folder)
     weights = find_weights(folder if adapter is None else adapter.base_folder())
     return Checkpoint(name=name, folder=folder, config=config, tokenizer=tokenizer, weights=weights, adapter=adapter)
@@ -102,6 +110,17 @@ def _read(path: Path, reader: Callable[[Path], T]) -> T:
         return reader(path)
     except Exception as error:
         raise unreadable(path, error) from error
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    if (folder / SENTENCEPIECE).is_file() and not (folder / TOKENIZER).is_file():
+        raise CheckpointError(
+            f"{folder} has its tokenizer as {SENTENCEPIECE} alone, which is not read; write {TOKENIZER} beside it:\n"
+            "  pip install sentencepiece protobuf\n"
+            f"  python -c \"from transformers import LlamaTokenizer as T; f = '{folder}'; "
+            'T.from_pretrained(f).save_pretrained(f)"'
+        )
+    return _read(folder / TOKENIZER, lambda path: Tokenizer.from_file(str(path)))
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -131,16 +150,18 @@ def save_checkpoint(
     *,
     base: AdapterBase | None = None,
     dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write the folder: adapters merged into the weights, or, with `base`, alone beside the name of their base.
-    `dtype` stores floating-point weights in another precision."""
+    `dtype` stores the weights in another precision; more than `shard_bytes` of them are split over several files."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def host(state: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
 
     if base is None:
-        save_file(host(merged_state(module.vla)), folder / WEIGHTS, metadata={"format": "pt"})
+        state = MergedState(module.vla, dtype)
+        write_weights(folder, state.outline(), state.read, shard_bytes)
     else:
         save_adapter(module.vla, folder, base)
     for name, part in (("proprio_projector", module.proprio_projector), ("action_head", module.action_head)):
@@ -151,5 +172,5 @@ def save_checkpoint(
     config.architectures = ["OpenVLAForActionPrediction"]
     config.to_json_file(folder / "config.json", use_diff=False)
     (folder / STATISTICS).write_text(json.dumps(config.norm_stats, indent=1) + "\n")
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    tokenizer.save(str(folder / TOKENIZER), pretty=False)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=1) + "\n")

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import Attribute, field, frozen
 from attrs.validators import ge, in_, lt, optional
 
-PRESETS = ("tiny", "fast")
+PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
 HEADS = ("discrete", "l1")
 GRIPPERS = ("keep", "rlds")
@@ -32,8 +32,11 @@ def _features_are_frozen(config: FamilyConfig, attribute: Attribute[Any], value:
 
 
 def _autocast_narrows(config: FamilyConfig, attribute: Attribute[Any], value: bool) -> None:
-    if value and config.dtype != "float32":
-        raise ValueError(f"autocast is for float32 weights; with dtype: {config.dtype} leave it out")
+    if value and config.dtype != "float32" and config.lora is None:
+        raise ValueError(
+            f"autocast narrows float32 weights, and with dtype: {config.dtype} there are none; leave it out "
+            "(with `lora` there are: adapters are kept in float32)"
+        )
 
 
 def _adapter_has_a_base(config: FamilyConfig, attribute: Attribute[Any], value: str) -> None:
@@ -75,7 +78,8 @@ class FamilyConfig:
     """Folder in OpenVLA's public layout (or of an adapter to such a folder); `builtin:tabletop`, the tiny checkpoint
     that ships with the package; or a name on the Hugging Face hub, `OWNER/NAME` or `OWNER/NAME@REVISION`."""
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), _one_source])
-    """Random weights instead of a checkpoint: `tiny` (64 px, Llama 64x3) or `fast` (for tests)."""
+    """Random weights instead of a checkpoint: `tiny` (64 px, Llama 64x3) or `fast` (for tests); to measure machines,
+    `small` (109M parameters with the images and the vocabulary of the public model) and `full` (its 7.5B)."""
     unnorm_key: str | None = None
     """Data set whose statistics scale actions and state. None: the checkpoint's only one."""
     gripper: str = field(default="keep", validator=in_(GRIPPERS))
@@ -99,11 +103,13 @@ class FamilyConfig:
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """The critic, when the algorithm asks for one."""
     gradient_checkpointing: bool = field(default=False, validator=_no_dropout)
-    """Recompute the Llama layers in the backward pass: less memory, about a third more time."""
+    """Recompute the layers of the Llama and of trained vision transformers in the backward pass: less memory, about a
+    third more time."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Of the weights. Log-probs, entropies and values are computed in float32 either way."""
     autocast: bool = field(default=False, validator=_autocast_narrows)
-    """Compute the network in bfloat16 while weights and optimiser keep float32 (mixed precision); meant for GPUs."""
+    """Compute the network in bfloat16 while weights and optimiser keep float32 (mixed precision); meant for GPUs. With
+    `dtype: bfloat16` and `lora`: the adapters, which keep float32 either way, are computed in bfloat16 too."""
 
 
 @frozen(kw_only=True)

@@ -65,6 +65,11 @@ def l1(config: FamilyConfig) -> bool:
     return isinstance(config, OpenVLAOFTConfig) and config.head == "l1"
 
 
+def over_full_vocabulary(config: FamilyConfig) -> bool:
+    """Whether text tokens are scored too, so that the head needs all its rows."""
+    return isinstance(config, OpenVLAARConfig) and config.log_prob_over == "full_vocabulary"
+
+
 def _plugin(config: FamilyConfig) -> str:
     return PLUGINS[decoding(config)]
 
@@ -72,11 +77,13 @@ def _plugin(config: FamilyConfig) -> str:
 def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
     """Random weights: actions scaled by the simulator's bounds, the state as it is."""
     sizes = preset_config(config.preset or "tiny")
-    action = Scale.between(env.action_low, env.action_high)
+    measured = _measured(config, context)
+    action = Scale.read(measured["action"]) if measured else Scale.between(env.action_low, env.action_high)
     state, stop = None, True
     if isinstance(config, OpenVLAOFTConfig):
         use_state = env.state_dim > 0 if config.use_proprio is None else config.use_proprio
-        state = Scale.identity(_state_dim(env)) if use_state else None
+        if use_state:
+            state = Scale.read(measured["proprio"]) if measured else Scale.identity(_state_dim(env))
         stop = config.append_stop_token is not False
     entry: dict[str, Any] = {"action": action.entry()}
     if state is not None:
@@ -95,7 +102,12 @@ def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
 
 
 def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
-    key, entry = checkpoint.statistics(config.unnorm_key)
+    measured = _measured(config, context)
+    if measured:
+        checkpoint.config.norm_stats = {config.unnorm_key or "demonstrations": measured}
+    key, entry = (
+        next(iter(checkpoint.config.norm_stats.items())) if measured else checkpoint.statistics(config.unnorm_key)
+    )
     action = _scale(checkpoint, key, entry, "action")
     if len(action.q01) != env.action_dim:
         raise MismatchError(
@@ -120,6 +132,19 @@ def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: En
         state=state,
         stop=stop,
     )
+
+
+def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
+    """Statistics of the demonstrations that the run scales by, in the form of a checkpoint's; empty: it does not."""
+    found = context.statistics
+    if found is None:
+        return {}
+    entry = {"action": {name: list(values) for name, values in found["action"].items()}}
+    if config.gripper == "rlds":  # the codec turns the simulator's -1 and 1 into 1 and 0, which nothing scales
+        entry["action"]["mask"] = [True] * (len(entry["action"]["q01"]) - 1) + [False]
+    if "state" in found:
+        entry["proprio"] = {name: list(values) for name, values in found["state"].items()}
+    return entry
 
 
 def _scale(checkpoint: Checkpoint, key: str, entry: dict[str, Any], part: str) -> Scale:

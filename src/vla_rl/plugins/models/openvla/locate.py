@@ -9,7 +9,8 @@ from vla_rl.core.errors import UserError
 
 BUILTIN = Path(__file__).parent / "checkpoints"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
-WANTED = ("*.json", "*.safetensors", "*--*_checkpoint.pt")
+SENTENCEPIECE = "tokenizer.model"
+WANTED = ("*.json", "*.safetensors", "*--*_checkpoint.pt", SENTENCEPIECE)
 """Files of a hub repository that are read; its Python code is not fetched, and never run."""
 UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
 

@@ -23,6 +23,7 @@ from vla_rl.plugins.models.openvla.weights import check_names, shapes_of
 
 ADAPTER, ADAPTER_CONFIG, FINGERPRINT = "adapter_model.safetensors", "adapter_config.json", "base_fingerprint.json"
 PREFIX = "base_model.model."
+HEAD = "language_model.lm_head.weight"
 
 
 class AdapterBase(NamedTuple):
@@ -137,8 +138,11 @@ def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
     (folder / FINGERPRINT).write_text(json.dumps({"base": base.name, "fingerprint": base.fingerprint}) + "\n")
 
 
-def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, freeze_vision: bool, seed: int) -> nn.Module:
-    """Adapters on every linear layer that is computed, except the head; everything else is frozen.
+def add_adapters(
+    model: OpenVLAForActionPrediction, config: LoRAConfig, *, freeze_vision: bool, autocast: bool, seed: int
+) -> nn.Module:
+    """Adapters on every linear layer that is computed, except the head; everything else is frozen. They are float32,
+    also where the model is not.
 
     Initialisation is a function of the seed; PyTorch's global generator is left as it was.
     """
@@ -157,19 +161,39 @@ def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, freeze_v
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, lora)
-
-
-def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The network's tensors under their public names, adapters added in; the model itself is not changed."""
-    network = public_network(model)
-    state: dict[str, Tensor] = {}
-    for name, tensor in network.state_dict().items():
-        if ".lora_" not in name:
-            state[name.replace(".base_layer.", ".")] = tensor
-    with torch.no_grad():
-        for name, part in network.named_modules():
+        adapted = get_peft_model(model, lora)
+    if autocast:  # it casts by itself; peft would make, and keep, a float32 copy of every layer's input
+        for part in adapted.modules():
             if isinstance(part, LoraLayer):
-                key = f"{name}.weight"
-                state[key] = state[key] + part.get_delta_weight("default").to(state[key].dtype)
-    return state
+                part.cast_input_dtype_enabled = False
+    return adapted
+
+
+class MergedState:
+    """A network's tensors under their public names: adapters added in, the head with all its rows. Each is made when it
+    is asked for, so saving needs no second copy of the network; the model itself is not changed."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None) -> None:
+        """dtype: of what is given out; None: as it is."""
+        self._network, self._dtype = public_network(model), dtype
+        state = self._network.state_dict()
+        self._state = {n.replace(".base_layer.", "."): t for n, t in state.items() if ".lora_" not in n}
+        parts = self._network.named_modules()
+        self._adapters = {f"{name}.weight": part for name, part in parts if isinstance(part, LoraLayer)}
+
+    def outline(self) -> dict[str, Tensor]:
+        """All tensors on the meta device."""
+        shapes = {name: tensor.shape for name, tensor in self._state.items()}
+        shapes[HEAD] = torch.Size([self._network.config.text_config.vocab_size, shapes[HEAD][1]])
+        return {
+            name: torch.empty(shapes[name], dtype=self._dtype or tensor.dtype, device="meta")
+            for name, tensor in self._state.items()
+        }
+
+    @torch.no_grad()
+    def read(self, name: str) -> Tensor:
+        """The tensor of this name on the host."""
+        tensor = self._network.whole_head() if name == HEAD else self._state[name]
+        if name in self._adapters:
+            tensor = tensor + self._adapters[name].get_delta_weight("default").to(tensor.dtype)
+        return tensor.to("cpu", self._dtype or tensor.dtype).contiguous()

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Cache, LlamaForCausalLM, PreTrainedModel
-from transformers.initialization import no_init_weights
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from vla_rl.core.networks import sine_cosine_positions
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
@@ -56,6 +55,8 @@ class OpenVLAForActionPrediction(PreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _no_split_modules: ClassVar[list[str]] = ["LlamaDecoderLayer", "Block"]
+    text_rows: tuple[Tensor, Tensor] | None = None
+    """After `slim_head`: the head's rows before and behind those of the action tokens, on the host."""
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__(config)
@@ -126,9 +127,32 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         return out.last_hidden_state
 
     def action_logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., bins]: the rows of the head that belong to action tokens, lowest id first."""
+        """[..., D] -> [..., bins]: logits of the action tokens, lowest id first."""
+        head = self.get_output_embeddings()
+        return head(hidden) if self.text_rows is not None else F.linear(hidden, head.weight[self._action_rows])
+
+    @property
+    def _action_rows(self) -> slice:
         end = self.config.action_vocab_end
-        return F.linear(hidden, self.get_output_embeddings().weight[end - self.config.n_action_bins : end])
+        return slice(end - self.config.n_action_bins, end)
+
+    def slim_head(self) -> None:
+        """Leave only the rows of the action tokens in the head (AcceRL, section 5.1): no gradient, optimiser state,
+        device memory or traffic for the others, which never change. `whole_head` puts them back."""
+        weight, rows = self.get_output_embeddings().weight, self._action_rows
+        before, behind = (part.detach().to("cpu", copy=True) for part in (weight[: rows.start], weight[rows.stop :]))
+        head = nn.Linear(weight.shape[1], self.config.n_action_bins, bias=False, device="meta")
+        head.weight = nn.Parameter(weight[rows].detach().clone(), requires_grad=weight.requires_grad)
+        self.language_model.set_output_embeddings(head)
+        self.text_rows = before, behind
+
+    def whole_head(self) -> Tensor:
+        """[vocabulary, D] as the public files have it, on the host."""
+        weight = self.get_output_embeddings().weight.detach().cpu()
+        if self.text_rows is None:
+            return weight
+        before, behind = self.text_rows
+        return torch.cat([before, weight, behind])
 
 
 def insert_columns(mask: Tensor, count: int) -> Tensor:
@@ -136,14 +160,9 @@ def insert_columns(mask: Tensor, count: int) -> Tensor:
     return torch.cat([mask[:, :1], mask.new_ones(len(mask), count), mask[:, 1:]], dim=1)
 
 
-def empty_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
-    """The network with memory that is not initialised, to be filled by `initialise` or from a file."""
-    with no_init_weights():
-        return OpenVLAForActionPrediction(config)
-
-
 def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
-    """The network on the meta device, to be filled by `weights.fill`; only the rotary frequencies have memory."""
+    """The network on the meta device, for `weights.fill` or `weights.allocate`; only the rotary frequencies have
+    memory."""
     with torch.device("meta"):
         network = OpenVLAForActionPrediction(config)
     network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=config.text_config)
@@ -176,7 +195,7 @@ def initialise(model: nn.Module, seed: int) -> None:
                     normal(token, 0.02)
         elif isinstance(module, LayerScale):
             module.scale_factor.fill_(1.0)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm | LlamaRMSNorm):
             module.weight.fill_(1.0)
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):

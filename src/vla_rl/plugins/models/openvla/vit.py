@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vla_rl.plugins.models.openvla.architecture import ViTSpec
 
@@ -48,7 +49,7 @@ class LayerScale(nn.Module):
         return x * self.scale_factor
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         dim = spec.embed_dim

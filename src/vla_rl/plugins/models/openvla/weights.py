@@ -11,13 +11,17 @@ from typing import Any
 import psutil
 import torch
 from attrs import frozen
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vla_rl.plugins.models.openvla.locate import CheckpointError, unfinished, unreadable
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 GIB = 1024**3
+SHARD_BYTES = 5 * 10**9
+"""Largest file of weights that is written, as OpenVLA's public folders have them."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -121,6 +125,24 @@ def unchanged(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
+def write_weights(
+    folder: Path, outline: Mapping[str, Tensor], read: Callable[[str], Tensor], shard_bytes: int = SHARD_BYTES
+) -> None:
+    """One file, or shards and their index. No more than a shard is in memory at a time.
+
+    Args:
+        outline: names, with tensors on the meta device.   read: name -> the tensor, on the host.
+    """
+    pattern = WEIGHTS.replace(".", "{suffix}.")
+    plan = split_torch_state_dict_into_shards(dict(outline), filename_pattern=pattern, max_shard_size=shard_bytes)
+    for file, names in plan.filename_to_tensors.items():
+        save_file({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / WEIGHTS).unlink(missing_ok=True)  # of an earlier save; it would be read instead
+
+
 def fill(
     network: nn.Module,
     weights: WeightFiles,
@@ -147,7 +169,16 @@ def fill(
     weights.each(put)
 
 
-def check_memory(parameters: int, dtype: torch.dtype, device: torch.device, source: Path) -> None:
+def allocate(network: nn.Module, device: torch.device, dtype: torch.dtype, source: str) -> None:
+    """Give a network on the meta device its memory, all zeros, or say that there is too little."""
+    check_memory(sum(p.numel() for p in network.parameters()), dtype, device, source)
+    for module in network.modules():
+        for name, p in module.named_parameters(recurse=False):
+            memory = torch.zeros(p.shape, device=device, dtype=dtype)
+            setattr(module, name, nn.Parameter(memory, requires_grad=p.requires_grad))
+
+
+def check_memory(parameters: int, dtype: torch.dtype, device: torch.device, source: Path | str) -> None:
     """Raises CheckpointError, before anything is read, when the weights alone are more than the device has free."""
     need, free = parameters * dtype.itemsize, free_memory(device)
     if need <= free:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.randomness import derived_seed
@@ -87,7 +87,7 @@ def _preset(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
     """Random weights: actions scaled by the simulator's bounds, the state as it is, no padding but of small states."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     uses_state = _uses_state(config, env)
-    statistics = Statistics(
+    statistics = _measured(context) or Statistics(
         action=Scale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
         state=Scale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
     )
@@ -98,12 +98,15 @@ def _preset(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
         tokenizer=train_tokenizer((task.instruction for task in env.tasks), TINY.vocab),
         raw={},
     )
-    return Fit(checkpoint=checkpoint, cameras=_cameras(config, env, None), state=statistics.state)
+    return Fit(
+        checkpoint=checkpoint, cameras=_cameras(config, env, None), state=statistics.state if uses_state else None
+    )
 
 
 def _fit(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
     assert config.checkpoint is not None
     checkpoint = open_checkpoint(config.checkpoint, config.tokenizer, config.asset_id)
+    checkpoint = evolve(checkpoint, statistics=_measured(context) or checkpoint.statistics)
     scales, shape = checkpoint.statistics, checkpoint.shape
     where = f"{checkpoint.folder} was trained"
     if scales.action.dim != env.action_dim:
@@ -133,6 +136,18 @@ def _fit(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
                 f"{where} on a {state.dim}-dimensional state, the simulator's has {env.state_dim} dimensions"
             )
     return Fit(checkpoint=checkpoint, cameras=_cameras(config, env, checkpoint), state=state)
+
+
+def _measured(context: Context) -> Statistics | None:
+    """z-scores by the demonstrations, when the run scales by them."""
+    found = context.statistics
+    if found is None:
+        return None
+    scales = {
+        name: Scale(mode="MEAN_STD", values=(tuple(part["mean"]), tuple(part["std"])), dim=len(part["mean"]))
+        for name, part in found.items()
+    }
+    return Statistics(action=scales["action"], state=scales.get("state"))
 
 
 def _uses_state(config: Pi0Config, env: EnvInfo) -> bool:

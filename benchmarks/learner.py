@@ -1,0 +1,226 @@
+"""A learner step of OpenVLA-OFT on one CPU core: ours beside the same model done plainly; and how fast policies decide.
+
+    python benchmarks/learner.py [--pairs 7] [--sizes tiny small] [--json FILE]
+
+A step: log-probs and entropy of recorded chunks (8 x 7 tokens) and values with gradient, a clipped PPO loss, backward,
+AdamW on all weights. Plain, from the same weights: logits of the whole vocabulary at all positions, and a forward pass
+of its own for the values. Both give the same log-probs, entropies, values and gradient, which is checked first. Steps
+alternate in one process; ratios are medians of the pairs. Peak memory is that of a fresh process for each side while it
+takes steps (Linux), and in brackets what of it the steps added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.core.randomness import Noise
+from vla_rl.core.testing import synthetic
+from vla_rl.core.types import Context, Scores
+from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, openvla_oft
+from vla_rl.plugins.models.pi0 import Pi0Config
+from vla_rl.plugins.models.pi0 import plugin as pi0
+
+CHUNK, ACTION_DIM, TEMPERATURE = 8, 7, 1.6
+PIXELS = {"tiny": 64, "small": 224, "full": 224}
+ROWS = {"tiny": 16, "small": 2}
+BARS = {"ratio": 1.5, "openvla_oft": 300.0, "pi0": 400.0}
+BATCH = 8
+"""Rows of a decision."""
+
+
+def noise(rows: int) -> Noise:
+    return Noise(0, "benchmark", range(rows), [0] * rows, [0] * rows)
+
+
+class Learner:
+    """A policy, recorded chunks and an optimiser."""
+
+    def __init__(self, preset: str, rows: int, device: str = "cpu", **config: Any) -> None:
+        self.env = synthetic.env_info(cameras=1, pixels=PIXELS[preset], state_dim=0, action_dim=ACTION_DIM)
+        place = Context(env=self.env, chunk=CHUNK, values="chunk", temperature=TEMPERATURE, device=device)
+        self.policy = openvla_oft.build(OpenVLAOFTConfig(preset=preset, **config), place)
+        self.prepare()
+        self.optimiser = torch.optim.AdamW([p for p in self.policy.module.parameters() if p.requires_grad], lr=1e-6)
+        self.record(rows)
+
+    def prepare(self) -> None:
+        """Ours is ready as it is built."""
+
+    def record(self, rows: int) -> None:
+        """Act on `rows` random observations."""
+        rng = torch.Generator().manual_seed(0)
+        self.obs = synthetic.observation(self.env, rows)
+        self.chunk = self.policy.sample_chunk(self.obs, noise(rows), False)
+        device = self.chunk.log_probs.device
+        self.advantages, self.returns = (torch.randn(rows, generator=rng).to(device) for _ in range(2))
+
+    def scores(self) -> Scores:
+        return self.policy.chunk_log_probs(self.obs, self.chunk)
+
+    def loss(self) -> Tensor:
+        """PPO's clipped objective per token, a squared value error, a little entropy."""
+        scores = self.scores()
+        ratio = (scores.log_probs - self.chunk.log_probs).exp()
+        gain = self.advantages[:, None, None]
+        surrogate = torch.minimum(ratio * gain, ratio.clamp(0.8, 1.28) * gain).mean()
+        assert scores.values is not None
+        return 0.5 * (scores.values - self.returns).square().mean() - surrogate - 0.001 * scores.entropy.mean()
+
+    def step(self) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        self.loss().backward()
+        self.optimiser.step()
+
+
+class PlainLearner(Learner):
+    """The same weights, without what RL can do without."""
+
+    def prepare(self) -> None:
+        network = self.policy.module.vla
+        whole = network.whole_head()
+        head = nn.Linear(whole.shape[1], whole.shape[0], bias=False)
+        head.weight = nn.Parameter(whole.to(network.get_output_embeddings().weight))
+        network.language_model.set_output_embeddings(head)
+        network.text_rows = None
+
+    def scores(self) -> Scores:
+        policy, prompt = self.policy, self.policy.prompts.rows(self.obs.instructions)
+        pixels = policy.images(list(self.obs.images.values()))
+
+        def hidden() -> Tensor:
+            return policy.module.vla(pixels, prompt.ids, attention_mask=prompt.mask, blank=prompt.blank)
+
+        states = hidden()
+        logits = policy.module.vla.get_output_embeddings()(states).float()
+        tokens = self.chunk.trace["tokens"].flatten(1)
+        first = prompt.start + states.shape[1] - prompt.ids.shape[1]
+        at = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+        bins = logits[rows, at][..., policy.codec.first : policy.codec.vocab_end]
+        log_probs = torch.log_softmax(bins / TEMPERATURE, dim=-1).unflatten(1, (CHUNK, ACTION_DIM))
+        chosen = log_probs.gather(-1, self.chunk.trace["tokens"].unsqueeze(-1) - policy.codec.first).squeeze(-1)
+        values = policy.module.value_head(hidden(), first, None)
+        return Scores(log_probs=chosen, entropy=-(log_probs.exp() * log_probs).sum(-1), values=values)
+
+
+SIDES: dict[str, type[Learner]] = {"ours": Learner, "plain": PlainLearner}
+
+
+def check_equal(ours: Learner, plain: Learner) -> None:
+    """Both sides compute the same, and the same gradient."""
+    a, b = ours.scores(), plain.scores()
+    for name in ("log_probs", "entropy", "values"):
+        torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=0, atol=2e-5, msg=f"{name} differ")
+    grads = []
+    for side in (ours, plain):
+        side.loss().backward()
+        grads.append(side.policy.module.vla.projector.fc1.weight.grad)
+    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-6)
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds passed and of this process."""
+    passed, own = perf_counter(), process_time()
+    work()
+    return perf_counter() - passed, process_time() - own
+
+
+def compare(size: str, pairs: int) -> dict[str, float]:
+    rows = ROWS[size]
+    sides = {name: kind(size, rows) for name, kind in SIDES.items()}
+    check_equal(sides["ours"], sides["plain"])
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for pair in range(pairs + 1):
+        for name in list(sides)[:: 1 if pair % 2 else -1]:
+            times[name].append(timed(sides[name].step))
+    figures: dict[str, float] = {}
+    for which, label in enumerate(("", "_cpu")):
+        ours, plain = ([t[which] for t in times[name][1:]] for name in ("ours", "plain"))  # the first one warms up
+        figures[f"{size}_ratio{label}"] = statistics.median(b / a for a, b in zip(ours, plain, strict=True))
+        figures[f"{size}_ours{label}"] = rows / statistics.median(ours)
+        figures[f"{size}_plain{label}"] = rows / statistics.median(plain)
+    for name in sides:
+        command = [sys.executable, __file__, "--peak", name, "--sizes", size]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        whole, steps = (float(word) for word in done.stdout.split())
+        figures |= {f"{size}_peak_mib_{name}": whole, f"{size}_step_mib_{name}": steps}
+    return figures
+
+
+def resident(which: str) -> float:
+    """MiB of this process that are in memory: now (VmRSS), or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
+
+
+def peak(side: str, size: str) -> tuple[float, float]:
+    """MiB of a process at most while it takes two steps, and of these above what it had before."""
+    learner = SIDES[side](size, ROWS[size])
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of imports and building
+    before = resident("VmRSS")
+    for _ in range(2):
+        learner.step()
+    return resident("VmHWM"), resident("VmHWM") - before
+
+
+def decisions(plugin: Any, config: Any, seconds: float) -> tuple[float, float]:
+    """Chunks a second at batch 8: of time passed, and of processor time (medians)."""
+    env = synthetic.env_info(cameras=1, state_dim=0, action_dim=ACTION_DIM)
+    policy = plugin.build(config, Context(env=env, chunk=CHUNK, temperature=TEMPERATURE))
+    obs, times = synthetic.observation(env, BATCH), []
+    for _ in range(3):
+        policy.sample_chunk(obs, noise(BATCH), False)
+    start = perf_counter()
+    while perf_counter() - start < seconds:
+        times.append(timed(lambda: policy.sample_chunk(obs, noise(BATCH), False)))
+    return BATCH / statistics.median(t[0] for t in times), BATCH / statistics.median(t[1] for t in times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=7, help="steps of each side")
+    parser.add_argument("--sizes", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seconds", type=float, default=5.0, help="of deciding, for each policy")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--peak", choices=list(SIDES), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.peak:
+        print(*peak(options.peak, options.sizes[0]))
+        return
+    figures: dict[str, float] = {}
+    print("learner step, samples/s (of processor time); one core, medians")
+    print(
+        f"{'preset':8} {'rows':>4} {'ours':>17} {'plain':>17} {'ratio':>13} {'bar':>5} {'peak MiB, ours | plain':>25}"
+    )
+    for size in options.sizes:
+        got = compare(size, options.pairs)
+        figures |= got
+        cells = [f"{got[f'{size}_{n}']:.2f} ({got[f'{size}_{n}_cpu']:.2f})" for n in ("ours", "plain", "ratio")]
+        mib = [f"{got[f'{size}_peak_mib_{n}']:.0f} ({got[f'{size}_step_mib_{n}']:.0f})" for n in SIDES]
+        numbers = f"{cells[0]:>17} {cells[1]:>17} {cells[2]:>13} {BARS['ratio']:>5}"
+        print(f"{size:8} {ROWS[size]:4} {numbers} {' | '.join(mib):>25}")
+    print(f"\nchunk decisions/s at batch {BATCH}, preset tiny, one 64-px camera, chunks of {CHUNK} x {ACTION_DIM}")
+    cases = (("openvla_oft", openvla_oft, OpenVLAOFTConfig(preset="tiny")), ("pi0", pi0, Pi0Config(preset="tiny")))
+    for name, plugin, config in cases:
+        passed, own = decisions(plugin, config, options.seconds)
+        figures |= {f"{name}_decisions": passed, f"{name}_decisions_cpu": own}
+        steps = f", K = {config.denoise_steps}" if isinstance(config, Pi0Config) else ""
+        print(f"{name + steps:20} {passed:7.0f} (processor time: {own:.0f}; bar {BARS[name]:.0f})")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

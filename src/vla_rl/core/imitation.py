@@ -1,0 +1,94 @@
+"""Imitation (`vla-rl sft`): clone demonstrations, evaluate, save. A step is one of the optimiser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from attrs import define
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.runtime.folder import State
+from vla_rl.core.runtime.imitation import Imitation
+from vla_rl.core.runtime.learner import schedule
+from vla_rl.core.sections import ImitationSpec
+from vla_rl.core.session import Session
+from vla_rl.core.spec import Spec
+
+
+def clone(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
+    """Train as the spec's `imitation:` says; as `Session.run`."""
+    return Cloning.run(spec, folder, resume)
+
+
+@define
+class Cloning(Session):
+    imitation: Imitation | None = None
+
+    doing = "imitation"
+
+    @staticmethod
+    def total(spec: Spec) -> int:
+        return _section(spec).steps
+
+    @classmethod
+    def open(cls, spec: Spec, state: State) -> Runtime:
+        _section(spec)
+        return Runtime(spec, imitation=True, statistics=state.statistics)
+
+    @property
+    def prepared(self) -> bool:
+        return self.imitation is not None
+
+    def prepare(self) -> None:
+        self.imitation = self.runtime.imitation()
+        self.state.statistics = self.runtime.statistics
+
+    def due(self) -> tuple[bool, bool]:
+        section, step = _section(self.spec), self.state.step
+        if step == 0:
+            return self.spec.eval.before, False
+        return (
+            bool(section.eval_every) and step % section.eval_every == 0,
+            bool(section.checkpoint_every) and step % section.checkpoint_every == 0,
+        )
+
+    def advance(self) -> None:
+        """To the next line of metrics, evaluation or checkpoint."""
+        begun, section, imitation = perf_counter(), _section(self.spec), self.imitation
+        assert imitation is not None
+        first = self.state.step + 1
+        marks = (section.report_every, section.eval_every, section.checkpoint_every)
+        last = min(section.steps, *(-(-first // every) * every for every in marks if every))
+
+        def rate(step: int) -> float:
+            return section.lr * schedule(section, step)
+
+        def progress(step: int) -> None:
+            self.state.step = step - 1
+            self.progress(f"epoch {(step - 1) // imitation.epoch + 1}", (step - 1) % imitation.epoch, imitation.epoch)
+
+        loss = imitation.train(first, last, rate, progress)
+        self.state.step = last
+        self.runtime.publish()
+        seconds = perf_counter() - begun
+        metrics = {
+            **imitation.about,
+            "loss/imitation": loss,
+            "imitation/lr": rate(last),
+            "imitation/epochs": last / imitation.epoch,
+            "time/step": seconds,
+            "throughput/samples_per_s": (last - first + 1) * section.batch / seconds,
+        }
+        self.events.on_update_end(self.about, last, metrics)
+
+
+def _section(spec: Spec) -> ImitationSpec:
+    if spec.imitation is None:
+        raise UserError(
+            "the spec has no `imitation:` section, which `vla-rl sft` trains by; add one such as\n"
+            "  imitation: {expert: {episodes: 100}, steps: 2000, lr: 1e-4}"
+        )
+    return spec.imitation

@@ -1,0 +1,108 @@
+"""Settings that several algorithms share, one class a subject; an algorithm's own config class inherits what it takes.
+Light: specs are read with them. Each key's equation and when to use it: docs/algorithms.md."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import field, frozen
+from attrs import validators as v
+
+Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
+Granularity = Literal["token", "action", "chunk"]
+
+
+@frozen(kw_only=True, slots=False)
+class PolicySettings:
+    """Of every policy loss."""
+
+    log_prob: Granularity = "token"
+    """Granularity of the probability ratio."""
+    entropy_coef: float = field(default=0.0, validator=v.ge(0))
+    """Weight of the entropy bonus, at the granularity of the ratio."""
+    kl_coef: float = field(default=0.0, validator=v.ge(0))
+    """Weight of the KL divergence from the reference policy, at the granularity of the ratio. Above 0 the model has to
+    offer `reference_log_probs` (openvla and openvla_oft with `lora`: the same network without the adapters)."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How that divergence is estimated from the sampled tokens (Schulman 2020)."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Of `Algorithm.needs`: what these keys ask of the runtime."""
+        return frozenset({"reference"} if self.kl_coef else ())
+
+
+@frozen(kw_only=True, slots=False)
+class ClipSettings(PolicySettings):
+    """Of PPO's clipped surrogate."""
+
+    clip_low: float = field(default=0.2, validator=[v.ge(0), v.lt(1)])
+    """Ratios below 1 - clip_low get no gradient."""
+    clip_high: float = field(default=0.28, validator=v.gt(0))
+    """Ratios above 1 + clip_high get no gradient (clip-higher, DAPO 2025)."""
+    dual_clip: float | None = field(default=None, validator=v.optional(v.gt(1)))
+    """Bounds the loss of negative advantages by this factor; null: off."""
+
+
+@frozen(kw_only=True)
+class SuccessFilter:
+    """Keep a group only if its mean success lies in [lower, upper] (RLinf-VLA 4.3.3)."""
+
+    lower: float = field(default=0.1, validator=[v.ge(0), v.le(1)])
+    """Lowest mean success of a group that is kept, in [0, 1]."""
+    upper: float = field(default=0.9, validator=[v.ge(0), v.le(1)])
+    """Highest mean success of a group that is kept, in [0, 1]."""
+
+    @upper.validator
+    def _ordered(self, _: object, upper: float) -> None:
+        if self.lower > upper:
+            raise ValueError(f"filter.lower ({self.lower}) is above filter.upper ({upper})")
+
+
+@frozen(kw_only=True, slots=False)
+class GroupSettings(PolicySettings):
+    """Of advantages relative to a group: trajectories that started from one state."""
+
+    aggregation: Aggregation = "trajectory-mean"
+    """How entries of the loss are averaged; trajectory-mean weighs every trajectory alike (RLinf-VLA eq. 12)."""
+    baseline: Literal["mean", "leave-one-out"] = "mean"
+    """What a score is compared with: the mean of its group, or of the others in its group (RLOO)."""
+    normalize_by_std: bool = True
+    """Divide by the standard deviation of the group's scores; false gives Dr. GRPO, and RLOO with leave-one-out."""
+    filter: SuccessFilter | None = None
+    """Success-rate filter of groups; null: off."""
+    filter_identical: bool = True
+    """Drop groups whose scores are all equal; they have no gradient."""
+    filter_truncated: bool = False
+    """Drop groups in which any member hit the step limit."""
+
+
+@frozen(kw_only=True, slots=False)
+class CriticSettings(PolicySettings):
+    """Of advantages and losses with a critic."""
+
+    gamma: float = field(default=0.99, validator=[v.gt(0), v.le(1)])
+    """Discount per entry of the reward's granularity (a chunk, or an action)."""
+    lam: float = field(default=0.95, validator=[v.ge(0), v.le(1)])
+    """GAE's lambda."""
+    advantage: Literal["chunk", "action"] = field(default="chunk")
+    """Granularity of rewards, values and advantages. action with log_prob chunk is refused: a ratio of a whole chunk
+    cannot carry an advantage of each action (RLinf-VLA Table 2)."""
+    time_limit: Literal["bootstrap", "terminal"] = "bootstrap"
+    """An episode that hits its limit goes on in the value of its final observation, or ends there with value 0. Where
+    success has to come within the limit, terminal keeps the policy from playing for time."""
+    normalize_advantages: bool = True
+    """Zero mean and unit std over all valid entries of the whole rollout, whatever ranks train on it."""
+    aggregation: Aggregation = "step-mean"
+    """How entries of the loss are averaged."""
+    value_coef: float = field(default=0.5, validator=v.ge(0))
+    """Weight of the critic's loss."""
+    value_clip: float | None = field(default=0.2, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
+    """How far a value may move from its rollout value before the clipped branch counts; null: off."""
+    huber_delta: float | None = field(default=10.0, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
+    """Errors above are penalised linearly; null: squared error."""
+
+    @advantage.validator
+    def _allowed_pair(self, _: object, advantage: str) -> None:
+        if advantage == "action" and self.log_prob == "chunk":
+            raise ValueError("advantage: action cannot be used with log_prob: chunk; use log_prob: action or token")

@@ -1,0 +1,28 @@
+"""The reference policy of a KL term: asked for once before training, so that a run without one ends at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.spec import Spec
+from vla_rl.core.types import EnvInfo, Observation
+
+
+def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
+    """Let the model score one chunk for a black picture. Raises UserError where it has no reference policy."""
+    obs = Observation(
+        images={name: np.zeros((1, *size, 3), np.uint8) for name, size in info.cameras.items()},
+        instructions=(info.tasks[0].instruction,),
+        state=np.zeros((1, info.state_dim), np.float32) if info.state_dim else None,
+    )
+    chunk = model.sample_chunk(obs, Noise(spec.seed, "reference", [0], [0], [0]), True)
+    try:
+        model.reference_log_probs(obs, chunk)
+    except TypeError as exc:
+        raise UserError(
+            f"algorithm {spec.algorithm.type!r} compares the policy with a reference (kl_coef above 0), and model "
+            f"{spec.model.type!r} gives none: {exc}; set algorithm.kl_coef: 0, or give the model `lora` if it takes it"
+        ) from exc

@@ -1,0 +1,98 @@
+"""A rollout is some rounds of all rows: which of them are played, with which weights, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import evolve
+
+from vla_rl.core.draws import Weights
+from vla_rl.core.groups import groups_in
+from vla_rl.core.runtime.assemble import Block, assemble
+from vla_rl.core.runtime.lanes import Lane, Mode
+from vla_rl.core.types import Rollout
+
+if TYPE_CHECKING:
+    from vla_rl.core.runtime.driver import Runtime
+
+Array = np.ndarray[Any, Any]
+TRAINING = Mode(purpose="action", greedy=False, keep=True)
+
+
+def roll_out(runtime: Runtime, step: int) -> tuple[list[Block], Rollout, Array, Array]:
+    """Play the rounds of a rollout, further ones while `rollout.resample` asks for them, with weights of
+    `rollout.lag` versions ago. -> (blocks, and of them what `assemble` gives)."""
+    spec = runtime.spec
+    rows, section = spec.env.num_envs, spec.rollout
+    if section.lag:
+        _all_policies(runtime, "rewind")
+    rounds = section.rounds(rows)
+    blocks = play(runtime, step, range(rounds))
+    assembled = assemble(step, blocks, rows, section.group_size)
+    for further in range(rounds, rounds + section.further_rounds):
+        rollout = runtime.algorithm.shape_rewards(assembled[0])
+        if groups_in(rollout, runtime.algorithm.select(rollout)) >= section.groups:
+            break
+        blocks += play(runtime, step, range(further, further + 1))
+        assembled = assemble(step, blocks, rows, section.group_size)
+    if section.lag:
+        _all_policies(runtime, "forward")
+    if "fresh-values" in runtime.algorithm.needs and bool((assembled[0].versions != runtime.version).any()):
+        blocks = _with_fresh_values(runtime, blocks)
+        assembled = assemble(step, blocks, rows, section.group_size)
+    return blocks, *assembled
+
+
+def play(runtime: Runtime, step: int, rounds: range) -> list[Block]:
+    """These rounds, everywhere."""
+    weights, framed = runtime.task_weights, "frames" in runtime.algorithm.needs
+    near = {
+        s.index: runtime.call(s.index, "worker", "play_train", step, rounds, weights) for s in runtime.seats if s.near
+    }
+    played: dict[tuple[int, int], tuple[Any, Any]] = {}
+    for place in runtime.policies:
+        if place.near:
+            continue
+        for r in rounds:
+            runtime.drive_lanes(place, TRAINING, partial(_begin_train, step, r, weights))
+            for lane in place.served:
+                home = runtime.home[lane.index]
+                frames = runtime.call(home, "sim", "take_frames", lane.index) if framed else None
+                sim = runtime.call(home, "sim", "collect", lane.index)
+                policy = runtime.call(place.index, "policy", "collect", lane.index, r, lane.rows, frames)
+                played[r, lane.index] = (runtime.backend.get(sim), runtime.backend.get(policy))
+    for index, played_here in zip(near, runtime.backend.get_all(list(near.values())), strict=True):
+        for r, results in zip(rounds, played_here, strict=True):
+            for lane, pair in zip(runtime.seats[index].lanes, results, strict=True):
+                played[r, lane.index] = pair
+    rows = runtime.spec.env.num_envs
+    return [
+        Block(lane=lane, round_index=r, first=r * rows + lane.first_row, sim=sim, policy=policy)
+        for r in rounds
+        for lane in runtime.lanes
+        for sim, policy in (played[r, lane.index],)
+    ]
+
+
+def _with_fresh_values(runtime: Runtime, blocks: Sequence[Block]) -> list[Block]:
+    """The blocks with values, those of final observations included, of the current critic (AcceRL eq. 3-4)."""
+    pending = [
+        runtime.call(runtime.server[b.lane.index], "policy", "revalue", b.lane.index, b.round_index, b.lane.rows)
+        for b in blocks
+    ]
+    fresh = runtime.backend.get_all(pending)
+    return [
+        evolve(b, policy={**b.policy, "light": {**b.policy["light"], **values}})
+        for b, values in zip(blocks, fresh, strict=True)
+    ]
+
+
+def _all_policies(runtime: Runtime, method: str) -> None:
+    runtime.backend.get_all([runtime.call(place.index, "policy", method) for place in runtime.policies])
+
+
+def _begin_train(step: int, round_index: int, weights: Weights, lane: Lane) -> tuple[Any, ...]:
+    return "begin_train", lane.slice.index, step, round_index, weights

@@ -1,0 +1,66 @@
+"""Which trajectories of a rollout are trained on: what the algorithm's filters keep, cut to the wanted number of
+groups; and the end of a run in which they keep nothing."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.groups import groups_in
+from vla_rl.core.spec import Spec
+from vla_rl.core.types import Rollout
+
+Array = np.ndarray[Any, Any]
+
+
+class Selection:
+    def __init__(self, spec: Spec):
+        self.spec = spec
+        self.skipped: deque[Counter[tuple[int, int]]] = deque()
+        """Of each rollout in a row that had nothing to train on: how many groups had (successes, members)."""
+
+    def choose(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
+        """Columns to train on, int64 [K] ascending, of those that the algorithm keeps (bool [N]). Of more groups than
+        a training step has, which `rollout.resample` may play, the first are taken. Writes the metrics of it."""
+        section = self.spec.rollout
+        if section.resample is not None:
+            first = rollout.groups[keep].unique()[: section.groups]
+            keep = keep & torch.isin(rollout.groups, first)
+        columns: Array = keep.nonzero().flatten().numpy()
+        kept = groups_in(rollout, keep)
+        metrics["rollout/kept"] = len(columns) / len(keep)
+        metrics["groups/kept"] = float(kept)
+        metrics["groups/filtered"] = float(len(rollout.groups.unique()) - kept)
+        if len(columns):
+            self.skipped.clear()
+        else:
+            self.skipped.append(_histogram(rollout))
+        return columns
+
+    def check_drought(self) -> None:
+        """Raise UserError when `train.max_skipped` rollouts in a row had nothing to train on."""
+        limit = self.spec.train.max_skipped
+        if len(self.skipped) < limit:
+            return
+        total = sum(self.skipped, start=Counter[tuple[int, int]]())
+        lines = "\n".join(f"  {wins} of {size} succeeded: {n} groups" for (wins, size), n in sorted(total.items()))
+        failing = sum(n for (wins, _), n in total.items() if wins == 0)
+        advice = (
+            "most groups fail as a whole: start from a better policy (`warmup:`, a checkpoint trained for this task), "
+            "make the task easier or the step limit longer, or raise rollout.temperature"
+            if failing * 2 >= total.total()
+            else "most groups differ too little: raise rollout.group_size or rollout.temperature, take harder states"
+        )
+        raise UserError(
+            f"the filters of algorithm {self.spec.algorithm.type!r} left nothing to train on in {limit} training steps "
+            f"in a row (train.max_skipped):\n{lines}\n  {advice}; widen the filters, or give rollout.resample"
+        )
+
+
+def _histogram(rollout: Rollout) -> Counter[tuple[int, int]]:
+    members = [rollout.success[rollout.groups == group] for group in rollout.groups.unique()]
+    return Counter((int(success.sum()), len(success)) for success in members)

@@ -1,0 +1,60 @@
+"""GIPO: an actor-critic whose old samples are damped by Gaussian trust weights instead of clipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core.loss_settings import CriticSettings
+from vla_rl.core.types import Context, Plugin
+
+
+@frozen(kw_only=True)
+class GIPOConfig(CriticSettings):
+    sigma: float = field(default=0.5, validator=v.gt(0))
+    """Width of the trust region in log r: an entry whose ratio is e^sigma or e^-sigma away weighs 0.61 (AcceRL eq. 8).
+    Large: importance sampling without bound."""
+    behaviour_kl_coef: float = field(default=0.0, validator=v.ge(0))
+    """Weight of KL(behaviour || current), estimated (k3) from the tokens that the behaviour policy drew."""
+    recompute_values: bool = True
+    """Value observations, those after the last action included, with the current critic before advantages are taken
+    (AcceRL eq. 3-4). Changes nothing where the newest weights acted."""
+    value_coef: float = field(default=1.0, validator=v.ge(0))
+    """Weight of the critic's loss, of half the squared error: 1.0 here is 0.5 in AcceRL's code."""
+    value_clip: float | None = field(default=None, validator=v.optional(v.gt(0)))
+    """How far a value may move from its rollout value before the clipped branch counts; null: off."""
+    huber_delta: float | None = field(default=None, validator=v.optional(v.gt(0)))
+    """Errors above are penalised linearly; null: squared error."""
+
+
+def build(config: GIPOConfig, context: Context) -> Any:
+    from vla_rl.plugins.algorithms.gipo.impl import GIPO
+
+    return GIPO(config)
+
+
+PAPER = {  # AcceRL 3.3, eq. 3-10
+    "log_prob": "token",
+    "advantage": "chunk",
+    "gamma": 0.99,
+    "lam": 0.95,
+    "sigma": 0.5,
+    "behaviour_kl_coef": 0.0,
+    "recompute_values": True,
+    "value_clip": None,
+    "huber_delta": None,
+    "time_limit": "bootstrap",
+    "aggregation": "step-mean",
+}
+MINIMAL = {**PAPER, "time_limit": "terminal", "value_coef": 1.0, "entropy_coef": 0.01}  # its code, stand-alone version
+PRESETS = {
+    "paper": PAPER,
+    "accerl-minimal": MINIMAL,
+    "accerl-full": {**MINIMAL, "sigma": 1.0, "behaviour_kl_coef": 0.1},  # its code, full version
+}
+
+plugin = Plugin(
+    config=GIPOConfig, build=build, summary="Gaussian-trust policy optimisation for old samples", presets=PRESETS
+)

@@ -1,0 +1,157 @@
+"""Trajectories as vectors: V-JEPA 2 over the frames of an episode, averaged over its tokens (siiRL's SRPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vla_rl.core.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import VJEPA2Model
+
+TINY = "tiny"
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+EXAMPLE = "facebook/vjepa2-vitg-fpc64-384"
+
+Frames = np.ndarray[Any, Any]
+
+
+class EncoderError(UserError):
+    """The video encoder cannot be used; the message says what is missing and what to do."""
+
+
+def frame_indices(count: int, wanted: int) -> Frames:
+    """Which of `count` >= 1 frames are seen: `wanted` of them evenly from first to last, rounded down; when there are
+    fewer, all in order and again from the start. int64 [wanted]."""
+    if count < wanted:
+        return np.resize(np.arange(count), wanted)
+    return np.linspace(0, count - 1, wanted).astype(np.int64)
+
+
+def preprocess(frames: Frames, size: int, device: str | torch.device) -> Tensor:
+    """uint8 [F, H, W, 3] -> float32 [F, 3, size, size]: short side to int(256 / 224 * size) (bilinear with
+    anti-aliasing, rounded to 8 bit), centre crop, ImageNet normalisation."""
+    clip = torch.from_numpy(np.ascontiguousarray(frames)).to(device).permute(0, 3, 1, 2).float()
+    height, width = clip.shape[2:]
+    short = int(256.0 / 224 * size)
+    if height <= width:
+        shape = (short, int(short * width / height))
+    else:
+        shape = (int(short * height / width), short)
+    clip = functional.interpolate(clip, shape, mode="bilinear", antialias=True).round()
+    top, left = round((shape[0] - size) / 2), round((shape[1] - size) / 2)
+    clip = clip[:, :, top : top + size, left : left + size] / 255
+    mean, std = (torch.tensor(numbers, device=device).view(3, 1, 1) for numbers in (IMAGENET_MEAN, IMAGENET_STD))
+    return (clip - mean) / std
+
+
+def check_checkpoint(name: str) -> None:
+    """Raise EncoderError unless `name` is "tiny", a folder with a V-JEPA 2 checkpoint, or a hub name whose
+    configuration is in the cache or can be fetched into it."""
+    if name == TINY:
+        return
+    from transformers import AutoConfig, VJEPA2Config
+
+    folder = Path(name).expanduser()
+    try:
+        config = AutoConfig.from_pretrained(folder if folder.is_dir() else name)
+    except (OSError, ValueError) as error:
+        where = f"folder {folder.absolute()} holds no" if folder.is_dir() else f"{name!r} is neither a folder nor a"
+        raise EncoderError(
+            f"algorithm.encoder: {where} V-JEPA 2 checkpoint of the Hugging Face hub that can be had here: "
+            f"{(str(error).strip() or type(error).__name__).splitlines()[0]}\n"
+            f"  where there is network: hf download {EXAMPLE} --local-dir FOLDER (config.json and *.safetensors), then "
+            f"set algorithm.encoder: FOLDER; or encoder: {TINY} (small, random) to try the path out"
+        ) from error
+    if not isinstance(config, VJEPA2Config):
+        raise EncoderError(
+            f"algorithm.encoder: {name} is a {config.model_type!r} model; SRPO needs V-JEPA 2, such as {EXAMPLE}"
+        )
+
+
+def load_model(name: str, dtype: torch.dtype, device: str | torch.device) -> VJEPA2Model:
+    """The encoder, ready for inference; "tiny": small, random, always the same. Raises EncoderError for weights that
+    are missing, cut off, or of another shape."""
+    from transformers import VJEPA2Config, VJEPA2Model
+
+    if name == TINY:
+        config = VJEPA2Config(
+            crop_size=64,
+            hidden_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            pred_hidden_size=24,
+            pred_num_hidden_layers=1,
+            pred_num_attention_heads=1,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = VJEPA2Model(config).to(dtype)
+    else:
+        folder = Path(name).expanduser()
+        try:
+            model, report = VJEPA2Model.from_pretrained(
+                folder if folder.is_dir() else name, dtype=dtype, output_loading_info=True
+            )
+        except Exception as error:  # of transformers, of safetensors, of the hub
+            raise EncoderError(f"algorithm.encoder: the weights of {name} cannot be read: {error}") from error
+        missing = sorted(key for key in report["missing_keys"] if key.startswith("encoder."))
+        if missing:
+            raise EncoderError(
+                f"algorithm.encoder: {name} lacks {len(missing)} tensors of the encoder, such as {missing[0]}; "
+                f"fetch the checkpoint again"
+            )
+    del model.predictor  # guesses masked parts of a video in training; nothing here
+    return model.to(device).eval().requires_grad_(False)
+
+
+class TrajectoryEncoder:
+    """Embeds trajectories, a batch at a time.
+
+    Args:
+        frames: seen of each trajectory.   size: side of the crop in pixels; None: the checkpoint's.
+        batch: trajectories of one forward pass.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        frames: int,
+        size: int | None,
+        batch: int,
+        dtype: torch.dtype,
+        device: str | torch.device,
+    ) -> None:
+        self.model = load_model(name, dtype, device)
+        config = self.model.config
+        self.frames, self.batch, self.dtype, self.device = frames, batch, dtype, device
+        self.size: int = size or config.crop_size
+        self.width: int = config.hidden_size
+        units = {"frames": (frames, config.tubelet_size), "image_size": (self.size, config.patch_size)}
+        for what, (value, unit) in units.items():
+            if value % unit:
+                raise EncoderError(f"algorithm.{what} is {value}; encoder {name} takes multiples of {unit}")
+
+    def __call__(self, trajectories: Sequence[Frames]) -> Tensor:
+        """uint8 [frames, H, W, 3] each -> float32 [N, D] on the CPU; zeros for a trajectory without frames."""
+        out = torch.zeros(len(trajectories), self.width)
+        framed = [i for i, frames in enumerate(trajectories) if len(frames)]
+        for start in range(0, len(framed), self.batch):
+            chosen = framed[start : start + self.batch]
+            out[chosen] = self._embed([trajectories[i] for i in chosen])
+        return out
+
+    @torch.inference_mode()
+    def _embed(self, trajectories: Sequence[Frames]) -> Tensor:
+        clips = [preprocess(f[frame_indices(len(f), self.frames)], self.size, self.device) for f in trajectories]
+        tokens = self.model.get_vision_features(torch.stack(clips).to(self.dtype))
+        return tokens.float().mean(1).cpu()

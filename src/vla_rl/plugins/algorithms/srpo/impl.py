@@ -1,0 +1,81 @@
+"""Self-referential policy optimisation as siiRL implements it: progress rewards, then GRPO."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.core.groups import group_verdict, select_groups
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.objectives import by_action, by_chunk, clipped_policy_loss
+from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
+from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder, check_checkpoint
+from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
+from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
+
+
+class SRPO(Algorithm):
+    """The encoder is loaded where `features` is called first, and nowhere else."""
+
+    def __init__(self, config: SRPOConfig, device: str):
+        check_checkpoint(config.encoder)
+        self.config, self.device = config, config.device or device
+        self.needs = frozenset({"groups", "frames", *config.needs})
+        self.encoder: TrajectoryEncoder | None = None
+
+    def features(self, frames: tuple[Frames, ...]) -> Tensor:
+        if self.encoder is None:
+            config = self.config
+            self.encoder = TrajectoryEncoder(
+                config.encoder,
+                frames=config.frames,
+                size=config.image_size,
+                batch=config.encoder_batch,
+                dtype=getattr(torch, config.dtype),
+                device=self.device,
+            )
+        return self.encoder(frames)
+
+    def shape_rewards(self, rollout: Rollout) -> Rollout:
+        """Of each trajectory of a group that the success filter keeps: one reward, at its last action. A trajectory
+        without frames (an embedding of zeros) keeps what the simulator paid."""
+        if rollout.features is None:
+            return rollout
+        embeddings = rollout.features.numpy()
+        kept = select_groups(rollout, attrs.evolve(self.config, filter_identical=False)).numpy()
+        counted = kept & embeddings.any(1)
+        progress = progress_rewards(embeddings, rollout.success.numpy(), rollout.tasks, counted, self.config)
+        paid = pay_at_the_end(rollout, torch.from_numpy(np.nan_to_num(progress.rewards)).float())
+        return rollout.evolve(
+            rewards=torch.where(torch.from_numpy(counted)[:, None], paid, rollout.rewards),
+            findings={
+                "reward": torch.from_numpy(progress.rewards),
+                "distance": torch.from_numpy(progress.distances),
+                "normalized_distance": torch.from_numpy(progress.normalized),
+            },
+        )
+
+    def select(self, rollout: Rollout) -> Tensor:
+        """Drop whole groups: by success rate, by equal scores (of shaped rewards), by truncation."""
+        return select_groups(rollout, self.config)
+
+    def advantages(self, rollout: Rollout) -> Advantages:
+        verdict = group_verdict(rollout, self.config)
+        shaped = ~torch.isnan(rollout.findings["distance"]) if rollout.findings else torch.zeros(0, dtype=torch.bool)
+        metrics = {"srpo/shaped": float(shaped.double().mean()) if len(shaped) else 0.0}
+        if shaped.any():
+            metrics["srpo/distance"] = float(rollout.findings["distance"][shaped].mean())
+            metrics["srpo/reward"] = float(rollout.findings["reward"][shaped].mean())
+        return attrs.evolve(verdict, metrics={**verdict.metrics, **metrics})
+
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        return clipped_policy_loss(scores, batch, self.config)
+
+
+def pay_at_the_end(rollout: Rollout, rewards: Tensor) -> Tensor:
+    """Rewards [N] at the last valid action of each trajectory, 0 at the others: float32 [T, N, C]."""
+    valid = by_action(rollout.valid)
+    left = valid.long().flip(0).cumsum(0).flip(0)  # valid actions from here on
+    return by_chunk(torch.where(valid & (left == 1), rewards, torch.zeros(())), rollout.valid.shape[-1])

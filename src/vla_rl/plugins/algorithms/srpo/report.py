@@ -1,0 +1,60 @@
+"""Hook `srpo_report`: what the encoder and the rewards made of each rollout, as numbers and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.events import Run
+from vla_rl.core.types import Rollout
+from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
+
+
+class Report:
+    """Writes `srpo/step_000010.npz` (embeddings, distances and rewards of every trajectory) and `.png`."""
+
+    def __init__(self, config: ReportConfig) -> None:
+        self._config = config
+
+    def on_rollout_end(self, run: Run, step: int, rollout: Rollout, metrics: dict[str, float]) -> None:
+        if step % self._config.every or rollout.features is None:
+            return
+        found = {name: tensor.numpy() for name, tensor in rollout.findings.items()}
+        folder = Path(run.folder) / "srpo"
+        folder.mkdir(exist_ok=True)
+        np.savez_compressed(
+            folder / f"step_{step:06d}.npz",
+            embedding=rollout.features.numpy(),
+            task=np.array(rollout.tasks),
+            group=rollout.groups.numpy(),
+            success=rollout.success.numpy(),
+            **found,
+        )
+        if self._config.plot:
+            draw(folder / f"step_{step:06d}.png", step, rollout.tasks, rollout.success.numpy(), found)
+
+
+def draw(path: Path, step: int, tasks: tuple[str, ...], success: Any, found: dict[str, Any]) -> None:
+    """Failures: reward against distance to their task's successes. The successes' reward is a line at the top."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    names = np.array(tasks)
+    shaped = ~np.isnan(found["distance"])
+    paid = ~np.isnan(found["reward"])
+    for task in np.unique(names[shaped]):
+        inside = shaped & (names == task)
+        label = f"{task} ({inside.sum()})"
+        axes.scatter(found["distance"][inside], found["reward"][inside], s=18, alpha=0.7, label=label)
+    axes.axhline(1.0, color="black", lw=1, ls="--", label=f"successes ({(paid & success).sum()})")
+    axes.set(xlabel="distance to the task's successes", ylabel="reward", ylim=(-0.03, 1.05))
+    axes.set_title(
+        f"step {step}: {shaped.sum()} failures shaped, {(paid & ~success & ~shaped).sum()} without a success of their "
+        f"task, {(~paid).sum()} left out",
+        fontsize=10,
+    )
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,67 @@
+"""SRPO's progress reward: how near a failed trajectory came to the batch's own successes, in the encoder's space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.plugins.algorithms.srpo.settings import RewardSettings
+
+Array = np.ndarray[Any, Any]
+FLAT = 1e-6
+"""Distances of a task that differ by less are all in the middle."""
+
+
+@frozen(kw_only=True, eq=False)
+class Progress:
+    """Float64 [N] each; NaN where there is none."""
+
+    rewards: Array
+    """1 for a success, `reward_scale * sigmoid(...)` for a failure, 0 for one of a task without success."""
+    distances: Array
+    """Of a failure to the nearest centre of its task's successes, in the encoder's units."""
+    normalized: Array
+    """The same in [0, 1] among its task's failures."""
+
+
+def success_centres(successes: Array, settings: RewardSettings) -> Array:
+    """Centres [K, D] of the successes' embeddings float32 [S, D]: the means of DBSCAN's clusters, found after scaling
+    each dimension to unit variance and given in raw units; the plain mean when there is no cluster."""
+    from sklearn.cluster import DBSCAN
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler()
+    scaled = scaler.fit_transform(successes)
+    labels = DBSCAN(eps=settings.cluster_eps, min_samples=settings.cluster_min_samples).fit(scaled).labels_
+    clusters = [scaled[labels == label].mean(0) for label in np.unique(labels[labels >= 0])]
+    return np.asarray(scaler.inverse_transform(np.stack(clusters)) if clusters else successes.mean(0, keepdims=True))
+
+
+def progress_rewards(
+    embeddings: Array, success: Array, tasks: Sequence[str], counted: Array, settings: RewardSettings
+) -> Progress:
+    """Rewards of the trajectories of one batch, compared within their task (siiRL's SRPO).
+
+    Args:
+        embeddings: float32 [N, D].   success: bool [N].   tasks: N names.
+        counted: bool [N]: trajectories that take part; the others neither attract nor get a reward.
+    """
+    rewards, distances, normalized = (np.full(len(success), np.nan) for _ in range(3))
+    rewards[counted] = success[counted]
+    names = np.asarray(tasks)
+    for task in dict.fromkeys(tasks):
+        members = counted & (names == task)
+        good, bad = members & success, members & ~success
+        if not good.any() or not bad.any():
+            continue
+        centres = success_centres(embeddings[good], settings).astype(np.float64)
+        gaps = embeddings[bad].astype(np.float64)[:, None] - centres
+        nearest = np.linalg.norm(gaps, axis=-1).min(1)
+        low, high = nearest.min(), nearest.max()
+        within = np.full(len(nearest), 0.5) if high - low < FLAT else (nearest - low) / (high - low)
+        distances[bad], normalized[bad] = nearest, within
+        rewards[bad] = settings.reward_scale / (1 + np.exp(-settings.steepness * (settings.midpoint - within)))
+    return Progress(rewards=rewards, distances=distances, normalized=normalized)

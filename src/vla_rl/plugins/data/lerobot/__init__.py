@@ -1,0 +1,36 @@
+"""A data set in LeRobot's format, versions 2 and 3, in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core.types import Context, Plugin
+
+
+@frozen(kw_only=True)
+class LeRobotConfig:
+    folder: Path
+    """Folder of the data set, with `meta/info.json`."""
+    episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """First episodes; none: all."""
+    cameras: Mapping[str, str] = field(factory=dict)
+    """The simulator's camera -> feature with its images, such as {wrist: observation.images.wrist_image}. Those left
+    out are called `observation.images.CAMERA`."""
+    action: str = "action"
+    """Feature with the actions, in the simulator's units."""
+    state: str = "observation.state"
+    """Feature with the state, as the simulator gives it; not read for a simulator without a state."""
+
+
+def build(config: LeRobotConfig, context: Context) -> Any:
+    from vla_rl.plugins.data.lerobot.dataset import LeRobotData
+
+    return LeRobotData(config, context)
+
+
+plugin = Plugin(config=LeRobotConfig, build=build, summary="a data set in LeRobot's format", extra="data")

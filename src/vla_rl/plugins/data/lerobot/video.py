@@ -1,0 +1,42 @@
+"""Single frames of video files by their time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+from vla_rl.core.errors import UserError
+
+OPEN_FILES = 32
+
+
+class Videos:
+    """Keeps the files that were read last open."""
+
+    def __init__(self, fps: float) -> None:
+        self._tolerance = 0.5 / fps
+        self._open: OrderedDict[Path, Any] = OrderedDict()
+
+    def frame(self, path: Path, seconds: float) -> np.ndarray[Any, Any]:
+        """uint8 [H, W, 3]: the frame that is shown at this time. Raises UserError when there is none."""
+        container = self._container(path)
+        stream = container.streams.video[0]
+        container.seek(max(0, int((seconds - self._tolerance) / stream.time_base)), stream=stream)
+        for frame in container.decode(stream):
+            if frame.time is not None and frame.time >= seconds - self._tolerance:
+                if frame.time > seconds + self._tolerance:
+                    break
+                return frame.to_ndarray(format="rgb24")
+        raise UserError(f"{path} has no frame at {seconds:.3f} s; the video does not belong to this data")
+
+    def _container(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = av.open(str(path))
+            if len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end(path)
+        return self._open[path]

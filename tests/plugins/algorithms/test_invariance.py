@@ -1,0 +1,138 @@
+"""Loss, gradient and every metric are the same however a batch is split over micro-batches and ranks: the learner's own
+code on a model with real gradients, ragged episodes and filtered groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.core.loss_settings import SuccessFilter
+from vla_rl.core.runtime.assemble import find_samples, light_arrays, share_out, take_columns
+from vla_rl.core.runtime.heavy import Heavy
+from vla_rl.core.runtime.learner import LearnerRole
+from vla_rl.core.sections import TrainSpec
+from vla_rl.core.statistics import read_all
+from vla_rl.core.testing import synthetic
+from vla_rl.core.testing.linear import LinearModel
+from vla_rl.plugins.algorithms.gipo import GIPOConfig
+from vla_rl.plugins.algorithms.gipo.impl import GIPO
+from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.impl import GRPO
+from vla_rl.plugins.algorithms.ppo import PPOConfig
+from vla_rl.plugins.algorithms.ppo.impl import PPO
+
+INFO = synthetic.env_info()
+CHUNK = 3
+BONUS = {"entropy_coef": 0.01}
+ALGORITHMS = {
+    "ppo-action-token": PPO(PPOConfig(advantage="action", dual_clip=2.0, **BONUS)),
+    "ppo-chunk-chunk": PPO(PPOConfig(log_prob="chunk", aggregation="trajectory-mean", **BONUS)),
+    "grpo-token": GRPO(GRPOConfig(filter=SuccessFilter(lower=0.2, upper=0.8))),
+    "grpo-action-rlinf": GRPO(GRPOConfig(log_prob="action", aggregation="rlinf", baseline="leave-one-out")),
+    "grpo-chunk": GRPO(GRPOConfig(log_prob="chunk", aggregation="step-mean", **BONUS)),
+    "gipo": GIPO(GIPOConfig(behaviour_kl_coef=0.1, **BONUS)),
+}
+
+
+class Watched(LearnerRole):
+    """Takes no optimiser step, but keeps its gradient."""
+
+    def _optimizer_step(self, where, critic_only=False):
+        self.gradients.append(
+            torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.parameters.values()])
+        )
+        return 0.0
+
+
+def learn(algorithm, micro_batches, ranks, global_batch=None):
+    """-> (gradient of each optimiser step, metrics), summed over ranks."""
+    values = "none" if "groups" in algorithm.needs else algorithm.value_granularity
+    rolled = synthetic.rollout(values=values, groups=4, chunk=CHUNK, tokens=INFO.action_dim, chunk_steps=5)
+    rolled = rolled.evolve(log_probs=0.1 * rolled.log_probs - 2.0)  # near the model's: 8 bins about equally likely
+    keep = algorithm.select(rolled).nonzero().flatten().numpy()
+    assert "groups" not in algorithm.needs or 0 < len(keep) < 16  # something is filtered, something is left
+    kept = take_columns(rolled, keep)
+    places = np.arange(rolled.samples.numel()).reshape(rolled.samples.shape)
+    samples = find_samples(kept, keep, places, np.zeros(16, np.int64))
+    light = light_arrays(kept, algorithm.advantages(kept), samples)
+    count = len(samples.steps)
+    heavy = Heavy(
+        obs=synthetic.observation(INFO, count),
+        actions=torch.zeros(count, CHUNK, INFO.action_dim),
+        trace={"tokens": torch.from_numpy(np.random.default_rng(0).integers(0, 8, (count, CHUNK, INFO.action_dim)))},
+    )
+    size = -(-count // ranks // micro_batches) + 1
+    shares = share_out(
+        np.arange(count) % ranks,
+        np.arange(count),
+        light,
+        world=ranks,
+        seed=0,
+        step=1,
+        epochs=1,
+        global_batch=global_batch,
+        micro_batch=size,
+    )
+    gradients, results = [], []
+    for share in shares:
+        model = LinearModel(INFO, CHUNK, values=values)
+        train = TrainSpec(steps=1, lr=0.1, micro_batch=size)
+        learner = Watched(model, algorithm, train, name="linear", device="cpu", world=1, beat=lambda: None)
+        learner.gradients, learner.version = [], 3
+        of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
+        results.append(learner.update(1, heavy.take(share.samples), of_rank, share.steps))
+        gradients.append(torch.stack(learner.gradients))
+    metrics = read_all([result["statistics"] for result in results])
+    for name in results[0]["sums"]:
+        metrics[name] = sum(result["sums"][name] for result in results)
+    for name in results[0]["maxima"]:
+        metrics[name] = max(result["maxima"][name] for result in results)
+    return sum(gradients), metrics
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_split_changes_gradient_or_metrics(name):
+    gradient, metrics = learn(ALGORITHMS[name], 1, 1)
+    assert float(gradient.abs().max()) > 1e-3
+    for micro_batches in (1, 2, 4):
+        for ranks in (1, 2, 3):
+            again, found = learn(ALGORITHMS[name], micro_batches, ranks)
+            torch.testing.assert_close(again, gradient, rtol=0, atol=1e-6)
+            assert found == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+def test_no_split_changes_the_parts_of_several_optimiser_steps():
+    gradient, metrics = learn(ALGORITHMS["ppo-action-token"], 1, 1, global_batch=20)
+    assert len(gradient) > 1
+    again, found = learn(ALGORITHMS["ppo-action-token"], 3, 3, global_batch=20)
+    torch.testing.assert_close(again, gradient, rtol=0, atol=1e-6)
+    assert found == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+NAMES = {
+    "loss/total",
+    "loss/policy",
+    "loss/clip_fraction",
+    "policy/approx_kl",
+    "policy/dead_gradients",
+    "policy/effective_sample_size",
+    "policy/entropy",
+    "policy/lag_mean",
+    "policy/lag_max",
+    "policy/ratio_p50",
+    "policy/ratio_p95",
+    "policy/ratio_max",
+    "policy/ratio_cut",
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_all_algorithms_report_the_same_names(name):
+    _, metrics = learn(ALGORITHMS[name], 2, 2)
+    assert set(metrics) - {"loss/value", "value/clip_fraction", "policy/grad_norm"} == NAMES
+    assert ("loss/value" in metrics) == ("values" in ALGORITHMS[name].needs)
+    assert metrics["policy/lag_mean"] == metrics["policy/lag_max"] == 3
+    shares = ("loss/clip_fraction", "policy/dead_gradients", "policy/effective_sample_size", "policy/ratio_cut")
+    assert all(0 <= metrics[share] <= 1 for share in shares)
+    assert metrics["policy/ratio_p50"] <= metrics["policy/ratio_p95"] <= metrics["policy/ratio_max"] * 1.01

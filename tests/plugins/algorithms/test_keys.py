@@ -1,0 +1,98 @@
+"""No key is ignored: each one, changed alone, changes what the algorithm asks for, keeps, weighs, or minimises."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+from vla_rl.core.loss_settings import SuccessFilter
+from vla_rl.core.testing import synthetic
+from vla_rl.core.types import Context, Scores
+from vla_rl.plugins.algorithms import gipo, grpo, ppo
+from vla_rl.plugins.algorithms.grpo import GRPOConfig
+
+POLICY = {
+    "log_prob": ("action", {}),
+    "entropy_coef": (0.01, {}),
+    "kl_coef": (0.1, {}),
+    "kl_estimator": ("k1", {"kl_coef": 0.1}),
+}
+CLIP = {"clip_low": (0.5, {}), "clip_high": (0.8, {}), "dual_clip": (1.2, {})}
+GROUP = {
+    "aggregation": ("step-mean", {}),
+    "baseline": ("leave-one-out", {}),
+    "normalize_by_std": (False, {}),
+    "filter": (SuccessFilter(lower=0.4, upper=0.6), {}),
+    "filter_identical": (False, {}),
+    "filter_truncated": (True, {}),
+}
+CRITIC = {
+    "gamma": (0.9, {}),
+    "lam": (0.5, {}),
+    "advantage": ("action", {}),
+    "time_limit": ("terminal", {}),
+    "normalize_advantages": (False, {}),
+    "aggregation": ("trajectory-mean", {}),
+    "value_coef": (0.7, {}),
+    "value_clip": (0.05, {}),
+    "huber_delta": (0.1, {}),
+}
+TABLE = {
+    "grpo": (grpo.plugin, {**POLICY, **CLIP, **GROUP}),
+    "ppo": (ppo.plugin, {**POLICY, **CLIP, **CRITIC}),
+    "gipo": (
+        gipo.plugin,
+        {**POLICY, **CRITIC, "sigma": (1.0, {}), "behaviour_kl_coef": (0.1, {}), "recompute_values": (False, {})},
+    ),
+}
+CASES = [(name, key) for name, (_, keys) in TABLE.items() for key in keys]
+
+
+def fingerprint(plugin, **keys):
+    """Everything that a spec's key can reach."""
+    algorithm = plugin.build(plugin.config(**keys), Context())
+    values = algorithm.value_granularity if "values" in algorithm.needs else "none"
+    rollout = synthetic.rollout(values=values, groups=6, chunk_steps=5)
+    rollout = rollout.evolve(success=rollout.rewards.sum((0, 2)) > 0)
+    selected = algorithm.select(rollout)
+    found = algorithm.advantages(rollout)
+    batch = synthetic.batch(rollout, found, reference=True)
+    draws = torch.Generator().manual_seed(1)
+    new = (batch.log_probs + 0.4 * torch.randn(batch.log_probs.shape, generator=draws)).requires_grad_()
+    critic = None if batch.values is None else batch.values + 0.4 * torch.randn(batch.values.shape, generator=draws)
+    entropy = torch.rand(new.shape, generator=draws) + new.detach()
+    loss = algorithm.loss(Scores(log_probs=new, entropy=entropy, values=critic), batch)
+    loss.total.backward()
+    numbers = [
+        t for t in (found.advantages, found.weights, found.returns, loss.total.detach(), new.grad) if t is not None
+    ]
+    return sorted(algorithm.needs), algorithm.value_granularity, selected.tolist(), [t.tolist() for t in numbers]
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_a_key_has_an_effect(name, key):
+    plugin, keys = TABLE[name]
+    value, beside = keys[key]
+    assert getattr(plugin.config(**beside), key) != value
+    assert fingerprint(plugin, **beside, **{key: value}) != fingerprint(plugin, **beside)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table_knows_every_key(name):
+    plugin, keys = TABLE[name]
+    constant = {"advantage"} if name == "grpo" else set()  # one value: GRPO has one advantage a trajectory
+    assert {f.name for f in attrs.fields(plugin.config)} == set(keys) | constant
+
+
+def test_grpo_says_that_its_advantages_are_of_chunks():
+    from vla_rl.core.structure import Problems, Structurer
+
+    with pytest.raises(Problems, match="advantage: expected one of 'chunk', got str 'action'"):
+        Structurer().read_class({"advantage": "action"}, GRPOConfig)
+
+
+def test_kl_needs_a_reference_and_only_then():
+    for plugin, _ in TABLE.values():
+        assert "reference" not in plugin.build(plugin.config(), Context()).needs
+        assert "reference" in plugin.build(plugin.config(kl_coef=0.1), Context()).needs

@@ -1,0 +1,100 @@
+"""Published recipes: `preset: NAME` stands for plain keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_rl.core.errors import SpecError
+from vla_rl.core.spec import component, parse_spec
+from vla_rl.plugins.algorithms import gipo, grpo, ppo
+
+PLUGINS = {"gipo": gipo.plugin, "grpo": grpo.plugin, "ppo": ppo.plugin}
+
+
+def config(type, **keys):
+    return component("algorithm", type, **keys).config
+
+
+def spec(algorithm):
+    return {
+        "name": "presets",
+        "plugins": ["vla_rl.core.testing.scripted"],
+        "model": {"type": "linear"},
+        "env": {"type": "scripted", "num_envs": 8},
+        "rollout": {"chunk": 2, "episodes": 8, "group_size": 4},
+        "algorithm": algorithm,
+        "train": {"steps": 1, "lr": 1e-3, "micro_batch": 8},
+    }
+
+
+# what facts and public code say of each recipe, apart from what all of them share
+WANTED = {
+    ("ppo", "paper"): {"advantage": "action", "log_prob": "token", "dual_clip": None, "gamma": 0.99, "lam": 0.95},
+    ("ppo", "rlinf"): {
+        "advantage": "action",
+        "dual_clip": 3.0,
+        "value_coef": 1.0,
+        "value_clip": 0.2,
+        "huber_delta": 10.0,
+    },
+    ("grpo", "paper"): {"aggregation": "trajectory-mean", "dual_clip": None, "clip_low": 0.2, "clip_high": 0.28},
+    ("grpo", "rlinf"): {"aggregation": "rlinf", "dual_clip": 3.0},
+    ("grpo", "simplevla"): {"aggregation": "step-mean", "dual_clip": None},
+    ("gipo", "paper"): {"sigma": 0.5, "behaviour_kl_coef": 0.0, "time_limit": "bootstrap", "huber_delta": None},
+    ("gipo", "accerl-minimal"): {
+        "sigma": 0.5,
+        "behaviour_kl_coef": 0.0,
+        "time_limit": "terminal",
+        "entropy_coef": 0.01,
+    },
+    ("gipo", "accerl-full"): {"sigma": 1.0, "behaviour_kl_coef": 0.1, "time_limit": "terminal"},
+}
+
+
+@pytest.mark.parametrize(("type", "preset"), WANTED)
+def test_a_preset_is_its_published_recipe(type, preset):
+    found = config(type, preset=preset)
+    assert {key: getattr(found, key) for key in WANTED[type, preset]} == WANTED[type, preset]
+    if type == "grpo":
+        assert (found.filter.lower, found.filter.upper) == (0.1, 0.9)
+
+
+def test_no_preset_is_untested():
+    assert {(type, name) for type, plugin in PLUGINS.items() for name in plugin.presets} == set(WANTED)
+
+
+def test_keys_beside_a_preset_win():
+    found = config("grpo", preset="rlinf", dual_clip=None, filter=None)
+    assert (found.dual_clip, found.filter, found.aggregation) == (None, None, "rlinf")
+
+
+def test_the_resolved_spec_holds_plain_keys():
+    plain = parse_spec(spec({"type": "grpo", "preset": "rlinf", "clip_high": 0.3})).to_dict()["algorithm"]
+    assert "preset" not in plain
+    assert (plain["aggregation"], plain["clip_high"], plain["filter"]["lower"]) == ("rlinf", 0.3, 0.1)
+    assert parse_spec(spec(plain)).algorithm.config == config("grpo", preset="rlinf", clip_high=0.3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (
+            {"type": "grpo", "preset": "rlnf"},
+            r"algorithm.preset: 'grpo' has no preset 'rlnf'; did you mean 'rlinf'\?; there are",
+        ),
+        ({"type": "ppo", "preset": 3}, r"'ppo' has no preset 3; there are: 'paper', 'rlinf'"),
+        ({"type": "grpo", "preset": "rlinf", "clip_hgh": 0.3}, r"clip_hgh: unknown key; did you mean 'clip_high'"),
+        ({"type": "grpo", "prest": "rlinf"}, r"prest: unknown key; did you mean 'preset'"),
+        (
+            {"type": "ppo", "preset": "rlinf", "log_prob": "chunk"},
+            r"advantage: action cannot be used with log_prob: chunk",
+        ),
+    ],
+)
+def test_a_wrong_preset_is_refused(algorithm, message):
+    with pytest.raises(SpecError, match=message):
+        parse_spec(spec(algorithm))
+
+
+def test_a_models_own_preset_key_is_left_to_it():
+    assert component("model", "openvla_oft", preset="tiny").config.preset == "tiny"

@@ -1,0 +1,199 @@
+"""SRPO in the real runtime: frames of training episodes become features, features become rewards and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from PIL import Image
+
+from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.events import Run
+from vla_rl.core.loop import run
+from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.runtime.policy import PolicyRole
+from vla_rl.core.spec import parse_spec
+from vla_rl.core.testing.scripted import ScriptedConfig, ScriptedEnv
+from vla_rl.core.types import Context, Observation, Plugin
+from vla_rl.plugins.algorithms.srpo import srpo_report
+from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
+
+ENCODER = {"encoder": "tiny", "frames": 4, "image_size": 32}
+TABLETOP = {
+    "name": "srpo",
+    "model": {"type": "openvla_oft", "checkpoint": "builtin:tabletop"},
+    "env": {"type": "tabletop", "num_envs": 16},
+    "rollout": {"chunk": 4, "episodes": 32, "group_size": 8, "task_sampling": {"type": "weighted"}},
+    "algorithm": {"type": "srpo", **ENCODER},
+    "runtime": {"backend": "local"},
+    "train": {"steps": 2, "lr": 1e-4, "micro_batch": 64},
+    "eval": {"before": False, "episodes_per_task": 1},
+    "hooks": [{"type": "jsonl"}, {"type": "srpo_report"}],
+}
+SCRIPTED = {
+    **TABLETOP,
+    "plugins": ["vla_rl.core.testing.scripted", "vla_rl.core.testing.slots", __file__],
+    "model": {"type": "linear"},
+    "env": {"type": "scripted", "num_envs": 8, "stamp": True},
+    "rollout": {"chunk": 3, "episodes": 16, "group_size": 4},
+}
+
+
+class Blind(ScriptedEnv):
+    """Without cameras."""
+
+    def __init__(self, config: ScriptedConfig, context: Context) -> None:
+        super().__init__(context.num_envs, chunk=context.chunk)
+        self.info = evolve(self.info, cameras={})
+
+    def _observe(self, rows: Any) -> Observation:
+        return evolve(super()._observe(rows), images={})
+
+
+vla_rl_plugins = {"env": {"blind": Plugin(config=ScriptedConfig, build=Blind, summary="no cameras")}}
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "throughput/"))} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("local") / "run"
+    run(parse_spec(TABLETOP), folder, resume=False)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------ frames
+
+
+def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
+    """A rollout of the scripted simulator, and the frames of its trajectories, column by column."""
+    spec = parse_spec({**SCRIPTED, **changes})
+    runtime, frames = Runtime(spec), []
+    monkeypatch.setattr(
+        runtime.backend.worker.roles["policy"], "embed", lambda f: frames.extend(f) or torch.ones(len(f), 2)
+    )
+    try:
+        rollout, _ = runtime.rollout(1)
+    finally:
+        runtime.close()
+    return rollout, tuple(frames)
+
+
+def test_every_trajectory_has_frames_of_its_own(monkeypatch):
+    rollout, frames = recorded(monkeypatch)
+    assert len(frames) == rollout.valid.shape[1] == 16
+    for n, film in enumerate(frames):
+        row, episode, step = (film[:, 0, i].astype(int) @ [1, 256, 65536] for i in range(3))
+        assert set(row) == {n % 8} and set(episode) == {n // 8}
+        assert step.tolist() == [0, 3, 4], "the first observation and one after each chunk, to the end at step 4"
+        assert rollout.tasks[n] == next(
+            e.task for e in rollout.episodes if (e.row, e.episode % 2) == (n % 8, n // 8 % 2)
+        )
+
+
+def test_frames_are_recorded_only_for_who_needs_them():
+    spec = parse_spec({**SCRIPTED, "algorithm": {"type": "grpo"}})
+    runtime = Runtime(spec)
+    try:
+        rollout, _ = runtime.rollout(1)
+        lane = runtime.backend.worker.roles["sim"].train[0]
+    finally:
+        runtime.close()
+    assert rollout.features is None and not lane.recorded and not lane.frames
+
+
+def test_wrong_features_are_refused():
+    for features in (None, torch.ones(3), torch.ones(2, 4), torch.ones(3, 4).double(), torch.full((3, 4), torch.nan)):
+        role = PolicyRole(None, name="m", seed=0, embed=lambda frames, features=features: features)  # type: ignore[arg-type]
+        with pytest.raises(PluginError, match="the algorithm's features are"):
+            role._features((np.zeros((1, 8, 8, 3), np.uint8),) * 3)
+
+
+# -------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_run_shapes_rewards(local):
+    first, second, _ = metrics_of(local)
+    for line in (first, second):
+        assert 0 < line["srpo/shaped"] < 1 and 0 < line["srpo/reward"] < 0.6 and line["srpo/distance"] > 0
+        assert line["advantage/score_mean"] > line["env/success_rate"] * 0
+    assert any(second[f"sampling/weight/{task}"] > 1 for task in ("put_red", "put_green", "put_blue", "put_yellow"))
+
+
+@pytest.mark.ray
+def test_ray_with_a_worker_for_every_role_equals_local(local, tmp_path):
+    spec = parse_spec(
+        {
+            **TABLETOP,
+            "plugins": ["vla_rl.core.testing.slots"],
+            "runtime": {"backend": "ray"},
+            "placement": {"type": "slots", "sim": 2},
+        }
+    )
+    run(spec, tmp_path / "ray", resume=False)
+    for expected, got in zip(metrics_of(local), metrics_of(tmp_path / "ray"), strict=True):
+        assert got.keys() == expected.keys()
+        for name, value in expected.items():
+            assert got[name] == pytest.approx(value, abs=2e-3), name
+    for step in (1, 2):
+        expected, got = (np.load(folder / "srpo" / f"step_{step:06d}.npz") for folder in (local, tmp_path / "ray"))
+        assert (got["task"] == expected["task"]).all() and (got["success"] == expected["success"]).all()
+        np.testing.assert_allclose(got["embedding"], expected["embedding"], atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------- files
+
+
+def test_the_report_holds_what_was_measured(local):
+    files = sorted(path.name for path in (local / "srpo").iterdir())
+    assert files == ["step_000001.npz", "step_000001.png", "step_000002.npz", "step_000002.png"]
+    saved = np.load(local / "srpo" / "step_000002.npz")
+    assert saved["embedding"].shape == (32, 48) and saved["embedding"].any(1).all()
+    shaped = ~np.isnan(saved["distance"])
+    assert shaped.any() and not saved["success"][shaped].any()
+    sigmoid = 0.6 / (1 + np.exp(-10 * (0.5 - saved["normalized_distance"][shaped])))
+    np.testing.assert_allclose(saved["reward"][shaped], sigmoid)
+    assert len(set(saved["group"])) == 4 and saved["task"].shape == (32,)
+    with Image.open(local / "srpo" / "step_000002.png") as picture:
+        assert len(set(picture.convert("RGB").resize((200, 150)).getdata())) > 50, "axes, points and a legend"
+
+
+def test_the_keys_of_the_report_count(tmp_path):
+    from vla_rl.core.testing import synthetic
+
+    about = Run(name="r", folder=tmp_path, spec={}, first_step=0, steps=4, doing="training")
+    report = srpo_report.build(ReportConfig(every=2, plot=False), Context())
+    for step in (1, 2, 3, 4):
+        report.on_rollout_end(about, step, synthetic.rollout(features=3), {})
+    assert sorted(path.name for path in (tmp_path / "srpo").iterdir()) == ["step_000002.npz", "step_000004.npz"]
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env": {"type": "blind", "num_envs": 8}}, "looks at the frames of episodes, and env 'blind' has no cameras"),
+        ({"algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}}, "hf download facebook/vjepa2"),
+        ({"rollout": {"chunk": 3, "steps": 6, "auto_reset": "immediate", "group_size": 4}}, "auto_reset: off"),
+        ({"rollout": {"chunk": 3, "episodes": 16, "group_size": 1}}, "rollout.group_size >= 2"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_it_starts(changes, message, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=message):
+        Runtime(parse_spec({**SCRIPTED, **changes}))
+
+
+def test_the_encoder_has_to_be_named():
+    with pytest.raises(SpecError, match="algorithm.encoder"):
+        parse_spec({**SCRIPTED, "algorithm": {"type": "srpo"}})

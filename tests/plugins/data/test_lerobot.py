@@ -1,0 +1,137 @@
+"""LeRobot folders written from the tabletop simulator: read back exactly, and cloned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.evaluation import evaluate_only
+from vla_rl.core.imitation import clone
+from vla_rl.core.plugins import load
+from vla_rl.core.spec import parse_spec
+from vla_rl.core.testing import check_data
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
+
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+
+CHUNK, STEPS = 4, 12
+LAYOUTS = [(2, False), (2, True), (3, False), (3, True)]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[EnvInfo, list[dict[str, Any]]]:
+    tabletop = load("env", "tabletop")
+    env = tabletop.build(tabletop.config(), Context(num_envs=1, chunk=1))
+    return env.info, recordings.record(env, [state.id for state in env.reset_states("train")[:3]], STEPS)
+
+
+@pytest.fixture(scope="module")
+def folders(recorded: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Path]:
+    home = tmp_path_factory.mktemp("lerobot")
+    made = {}
+    for version, video in LAYOUTS:
+        made[version, video] = home / f"v{version}-{'video' if video else 'image'}"
+        recordings.write_lerobot(made[version, video], recorded[1], version, video)
+    return made
+
+
+def opened(folder: Path, info: EnvInfo, **keys: Any) -> Any:
+    return plugin.build(LeRobotConfig(folder=folder, **keys), Context(env=info, chunk=CHUNK))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_was_recorded_is_read(layout: Any, recorded: Any, folders: Any) -> None:
+    info, episodes = recorded
+    check_data(plugin, LeRobotConfig(folder=folders[layout]), env=info, chunk=CHUNK)
+    data = opened(folders[layout], info)
+    windows = STEPS - CHUNK + 1
+    assert data.num_samples() == len(episodes) * windows
+    chosen = np.array([2 * windows + 3, 0, windows - 1, windows])
+    obs, actions = data.read_samples(chosen)
+    for i, sample in enumerate(chosen):
+        episode, t = episodes[sample // windows], sample % windows
+        assert np.array_equal(actions[i], episode["actions"][t : t + CHUNK])
+        assert np.array_equal(obs.state[i], episode["state"][t])
+        assert obs.instructions[i] == episode["instruction"]
+        for camera in info.cameras:
+            difference = obs.images[camera][i].astype(int) - episode["images"][camera][t]
+            assert abs(difference).mean() < (4 if layout[1] else 1e-9), (camera, t)
+    every = np.concatenate([e["actions"] for e in episodes])
+    assert data.data_statistics()["action"]["q99"] == pytest.approx(np.quantile(every, 0.99, axis=0), abs=1e-6)
+    assert opened(folders[layout], info, episodes=1).num_samples() == windows
+
+
+def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_path: Path) -> None:
+    info, _ = recorded
+    folder = folders[2, False]
+    camera = next(iter(info.cameras))
+    for keys, message in (
+        (
+            {"cameras": {camera: "observation.images.overhaed"}},
+            "has no images 'observation.images.overhaed' for camera",
+        ),
+        ({"cameras": {"nose": "observation.images.wrist"}}, "the simulator has no camera 'nose'"),
+        ({"action": "actions"}, "no feature 'actions'; did you mean 'action'"),
+        ({"state": "action"}, r"its states have \d+ numbers and the simulator's have \d+"),
+    ):
+        with pytest.raises(UserError, match=message):
+            opened(folder, info, **keys)
+    with pytest.raises(UserError, match=r"none of 3 episodes holds a chunk of 99 actions; the longest has 12"):
+        plugin.build(LeRobotConfig(folder=folder), Context(env=info, chunk=99))
+    with pytest.raises(UserError, match=r"is no LeRobot data set: meta/info\.json cannot be read"):
+        opened(tmp_path, info)
+    recordings.write_lerobot(tmp_path / "half", recorded[1], 2, True)
+    next((tmp_path / "half").rglob("*.mp4")).unlink()
+    with pytest.raises(UserError, match=r"is half downloaded: it lacks videos/chunk-000/.*episode_00000\d\.mp4"):
+        opened(tmp_path / "half", info)
+    meta = tmp_path / "half" / "meta" / "info.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"codebase_version": "v1.6"}))
+    with pytest.raises(UserError, match=r"of LeRobot's format v1\.6; versions 2 and 3 are read"):
+        opened(tmp_path / "half", info)
+
+
+@pytest.mark.parametrize("model", ["openvla_oft", "pi0"])
+def test_a_clone_scales_by_the_data_and_says_so_in_its_checkpoint(
+    model: str, recorded: Any, folders: Any, tmp_path: Path
+) -> None:
+    preset = {"openvla_oft": "fast", "pi0": "tiny"}[model]
+    data = {"type": "lerobot", "folder": str(folders[3, False])}
+    spec = {
+        "name": "clone",
+        "model": {"type": model, "preset": preset},
+        "env": {"type": "tabletop", "num_envs": 4},
+        "rollout": {"chunk": CHUNK, "episodes": 4, "group_size": 4, "max_steps": 8},
+        "algorithm": {"type": "grpo"},
+        "train": {"steps": 1, "lr": 1e-3, "micro_batch": 8},
+        "eval": {"before": False, "episodes_per_task": 1},
+        "runtime": {"backend": "local"},
+        "hooks": [{"type": "jsonl"}],
+        "imitation": {"data": data, "steps": 18, "lr": 3e-3, "batch": 16, "report_every": 6, "statistics": "data"},
+    }
+    results = clone(parse_spec(spec), tmp_path / "run", False)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss/imitation"] for line in lines if "loss/imitation" in line]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+    last = tmp_path / "run" / "checkpoints" / "last"
+    again = evaluate_only(parse_spec((tmp_path / "run" / "spec.yaml").read_text()), last.resolve())
+    assert again["success"] == results["success"]
+
+    every = np.concatenate([e["actions"] for e in recorded[1]])
+    saved = load("model", model)
+    policy = saved.build(saved.config(checkpoint=str(last / "model")), Context(env=recorded[0], chunk=CHUNK))
+    low, high = (np.quantile(every, q, axis=0) for q in (0.01, 0.99))
+    if model == "openvla_oft":
+        middle = policy.encode_actions(((low + high) / 2)[None, None].repeat(CHUNK, 1))
+        assert abs(policy.decode_actions(middle)[0, 0].numpy() - (low + high) / 2).max() <= (high - low).max() / 250
+        assert len(np.unique(policy.encode_actions(high[None, None].repeat(CHUNK, 1)))) <= 2
+    else:
+        from safetensors.numpy import load_file
+
+        file = next((last / "model").glob("policy_preprocessor*.safetensors"))
+        assert load_file(file)["action.mean"] == pytest.approx(every.mean(0), abs=1e-6)
