@@ -205,3 +205,15 @@ def test_a_nan_action_is_refused():
 def test_a_chunk_of_the_wrong_size_is_refused():
     with pytest.raises(EnvError, match=r"shape \(1, 3, 2\), expected \(1, 2, 2\)"):
         play(ScriptedEnv(1, {}, max_steps=4, chunk=2), 2, actions=np.zeros((1, 3, 2), np.float32))
+
+
+def test_a_lane_without_episodes_asks_for_nothing():
+    class Picky(ScriptedEnv):
+        def reset(self, rows, state_ids, seed):
+            assert len(rows), "a simulator is never asked to reset no rows"
+            return super().reset(rows, state_ids, seed)
+
+    episodes = Episodes(Picky(2, chunk=2), name="scripted", seed=7, chunk=2)
+    assert episodes.begin([None, None], None, None).done
+    assert episodes.step(np.zeros((0, 2, 2), np.float32)).done
+    assert episodes.light() == {}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import tensor as t
 
 from vla_rl.core import functional as F
+from vla_rl.core.statistics import EffectiveSize, Mean, RatioQuantiles
 
 
 def test_valid_until_end_includes_the_ending_step():
@@ -117,6 +118,61 @@ def test_extreme_log_ratios_stay_finite():
     assert torch.isfinite(loss).all()
 
 
+def test_trust_fades_with_the_log_ratio_and_has_no_gradient_of_its_own():
+    # sigma 0.5: w(r = e^0.5) = exp(-1/2), w(1) = 1; the gradient of -w r A is -w r A
+    new = t([0.5, 0.0, -0.5]).requires_grad_()
+    loss = F.trust_surrogate(new, torch.zeros(3), t([1.0, 2.0, -1.0]), sigma=0.5)
+    w = math.exp(-0.5)
+    assert loss.tolist() == pytest.approx([-w * math.exp(0.5), -2.0, w * math.exp(-0.5)])
+    loss.sum().backward()
+    assert new.grad.tolist() == pytest.approx(loss.tolist())
+    assert not F.trust_weights(new, torch.zeros(3), sigma=0.5).requires_grad
+
+
+def test_a_dual_clip_takes_the_gradient_away_too():
+    new = t([math.log(4.0)]).requires_grad_()
+    F.clipped_surrogate(new, torch.zeros(1), -torch.ones(1), low=0.2, high=0.2, dual_clip=3.0).sum().backward()
+    assert float(new.grad) == 0.0
+    assert F.clipped(new.detach(), torch.zeros(1), -torch.ones(1), low=0.2, high=0.2, dual_clip=3.0).tolist() == [True]
+    assert F.clipped(new.detach(), torch.zeros(1), -torch.ones(1), low=0.2, high=0.2).tolist() == [False]
+
+
+def test_leave_one_out_compares_with_the_others():
+    scores, groups = t([1.0, 0.0, 0.5, 7.0]), t([0, 0, 0, 1])
+    out = F.group_advantages(scores, groups, baseline="leave-one-out", normalize_by_std=False)
+    assert out.tolist() == pytest.approx([1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5, 0.0])
+
+
+def test_entries_that_are_not_valid_are_stepped_over():
+    # the middle step of an ongoing episode is not valid: the first bootstraps from the last, whatever lies between
+    keys = {"gamma": 0.5, "lam": 1.0}
+    never = torch.zeros(3, 1, dtype=torch.bool)
+    rewards, values = t([[1.0], [float("nan")], [2.0]]), t([[0.5], [float("inf")], [1.0]])
+    valid = t([[True], [False], [True]])
+    advantages, returns = F.gae(rewards, values, t([[0.0], [0.0], [4.0]]), never, never, valid=valid, **keys)
+    short = F.gae(rewards[::2], values[::2], t([[0.0], [4.0]]), never[::2], never[::2], **keys)
+    assert advantages.flatten().tolist() == [float(short[0][0]), 0.0, float(short[0][1])]
+    assert returns.flatten().tolist() == [float(short[1][0]), 0.0, float(short[1][1])]
+
+
+def test_discounted_returns_by_hand():
+    # an end in the middle by time goes on in its final observation (8), one by success does not
+    rewards, none = t([[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]), torch.zeros(3, 2, dtype=torch.bool)
+    terminated, truncated = none.clone(), none.clone()
+    terminated[1, 0], truncated[1, 1] = True, True
+    next_values = t([[0.0, 0.0], [0.0, 8.0], [4.0, 4.0]])
+    found = F.discounted_returns(rewards, next_values, terminated, truncated, gamma=0.5)
+    assert found.tolist() == [[1.0, 1.0 + 0.5 * 0.5 * 8.0], [0.0, 4.0], [4.0, 4.0]]
+
+
+def test_value_clipped_is_where_the_clipped_branch_counts():
+    triple = (t([2.0, 0.0, 0.5]), t([0.0, 2.0, 0.0]), t([0.5, 1.0, 0.5]))
+    assert F.value_clipped(*triple, clip=0.2, huber_delta=None).tolist() == [False, False, False]
+    # v = 0 and R = 2 from v_old = -1: clipped at -0.8, which is further away
+    assert F.value_clipped(t([0.0]), t([2.0]), t([-1.0]), clip=0.2, huber_delta=10.0).tolist() == [True]
+    assert F.value_clipped(t([0.0]), t([2.0]), t([-1.0]), clip=None, huber_delta=10.0).tolist() == [False]
+
+
 def test_kl_estimators_by_hand():
     d = math.log(0.5)
     assert float(F.kl_estimate(t([0.0]), t([d]), "k1")) == pytest.approx(-d)
@@ -155,6 +211,13 @@ def test_episode_lengths_count_each_episode_of_a_column():
     assert F.episode_lengths(valid, t([[True], [False], [False], [False]])).flatten().tolist() == [1, 3, 3, 3]
 
 
+def test_rlinf_counts_lengths_in_actions_where_they_are_given():
+    # one chunk of 4 actions of which 1 is valid, in a rollout of 2 chunks: T_max / T_i = 8 / 1, not 2 / 1
+    valid, ended = t([[True], [False]]), t([[True], [False]])
+    weights, counts = F.loss_weights(valid, ended, "rlinf", t([[1 / 8], [1 / 8]]))
+    assert weights.tolist() == [[8.0], [0.0]] and counts.tolist() == [[2.0], [0.0]]
+
+
 def test_normalize_uses_masked_entries_only():
     out = F.normalize(t([1.0, 3.0, 100.0]), t([True, True, False]))
     assert out.tolist() == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0])
@@ -167,6 +230,70 @@ def test_wilson_interval_of_a_known_case():
     assert (F.wilson(0, 5).low, F.wilson(5, 5).high, F.wilson(0, 0).high) == (0.0, 1.0, 1.0)
 
 
+# ------------------------------------------------------------------------------------------------------- hard numbers
+
+
+@pytest.mark.parametrize("far", [50.0, -50.0, 1e4])
+def test_far_ratios_stay_finite_in_loss_and_gradient(far):
+    for loss in (
+        lambda new, old, a: F.clipped_surrogate(new, old, a, low=0.2, high=0.2),
+        lambda new, old, a: F.trust_surrogate(new, old, a, sigma=0.5),
+        lambda new, old, a: F.kl_estimate(new, old, "k3"),
+    ):
+        new = torch.full((2,), far).requires_grad_()
+        found = loss(new, torch.zeros(2), t([1.0, -1.0]))
+        found.sum().backward()
+        assert torch.isfinite(found).all() and torch.isfinite(new.grad).all()
+
+
+def test_equal_scores_and_lone_members_give_exactly_nothing():
+    third = torch.full((3,), 1 / 3)
+    for baseline in ("mean", "leave-one-out"):
+        assert not F.group_advantages(third, t([0, 0, 0]), baseline=baseline).any()
+        assert not F.group_advantages(t([5.0, -2.0]), t([0, 1]), baseline=baseline).any()
+    assert F.group_advantages(t([]), torch.zeros(0, dtype=torch.long)).shape == (0,)
+
+
+def test_empty_masks_give_zeros_and_no_nan():
+    nothing, entries = torch.zeros(3, 2, dtype=torch.bool), torch.full((3, 2), float("nan"))
+    assert float(F.weighted_sum(entries, nothing.float())) == 0.0
+    assert not F.normalize(entries, nothing).any()
+    assert F.explained_variance(entries, entries, nothing) == 0.0
+    for name in ("step-mean", "trajectory-mean", "rlinf"):
+        weights, counts = F.loss_weights(nothing, nothing, name)
+        assert not weights.any() and not counts.any()
+    assert not F.reduce_tokens(torch.full((2, 3, 4), float("nan")), torch.zeros(2, 3, dtype=torch.bool), "chunk").any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda bad: F.group_advantages(bad[:, 0], t([0, 0, 1])),
+            r"scores \[3\]: 1 of 3 are not finite, the first at \[1\] \(nan\)",
+        ),
+        (lambda bad: F.normalize(bad, torch.ones(3, 2, dtype=torch.bool)), r"values \[6\]: 1 of 6"),
+        (lambda bad: F.gae(bad, zeros(), zeros(), never(), never(), gamma=1, lam=1), r"rewards \[3, 2\].* at \[1, 0\]"),
+        (lambda bad: F.gae(zeros(), bad, zeros(), never(), never(), gamma=1, lam=1), r"values \[3, 2\]"),
+        (lambda bad: F.gae(zeros(), zeros(), bad, never(), never(), gamma=1, lam=1), r"next_values \[3, 2\]"),
+        (lambda bad: F.discounted_returns(bad, zeros(), never(), never(), gamma=1), r"rewards \[3, 2\]"),
+    ],
+)
+def test_nan_is_named(call, message):
+    bad = torch.zeros(3, 2)
+    bad[1, 0] = float("nan")
+    with pytest.raises(F.NotFiniteError, match=message):
+        call(bad)
+
+
+def zeros():
+    return torch.zeros(3, 2)
+
+
+def never():
+    return torch.zeros(3, 2, dtype=torch.bool)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -177,8 +304,31 @@ def test_wilson_interval_of_a_known_case():
         lambda a, b: F.kl_estimate(a, b),
         lambda a, b: F.normalize(a, b > 0),
         lambda a, b: F.group_advantages(a, b),
+        lambda a, b: F.clipped(a, a, b, low=0.2, high=0.2),
+        lambda a, b: F.trust_weights(a, b, sigma=1.0),
+        lambda a, b: F.trust_surrogate(a, a, b, sigma=1.0),
+        lambda a, b: F.value_loss(a, a, b, clip=None, huber_delta=None),
+        lambda a, b: F.value_clipped(a, b, a, clip=None, huber_delta=None),
+        lambda a, b: F.explained_variance(a, a, b > 0),
+        lambda a, b: F.episode_lengths(a > 0, b > 0),
+        lambda a, b: F.loss_weights(a > 0, b > 0, "step-mean"),
+        lambda a, b: F.gae(a, b, a, a > 0, a > 0, gamma=1.0, lam=1.0),
+        lambda a, b: F.gae(a, a, a, a > 0, a > 0, gamma=1.0, lam=1.0, valid=b > 0),
+        lambda a, b: F.discounted_returns(a, a, a > 0, b > 0, gamma=1.0),
+        lambda a, b: Mean.of(a, b > 0),
+        lambda a, b: EffectiveSize.of(a, b > 0),
+        lambda a, b: RatioQuantiles.of(a, b > 0),
     ],
 )
 def test_b_against_b1_is_refused_with_both_shapes(call):
     with pytest.raises(F.ShapeError, match=r"\[4\].*\[4, 1\]|\[4, 1\].*\[4\]"):
         call(torch.ones(4), torch.ones(4, 1))
+
+
+def test_masks_of_another_granularity_are_refused():
+    with pytest.raises(F.ShapeError, match=r"per_token \[4, 3, 2\] needs valid \[4, 3\], got \[4\]"):
+        F.reduce_tokens(torch.zeros(4, 3, 2), torch.ones(4, dtype=torch.bool), "action")
+    with pytest.raises(F.ShapeError, match=r"\[4, 3\] cannot be expanded to \[4\]"):
+        F.expand_to(torch.zeros(4, 3), torch.zeros(4))
+    with pytest.raises(F.ShapeError, match=r"\[4\] cannot be expanded to \[3, 4\]"):
+        F.expand_to(torch.zeros(4), torch.zeros(3, 4))

@@ -1,4 +1,4 @@
-"""Which fixed state an episode starts from, and how often a task comes up: keyed draws, the same under any placement."""
+"""Which fixed state an episode starts from, and how often a task comes up: keyed draws that no placement changes."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ class Episodes:
         self.frames: dict[int, list[dict[str, Array]]] = {}
         self.recorded: dict[tuple[int, int], dict[str, Array]] = {}
         rows = np.flatnonzero(self.active)
-        self.obs = self._reset(rows)
+        if len(rows):
+            self.obs = self._reset(rows)
         self.obs_rows = rows
         return self._request(np.zeros(0, np.int64), None)
 
@@ -164,8 +165,10 @@ class Episodes:
         return self._request(cut if final is not None else np.zeros(0, np.int64), final)
 
     def light(self) -> dict[str, Array]:
-        """The lane's records of this round, time-major: rewards, terminated, truncated, valid [T, N, C]."""
-        return {key: np.stack([record[key] for record in self.records]) for key in self.records[0]}
+        """The lane's records of this round, time-major: rewards, terminated, truncated, valid [T, N, C]; nothing of a
+        lane that stayed idle."""
+        keys = self.records[0] if self.records else ()
+        return {key: np.stack([record[key] for record in self.records]) for key in keys}
 
     # --------------------------------------------------------------------------------------------- simulator
 
@@ -359,11 +362,14 @@ class Episodes:
         positions = np.flatnonzero(self.active)
         place = {int(row): i for i, row in enumerate(self.obs_rows)}
         wanted = np.array([place[int(p)] for p in positions], np.int64)
-        whole = np.array_equal(wanted, np.arange(len(self.obs)))
         starts = [s for s in (self.starts[int(p)] for p in positions) if s]
+        obs = None
+        if len(positions):
+            whole = np.array_equal(wanted, np.arange(len(self.obs)))
+            obs = self.obs if whole else self.obs.take(wanted)
         return Request(
             positions=positions,
-            obs=(self.obs if whole else self.obs.take(wanted)) if len(positions) else None,
+            obs=obs,
             rows=np.array([s.row for s in starts], np.int64),
             episodes=np.array([s.episode for s in starts], np.int64),
             chunks=self.chunks[positions],

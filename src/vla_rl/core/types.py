@@ -102,6 +102,9 @@ class Plugin:
     action_dim: Callable[[Any], int | None] | None = None
     """config -> numbers of an action that a simulator takes or a model gives, where that is known without building it
     (else None): a spec in which the two differ is refused."""
+    no_rl: Callable[[Any], str | None] | None = None
+    """Models: config -> why reinforcement learning is impossible with it (None: it is possible); asked before a run
+    starts. Evaluation and imitation are always possible."""
 
 
 # ---------------------------------------------------------------------------------------------- simulators

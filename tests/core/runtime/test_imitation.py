@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -67,9 +70,6 @@ def test_ctrl_c_saves_where_it_stopped(tmp_path, monkeypatch):
         def stop(step):
             progress(step)
             if step == 31:
-                import os
-                import signal
-
                 os.kill(os.getpid(), signal.SIGINT)
 
         return train(self, first, last, rate, stop)
@@ -84,6 +84,21 @@ def test_ctrl_c_saves_where_it_stopped(tmp_path, monkeypatch):
     start(tmp_path / "whole")
     for name, tensor in weights(tmp_path / "whole").items():
         assert torch.equal(tensor, weights(tmp_path / "stopped")[name])
+
+
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_recorded_demonstrations(tmp_path, backend):
+    recorded = Path(__file__).with_name("recorded.py")
+    results, metrics = start(
+        tmp_path,
+        imitation={"data": {"type": "recorded"}, "steps": 60, "lr": 3e-2, "batch": 16, "report_every": 60},
+        plugins=["vla_rl.core.testing.scripted", "vla_rl.core.testing.slots", str(recorded)],
+        runtime={"backend": backend},
+        placement={"type": "slots", "learner": 2 if backend == "ray" else 1},
+    )
+    assert results["success"]["rate"] >= 0.95
+    assert [m["imitation/samples"] for m in metrics if "loss/imitation" in m] == [32]
+    assert metrics[1]["imitation/epochs"] == 30
 
 
 def test_ranks_share_every_epoch_out():

@@ -23,7 +23,7 @@ GROUP = {
     "aggregation": ("step-mean", {}),
     "baseline": ("leave-one-out", {}),
     "normalize_by_std": (False, {}),
-    "filter": (SuccessFilter(lower=0.4, upper=0.6), {}),
+    "filter": (SuccessFilter(lower=0.9, upper=1.0), {}),
     "filter_identical": (False, {}),
     "filter_truncated": (True, {}),
 }

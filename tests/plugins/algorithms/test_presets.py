@@ -11,8 +11,8 @@ from vla_rl.plugins.algorithms import gipo, grpo, ppo
 PLUGINS = {"gipo": gipo.plugin, "grpo": grpo.plugin, "ppo": ppo.plugin}
 
 
-def config(type, **keys):
-    return component("algorithm", type, **keys).config
+def config(name, **keys):
+    return component("algorithm", name, **keys).config
 
 
 def spec(algorithm):
@@ -51,16 +51,16 @@ WANTED = {
 }
 
 
-@pytest.mark.parametrize(("type", "preset"), WANTED)
-def test_a_preset_is_its_published_recipe(type, preset):
-    found = config(type, preset=preset)
-    assert {key: getattr(found, key) for key in WANTED[type, preset]} == WANTED[type, preset]
-    if type == "grpo":
+@pytest.mark.parametrize(("name", "preset"), WANTED)
+def test_a_preset_is_its_published_recipe(name, preset):
+    found = config(name, preset=preset)
+    assert {key: getattr(found, key) for key in WANTED[name, preset]} == WANTED[name, preset]
+    if name == "grpo":
         assert (found.filter.lower, found.filter.upper) == (0.1, 0.9)
 
 
 def test_no_preset_is_untested():
-    assert {(type, name) for type, plugin in PLUGINS.items() for name in plugin.presets} == set(WANTED)
+    assert {(name, preset) for name, plugin in PLUGINS.items() for preset in plugin.presets} == set(WANTED)
 
 
 def test_keys_beside_a_preset_win():

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vla_rl.core.loss_settings import SuccessFilter
+from vla_rl.core.spec import component
 from vla_rl.core.testing import check_algorithm, synthetic
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.algorithms.srpo import plugin
@@ -204,6 +205,12 @@ def test_the_keys_of_the_loss_count(change):
     usual = total(CONFIG)
     torch.manual_seed(0)
     assert total(attrs.evolve(CONFIG, **change)) != pytest.approx(usual, abs=1e-6)
+
+
+def test_the_preset_is_the_published_recipe():
+    found = component("algorithm", "srpo", preset="siirl-srpo", encoder="tiny", frames=8).config
+    assert (found.frames, found.image_size, found.dtype, found.dual_clip) == (8, 384, "float16", 3.0)
+    assert (found.aggregation, found.filter, found.kl_coef) == ("step-mean", SuccessFilter(lower=0.1, upper=0.9), 0.0)
 
 
 def test_the_device_is_the_workers_unless_given():

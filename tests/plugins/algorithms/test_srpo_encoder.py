@@ -100,7 +100,7 @@ def test_batches_and_gaps_change_nothing(tiny, monkeypatch):
     assert torch.equal(together, TrajectoryEncoder("tiny", **SMALL)(films)), "random, but always the same"
 
 
-@pytest.mark.parametrize("change", [{"frames": 8}, {"size": 48}, {"dtype": torch.bfloat16}])
+@pytest.mark.parametrize("change", [{"frames": 8}, {"size": 48}, {"dtype": torch.bfloat16}, {"dtype": torch.float16}])
 def test_every_key_of_the_encoder_counts(tiny, change):
     frames = film(11)
     other = TrajectoryEncoder("tiny", **{**SMALL, **change})([frames])
@@ -164,10 +164,10 @@ def test_another_model_or_a_damaged_one_is_refused(checkpoint):
     del tensors["encoder.layer.0.mlp.fc1.weight"]
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(EncoderError, match=r"lacks 1 tensors of the encoder, such as encoder\.layer\.0\.mlp\.fc1"):
-        load_model(str(checkpoint), torch.float32, "cpu")
+        load_model(str(checkpoint), "cpu")
     weights.write_bytes(weights.read_bytes()[:2000])
     with pytest.raises(EncoderError, match="the weights of .* cannot be read"):
-        load_model(str(checkpoint), torch.float32, "cpu")
+        load_model(str(checkpoint), "cpu")
     (checkpoint / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(EncoderError, match="is a 'llama' model; SRPO needs V-JEPA 2"):
         check_checkpoint(str(checkpoint))

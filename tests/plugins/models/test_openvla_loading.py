@@ -67,7 +67,7 @@ def test_shards_are_the_same_weights(saved: Path, tmp_path: Path) -> None:
 
 
 def test_large_weights_are_saved_in_shards(saved: Path, tmp_path: Path) -> None:
-    """As the public folders have them: an index, and files no larger than the limit but for a tensor that is."""
+    """An index, and files no larger than the limit but for a tensor that is."""
     model = policy(checkpoint=str(saved), lora=LORA)
     for folder, limit in (("one", 10**9), ("many", 200_000)):
         target = tmp_path / folder

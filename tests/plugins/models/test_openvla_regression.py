@@ -11,6 +11,9 @@ import pytest
 import torch
 from openvla_cases import CHUNK, expert, noise, observation, policy
 
+from vla_rl.core.errors import UserError
+from vla_rl.core.loop import run
+from vla_rl.core.spec import parse_spec
 from vla_rl.plugins.models.openvla import LoRAConfig
 from vla_rl.plugins.models.openvla.builder import MismatchError
 from vla_rl.plugins.models.openvla.checkpoint import CheckpointError, read_part
@@ -113,3 +116,19 @@ def test_head_and_checkpoint_belong_together(tmp_path: Path) -> None:
     other.write_bytes((tmp_path / "l1" / "action_head--latest_checkpoint.pt").read_bytes())
     with pytest.raises(CheckpointError, match="2 files of the action_head; keep one of"):
         policy(checkpoint=str(tmp_path / "l1"), head="l1")
+
+
+def test_rl_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    spec = {
+        "name": "l1",
+        "model": {"type": "openvla_oft", "preset": "fast", "head": "l1"},
+        "env": {"type": "tabletop", "num_envs": 4},
+        "rollout": {"chunk": 4, "episodes": 4, "group_size": 4},
+        "algorithm": {"type": "grpo"},
+        "train": {"steps": 1, "lr": 1e-3, "micro_batch": 8},
+    }
+    with pytest.raises(
+        UserError, match="'openvla_oft' cannot be trained by reinforcement learning: its `head: l1` gives"
+    ):
+        run(parse_spec(spec), tmp_path / "run", False)
+    assert not (tmp_path / "run").exists()

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def module() -> Pi0Module:
     network = empty_network(network_config(REFERENCE_SIZES, Shape(horizon=10, action_dim=8, state_dim=8)))
-    load_network(network, reference("model.safetensors"))
+    load_network(network, reference("model.safetensors").parent)
     return Pi0Module(network).eval()
 
 

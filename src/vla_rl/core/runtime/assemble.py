@@ -88,7 +88,7 @@ def _features(blocks: Sequence[Block], columns: int) -> torch.Tensor | None:
         return None
     features = torch.zeros(columns, first.shape[1])
     for block in blocks:
-        features[block.first : block.first + block.lane.rows] = torch.from_numpy(block.policy["features"])
+        features[block.first : block.first + block.lane.rows] = torch.tensor(block.policy["features"])
     return features
 
 

@@ -201,8 +201,7 @@ class RayBackend(Backend):
         except self.ray.exceptions.RayTaskError as exc:
             cause = exc.cause
             if isinstance(cause, Exception):
-                cause.add_note(f"raised in a Ray worker:\n{exc}")
-                raise cause from None
+                raise cause from exc
             raise
         except self.ray.exceptions.RayActorError as exc:
             ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way

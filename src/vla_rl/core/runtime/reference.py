@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
@@ -20,7 +21,8 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
     )
     chunk = model.sample_chunk(obs, Noise(spec.seed, "reference", [0], [0], [0]), True)
     try:
-        model.reference_log_probs(obs, chunk)
+        with torch.no_grad():
+            model.reference_log_probs(obs, chunk)
     except TypeError as exc:
         raise UserError(
             f"algorithm {spec.algorithm.type!r} compares the policy with a reference (kl_coef above 0), and model "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import attrs
@@ -12,6 +13,7 @@ from attrs import frozen
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.runtime.assemble import take_columns
+from vla_rl.core.statistics import read_all
 from vla_rl.core.testing import synthetic
 from vla_rl.core.testing.findings import Findings, built
 from vla_rl.core.types import Advantages, Batch, Context, Loss, Plugin, Rollout, Scores, ValueGranularity
@@ -204,3 +206,9 @@ def _check_loss(case: _Case, name: str, rollout: Rollout, advantages: Advantages
         summed = float(sum(float(part.metrics[key]) for part in parts))
         same = abs(summed - float(value)) <= 1e-4 * max(1.0, abs(float(value)))
         f.expect(same, f"{where}: metric {key!r}", f"{float(value):.4g} from micro-batches", f"{summed:.4g}", remedy)
+    together, apart = read_all([whole.statistics]), read_all([part.statistics for part in parts])
+    remedy = "let a statistic hold nothing but sums, which can be added"
+    for key, number in together.items():
+        f.expect(math.isfinite(number), f"{where}: metric {key!r}", "a finite number", number, "mask before, not after")
+        same = key in apart and math.isclose(apart[key], number, rel_tol=1e-4, abs_tol=1e-6)
+        f.expect(same, f"{where}: metric {key!r}", f"{number:.4g} from micro-batches", apart.get(key), remedy)

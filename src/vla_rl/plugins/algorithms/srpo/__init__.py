@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.algorithms.srpo.settings import ReportConfig, SRPOConfig
+from vla_rl.plugins.algorithms.srpo.settings import SIIRL, ReportConfig, SRPOConfig
 
 
 def build(config: SRPOConfig, context: Context) -> Any:
@@ -25,6 +25,7 @@ plugin = Plugin(
     build=build,
     summary="GRPO with progress rewards of failures, measured by V-JEPA 2",
     extra="srpo",
+    presets={"siirl-srpo": SIIRL},
 )
 srpo_report = Plugin(
     config=ReportConfig,

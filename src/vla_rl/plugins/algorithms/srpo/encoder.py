@@ -77,7 +77,7 @@ def check_checkpoint(name: str) -> None:
         )
 
 
-def load_model(name: str, dtype: torch.dtype, device: str | torch.device) -> VJEPA2Model:
+def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
     """The encoder, ready for inference; "tiny": small, random, always the same. Raises EncoderError for weights that
     are missing, cut off, or of another shape."""
     from transformers import VJEPA2Config, VJEPA2Model
@@ -94,12 +94,12 @@ def load_model(name: str, dtype: torch.dtype, device: str | torch.device) -> VJE
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = VJEPA2Model(config).to(dtype)
+            model = VJEPA2Model(config)
     else:
         folder = Path(name).expanduser()
         try:
             model, report = VJEPA2Model.from_pretrained(
-                folder if folder.is_dir() else name, dtype=dtype, output_loading_info=True
+                folder if folder.is_dir() else name, dtype=torch.float32, output_loading_info=True
             )
         except Exception as error:  # of transformers, of safetensors, of the hub
             raise EncoderError(f"algorithm.encoder: the weights of {name} cannot be read: {error}") from error
@@ -118,7 +118,7 @@ class TrajectoryEncoder:
 
     Args:
         frames: seen of each trajectory.   size: side of the crop in pixels; None: the checkpoint's.
-        batch: trajectories of one forward pass.
+        batch: trajectories of one forward pass.   dtype: of matrix products.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class TrajectoryEncoder:
         dtype: torch.dtype,
         device: str | torch.device,
     ) -> None:
-        self.model = load_model(name, dtype, device)
+        self.model = load_model(name, device)
         config = self.model.config
-        self.frames, self.batch, self.dtype, self.device = frames, batch, dtype, device
+        self.frames, self.batch, self.dtype, self.device = frames, batch, dtype, torch.device(device)
         self.size: int = size or config.crop_size
         self.width: int = config.hidden_size
         units = {"frames": (frames, config.tubelet_size), "image_size": (self.size, config.patch_size)}
@@ -153,5 +153,6 @@ class TrajectoryEncoder:
     @torch.inference_mode()
     def _embed(self, trajectories: Sequence[Frames]) -> Tensor:
         clips = [preprocess(f[frame_indices(len(f), self.frames)], self.size, self.device) for f in trajectories]
-        tokens = self.model.get_vision_features(torch.stack(clips).to(self.dtype))
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            tokens = self.model.get_vision_features(torch.stack(clips))
         return tokens.float().mean(1).cpu()

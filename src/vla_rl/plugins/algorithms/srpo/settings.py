@@ -24,7 +24,7 @@ class EncoderSettings:
     encoder_batch: int = field(default=8, validator=v.ge(1))
     """Trajectories of one forward pass."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the encoder's weights and activations; embeddings are float32 in any case."""
+    """Of the encoder's matrix products (autocast); weights and embeddings are float32 in any case."""
     device: str | None = None
     """Of the encoder, such as cuda:1; none: that of the policy's worker."""
 
@@ -49,6 +49,30 @@ class RewardSettings:
 class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings):
     filter: SuccessFilter | None = field(factory=SuccessFilter)
     """Success-rate filter of groups, applied before rewards are shaped; null: off."""
+
+
+SIIRL = {
+    "frames": 64,
+    "image_size": 384,
+    "dtype": "float16",
+    "cluster_eps": 0.5,
+    "cluster_min_samples": 2,
+    "reward_scale": 0.6,
+    "steepness": 10.0,
+    "midpoint": 0.5,
+    "log_prob": "token",
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "dual_clip": 3.0,
+    "entropy_coef": 0.0,
+    "kl_coef": 0.0,
+    "aggregation": "step-mean",
+    "baseline": "mean",
+    "normalize_by_std": True,
+    "filter": {"lower": 0.1, "upper": 0.9},
+    "filter_truncated": False,
+}
+"""siiRL's recipe for LIBERO, but for the encoder's place; the rest of it is in rollout and train (see the README)."""
 
 
 @frozen(kw_only=True)

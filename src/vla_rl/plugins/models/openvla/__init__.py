@@ -39,6 +39,15 @@ def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
     return build_autoregressive(config, context)
 
 
+def no_rl(config: OpenVLAOFTConfig) -> str | None:
+    if config.head == "discrete":
+        return None
+    return (
+        "its `head: l1` gives one action, no distribution; it serves evaluation and `vla-rl sft`. Use `head: discrete` "
+        "and a checkpoint that was trained so"
+    )
+
+
 openvla = Plugin(
     config=OpenVLAARConfig,
     build=build_autoregressive,
@@ -53,4 +62,5 @@ openvla_oft = Plugin(
     summary="OpenVLA-OFT: DINOv2 + SigLIP + Llama, parallel decoding into 256 action bins",
     extra="openvla",
     action_dim=action_dim,
+    no_rl=no_rl,
 )

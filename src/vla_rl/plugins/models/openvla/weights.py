@@ -21,7 +21,7 @@ from vla_rl.plugins.models.openvla.locate import CheckpointError, unfinished, un
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 GIB = 1024**3
 SHARD_BYTES = 5 * 10**9
-"""Largest file of weights that is written, as OpenVLA's public folders have them."""
+"""Largest file of weights that is written."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -125,9 +125,7 @@ def unchanged(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def write_weights(
-    folder: Path, outline: Mapping[str, Tensor], read: Callable[[str], Tensor], shard_bytes: int = SHARD_BYTES
-) -> None:
+def write_weights(folder: Path, outline: Mapping[str, Tensor], read: Callable[[str], Tensor], shard_bytes: int) -> None:
     """One file, or shards and their index. No more than a shard is in memory at a time.
 
     Args:

@@ -12,7 +12,6 @@ from vla_rl.plugins.models.pi0.architecture import TINY, Shape, network_config
 from vla_rl.plugins.models.pi0.checkpoint import (
     NOISE_HEAD,
     VALUE_HEAD,
-    WEIGHTS,
     Checkpoint,
     load_head,
     load_network,
@@ -187,7 +186,7 @@ def _module(config: Pi0Config, context: Context, fit: Fit, dtype: torch.dtype) -
     if source.folder is None:
         initialise(pi0, derived_seed(context.seed, "pi0/network"))
     else:
-        load_network(pi0, source.folder / WEIGHTS)
+        load_network(pi0, source.folder)
     set_precision(pi0, dtype)
     if config.train_expert_only:
         pi0.model.vlm.requires_grad_(False)

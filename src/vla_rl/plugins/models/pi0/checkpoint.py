@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn, tensor
 
+from vla_rl.core.networks import misfits, shapes_of
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes
 from vla_rl.plugins.models.pi0.layout import LEROBOT, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
@@ -37,7 +38,8 @@ from vla_rl.plugins.models.pi0.statistics import (
 )
 
 T = TypeVar("T")
-WEIGHTS, ARCHITECTURE, TOKENIZER = "model.safetensors", "architecture.json", "tokenizer.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ARCHITECTURE, TOKENIZER = "architecture.json", "tokenizer.json"
 VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
 SLOTS = 3
 """Images that pi0 was trained with: base, left wrist, right wrist."""
@@ -45,7 +47,7 @@ SLOTS = 3
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """An opened folder, or what a preset has instead; weights are read by `read_network`."""
+    """An opened folder, or what a preset has instead; weights are read by `load_network`."""
 
     sizes: Sizes
     shape: Shape
@@ -109,28 +111,22 @@ def _read(path: Path, reader: Callable[[Path], T]) -> T:
 
 def load_weights(module: nn.Module, state: Mapping[str, Tensor], source: Path, remedy: str = "") -> None:
     """Copy tensors in, all of them and nothing else. Raises CheckpointError that lists what does not fit."""
-    own = module.state_dict()
-    wrong = [
-        f"{name}: {tuple(state[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own.keys() & state.keys()
-        if own[name].shape != state[name].shape
-    ]
-    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
-    lines = [f"  {what} ({len(names)}): {_some(names)}" for what, names in problems.items() if names]
-    if lines:
-        raise CheckpointError("\n".join([f"{source} does not fit the model that is asked for{remedy}:", *lines]))
+    problems = misfits(shapes_of(module.state_dict()), shapes_of(state))
+    if problems:
+        raise CheckpointError(f"{source} does not fit the model that is asked for{remedy}:\n{problems}")
     module.load_state_dict(state)
 
 
-def _some(names: Any) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
-
-
-def load_network(network: nn.Module, path: Path) -> None:
-    """Fill the network from a file of either layout; problems are told in the file's names."""
-    state = open_names(_read(path, load_file))
+def load_network(network: nn.Module, folder: Path) -> None:
+    """Fill the network from a folder of either layout, sharded or not; problems are told in the files' names."""
+    path, index = folder / WEIGHTS, folder / INDEX
+    if path.is_file() or not index.is_file():
+        state = _read(path, load_file)
+    else:
+        shards = sorted(set(_read(index, read_json)["weight_map"].values()))
+        state = {name: tensor for shard in shards for name, tensor in _read(folder / shard, load_file).items()}
+        path = index
+    state = open_names(state)
     names = {public_name(name): name for name in network.state_dict()}
     load_weights(network, {names.get(name, name): tensor for name, tensor in state.items()}, path)
 

@@ -1,0 +1,204 @@
+"""Ablations of design choices on the built-in simulator: runs, success curves, and a picture of each comparison.
+
+    python benchmarks/ablations.py                       # everything: 57 runs of minutes each on two cores
+    python benchmarks/ablations.py --only filter lag-4   # some comparisons
+    python benchmarks/ablations.py --list                # what there is
+    python benchmarks/ablations.py --plot                # pictures and table of what has been run so far
+
+A run lies in FOLDER/COMPARISON/VARIANT/seed-N. What is finished is not run again, and what was broken off goes on from
+its last checkpoint, so the command can be stopped and repeated at will. Variants of a comparison differ in the keys
+that --list shows. Curves are the mean of the seeds, bands their range; success is greedy, on states that training never
+sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.loop import run
+from vla_rl.core.spec import parse_spec
+
+Keys = Mapping[str, Any]
+
+
+def merged(*parts: Keys) -> dict[str, Any]:
+    """Sections joined key by key; later parts win."""
+    out: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            out[key] = merged(out.get(key) or {}, value) if isinstance(value, Mapping) else value
+    return out
+
+
+GRPO: Keys = {"algorithm": {"type": "grpo"}}
+CRITIC: Keys = {
+    "model": {"value_head": {"hidden": [128], "detach": True}},
+    "rollout": {"group_size": 1},
+    "algorithm": {"time_limit": "terminal", "value_coef": 0.5, "value_clip": None, "huber_delta": None},
+    "train": {"value_lr": 1e-3, "critic_warmup_steps": 2},
+}
+PPO: Keys = {**CRITIC, "algorithm": {**CRITIC["algorithm"], "type": "ppo"}}
+PARTIAL: Keys = {"episodes": None, "steps": 48, "auto_reset": "immediate"}
+LAGGED: dict[str, Keys] = {
+    "GIPO": {"algorithm": {"type": "gipo"}},
+    "GIPO, old values": {"algorithm": {"type": "gipo", "recompute_values": False}},
+    "PPO": {"algorithm": {"type": "ppo"}},
+}
+COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
+    "value": (
+        PPO,
+        {"chunk-level": {"algorithm": {"advantage": "chunk"}}, "action-level": {"algorithm": {"advantage": "action"}}},
+    ),
+    "reset": (
+        PPO,
+        {
+            "partial reset": {"rollout": PARTIAL},
+            "fixed length": {"rollout": {**PARTIAL, "ignore_terminations": True, "reward": "relative"}},
+        },
+    ),
+    "length-normalisation": (
+        GRPO,
+        {
+            "trajectory-mean": {"algorithm": {"aggregation": "trajectory-mean"}},
+            "step-mean": {"algorithm": {"aggregation": "step-mean"}},
+        },
+    ),
+    "mask": (
+        GRPO,
+        {"valid action mask": {}, "every action": {"rollout": {"ignore_terminations": True, "reward": "relative"}}},
+    ),
+    "filter": (
+        GRPO,
+        {
+            "success-rate filter": {"algorithm": {"filter": {"lower": 0.1, "upper": 0.9}}},
+            "no filter": {"algorithm": {"filter": None, "filter_identical": False}},
+        },
+    ),
+    "lag-0": (CRITIC, LAGGED),
+    "lag-4": (merged(CRITIC, {"rollout": {"lag": 4}}), LAGGED),
+    "lag-16": (merged(CRITIC, {"rollout": {"lag": 16}}), LAGGED),
+}
+"""Name -> what its variants share, and the variants."""
+
+
+def spec_of(options: argparse.Namespace, comparison: str, variant: str, seed: int) -> dict[str, Any]:
+    base, variants = COMPARISONS[comparison]
+    common: Keys = {
+        "name": comparison,
+        "seed": seed,
+        "model": {"type": "openvla_oft", "checkpoint": "builtin:tabletop"},
+        "env": {"type": "tabletop", "num_envs": options.rows},
+        "rollout": {"chunk": 4, "episodes": options.rows, "group_size": 8},
+        "placement": {"type": "collocated", "workers": options.workers},
+        "train": {
+            "steps": options.steps,
+            "lr": 2e-4,
+            "lr_schedule": "linear",
+            "micro_batch": 64,
+            "global_batch": 64,
+            "checkpoint_every": 10,
+        },
+        "eval": {"every": options.every, "episodes_per_task": options.episodes_per_task},
+        "hooks": [{"type": "jsonl"}],
+    }
+    return merged(common, base, variants[variant])
+
+
+def curve(folder: Path) -> dict[int, float]:
+    """Evaluated success by training step; empty where nothing has been evaluated."""
+    file = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {line["step"]: line["eval/success_rate"] for line in lines if "eval/success_rate" in line}
+
+
+def home(options: argparse.Namespace, comparison: str, variant: str) -> Path:
+    return options.folder / comparison / variant.replace(" ", "-").replace(",", "")
+
+
+def play(options: argparse.Namespace, comparison: str, variant: str, seed: int) -> None:
+    """Run it, or what is left of it."""
+    folder = home(options, comparison, variant) / f"seed-{seed}"
+    if (folder / "results.json").exists():
+        return
+    print(f"{comparison}: {variant}, seed {seed}", flush=True)
+    run(parse_spec(spec_of(options, comparison, variant, seed)), folder, resume=(folder / "checkpoints").exists())
+
+
+def gathered(options: argparse.Namespace, comparison: str) -> dict[str, list[dict[int, float]]]:
+    """Variant -> curves of its seeds."""
+    found = {}
+    for variant in COMPARISONS[comparison][1]:
+        paths = sorted(home(options, comparison, variant).glob("seed-*"))
+        found[variant] = [c for c in map(curve, paths) if c]
+    return {variant: curves for variant, curves in found.items() if curves}
+
+
+def plot(comparison: str, curves: Mapping[str, list[dict[int, float]]], file: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5, 3.2), dpi=150)
+    for variant, seeds in curves.items():
+        steps = sorted(set.intersection(*(set(seed) for seed in seeds)))
+        rates = [[100 * seed[step] for seed in seeds] for step in steps]
+        (line,) = axes.plot(steps, [statistics.mean(r) for r in rates], label=f"{variant} ({len(seeds)} seeds)")
+        axes.fill_between(steps, [min(r) for r in rates], [max(r) for r in rates], alpha=0.2, color=line.get_color())
+    axes.set(title=comparison, xlabel="training step", ylabel="success (%)", ylim=(0, 100))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS), metavar="COMPARISON")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--every", type=int, default=10, help="training steps between evaluations")
+    parser.add_argument("--rows", type=int, default=256, help="simulator rows, and episodes a step; a multiple of 8")
+    parser.add_argument("--episodes-per-task", type=int, help="evaluation states of each task; all without it")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=Path("runs/ablations"))
+    parser.add_argument("--pictures", type=Path, default=Path("docs/ablations"))
+    parser.add_argument("--plot", action="store_true", help="run nothing, show what there is")
+    parser.add_argument("--list", action="store_true", help="name the comparisons and the keys in which they differ")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    if options.list:
+        for comparison in options.only:
+            print(comparison)
+            for variant, keys in COMPARISONS[comparison][1].items():
+                print(f"  {variant}: {json.dumps(keys)}")
+        return
+    figures: dict[str, float] = {}
+    for comparison in options.only:
+        for seed in options.seeds:
+            for variant in COMPARISONS[comparison][1]:
+                if not options.plot:
+                    play(options, comparison, variant, seed)
+        curves = gathered(options, comparison)
+        if not curves:
+            continue
+        plot(comparison, curves, options.pictures / f"{comparison}.png")
+        for variant, seeds in curves.items():
+            last = [seed[max(seed)] for seed in seeds]
+            mean = statistics.mean(last)
+            figures[f"{comparison}/{variant}"] = mean
+            each = ", ".join(f"{100 * rate:.1f}" for rate in last)
+            print(f"{comparison:22} {variant:22} {100 * mean:5.1f} %   (seeds: {each}; step {max(seeds[0])})")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
