@@ -69,6 +69,17 @@ def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int)
     return env
 
 
+def check_finite(source: str, what: str, values: Array, episodes: Array, steps: Array) -> None:
+    """Raise UserError for the first row of `values` [rows, D] that is not finite, a step of an episode each."""
+    broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(broken):
+        row = broken[0]
+        raise UserError(
+            f"{source}: {what} of episode {episodes[row]}, step {steps[row]} is not finite: {values[row].tolist()}; "
+            f"mend or leave out such episodes ({len(np.unique(episodes[broken]))} in all)"
+        )
+
+
 def match_cameras(source: str, env: EnvInfo, known: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
     """The simulator's cameras -> names in the data, from the spec's `cameras`, else by equal names. Raises UserError
     for a camera that one of the two lacks."""

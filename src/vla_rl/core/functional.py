@@ -139,11 +139,12 @@ def loss_weights(
 def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     """(values - mean) / (std + eps) with the statistics of the entries in `mask` (unbiased std); 0 elsewhere."""
     check_shapes(values=values, mask=mask)
+    zeros = torch.zeros_like(values)
+    check_finite(values=torch.where(mask, values, zeros))
     inside = values[mask]
-    check_finite(values=inside)
     if inside.numel() < 2:
-        return torch.zeros_like(values)
-    return torch.where(mask, (values - inside.mean()) / (inside.std() + eps), torch.zeros_like(values))
+        return zeros
+    return torch.where(mask, (values - inside.mean()) / (inside.std() + eps), zeros)
 
 
 # ------------------------------------------------------------------------------------------------- advantages
@@ -299,12 +300,12 @@ def clipped(
 
 def trust_weights(log_probs: Tensor, old_log_probs: Tensor, *, sigma: float) -> Tensor:
     """w = exp(-(log r / sigma)^2 / 2), without gradient: how much a sample of an older policy is trusted
-    (AcceRL 2026, eq. 9). 1 for the current policy's own samples."""
+    (AcceRL, eq. 8). 1 for the current policy's own samples."""
     return (-0.5 * (log_ratio(log_probs, old_log_probs).detach() / sigma).square()).exp()
 
 
 def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, sigma: float) -> Tensor:
-    """GIPO's objective an entry, minimised: -sg(w) r A with the Gaussian trust weights w (AcceRL 2026, eq. 8).
+    """GIPO's objective an entry, minimised: -sg(w) r A with the Gaussian trust weights w (AcceRL, eq. 9).
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.

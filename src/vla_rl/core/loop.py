@@ -15,6 +15,7 @@ from vla_rl.core.plugins import load
 from vla_rl.core.runtime.assemble import take_columns
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.folder import State
+from vla_rl.core.runtime.preflight import check_training
 from vla_rl.core.selection import Selection
 from vla_rl.core.session import Session
 from vla_rl.core.spec import Spec
@@ -22,6 +23,7 @@ from vla_rl.core.spec import Spec
 
 def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
     """Train as the spec says, by reinforcement learning; as `Session.run`."""
+    check_training(spec)
     return ReinforcementLearning.run(spec, folder, resume)
 
 

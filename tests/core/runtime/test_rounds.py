@@ -215,3 +215,22 @@ def test_the_reference_holds_the_policy_back(monkeypatch):
                 _, metrics = advance(made, step)
             divergence[coef] = metrics["policy/kl_reference"]
     assert 0 <= divergence[10.0] < 0.6 * divergence[1e-6]
+
+
+@pytest.mark.ray
+def test_a_lag_is_the_same_in_processes_of_their_own(train):
+    """Weights of the past and current values, with policies that are nobody's learner; every metric as in one process."""
+    changes = {
+        "algorithm": {"type": "gipo"},
+        "rollout": {"episodes": None, "steps": 6, "auto_reset": "immediate", "group_size": 1, "lag": 1},
+        "train": {"steps": 2, "epochs": 1},
+        "eval": SHORT,
+    }
+    _, expected = train("local", **changes)
+    placement = {"type": "slots", "sim": 1, "policy": 1, "learner": 1}
+    _, got = train("ray", runtime={"backend": "ray"}, placement=placement, **changes)
+    names = {"loss/value", "loss/total", "value/explained_variance", "policy/ratio_p95", "policy/lag_mean"}
+    trained = [[line for line in lines if "loss/total" in line] for lines in (expected, got)]
+    assert [line["policy/lag_max"] for line in trained[1]] == [0, 1]
+    for a, b in zip(*trained, strict=True):
+        assert {name: b[name] for name in names} == pytest.approx({name: a[name] for name in names}, rel=1e-4, abs=1e-5)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vla_rl.core.loss_settings import SuccessFilter
+from vla_rl.core.runtime.assemble import take_columns
 from vla_rl.core.spec import component
 from vla_rl.core.testing import check_algorithm, synthetic
 from vla_rl.core.types import Context, Scores
@@ -186,6 +187,14 @@ def test_advantages_are_relative_to_the_group_and_tell_of_the_rewards():
     assert first[0] == first[3] > 0 and first[1] != first[2] and first.sum() == pytest.approx(0, abs=1e-5)
     assert verdict.metrics["srpo/shaped"] == 0.25
     assert 0 < verdict.metrics["srpo/reward"] < 0.6 and verdict.metrics["srpo/distance"] > 0
+    kept = take_columns(algorithm.shape_rewards(rollout()), np.arange(4))
+    assert kept.tasks == ("a",) * 4 and len(kept.findings["reward"]) == 4
+    assert algorithm.advantages(kept).metrics["srpo/shaped"] == 0.5
+
+
+def test_a_rollout_that_names_no_tasks_is_of_one():
+    named, nameless = (SRPO(CONFIG, "cpu").shape_rewards(r) for r in (rollout(), rollout().evolve(tasks=())))
+    assert torch.equal(named.rewards, nameless.rewards)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +220,21 @@ def test_the_preset_is_the_published_recipe():
     found = component("algorithm", "srpo", preset="siirl-srpo", encoder="tiny", frames=8).config
     assert (found.frames, found.image_size, found.dtype, found.dual_clip) == (8, 384, "float16", 3.0)
     assert (found.aggregation, found.filter, found.kl_coef) == ("step-mean", SuccessFilter(lower=0.1, upper=0.9), 0.0)
+
+
+def test_the_encoder_is_built_by_its_keys_at_its_first_use():
+    config = attrs.evolve(CONFIG, frames=6, image_size=48, encoder_batch=3, dtype="bfloat16")
+    algorithm = SRPO(config, "cpu")
+    assert algorithm.encoder is None
+    assert algorithm.features((np.zeros((2, 16, 16, 3), np.uint8),) * 2).shape == (2, 48)
+    built = algorithm.encoder
+    assert (built.frames, built.size, built.batch, built.dtype) == (6, 48, 3, torch.bfloat16)
+    assert algorithm.features((np.zeros((2, 16, 16, 3), np.uint8),)) is not None and algorithm.encoder is built
+
+
+def test_a_kl_term_needs_the_reference():
+    assert SRPO(CONFIG, "cpu").needs == {"groups", "frames"}
+    assert SRPO(attrs.evolve(CONFIG, kl_coef=0.1), "cpu").needs == {"groups", "frames", "reference"}
 
 
 def test_the_device_is_the_workers_unless_given():

@@ -148,12 +148,19 @@ def test_a_folder_in_the_hubs_layout_loads(checkpoint):
 
 
 def test_what_is_missing_is_said_with_where_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(EncoderError, match=r"neither a folder nor a V-JEPA 2.*(\n.*)*hf download facebook/vjepa2-vitg"):
-        check_checkpoint(str(tmp_path / "none"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(EncoderError, match=r"folder .*empty holds no V-JEPA 2 checkpoint"):
-        check_checkpoint(str(tmp_path / "empty"))
+    (tmp_path / "vitg-384.pt").write_bytes(b"0")
+    remedy = r"(.*\n)*.*hf download facebook/vjepa2-vitg-fpc64-384 --local-dir FOLDER"
+    for name, problem in (
+        (tmp_path / "none", "is neither a folder .*/none"),
+        (tmp_path / "vitg-384.pt", "is neither a folder .*/vitg-384.pt"),
+        ("tinny", "'tinny' is neither a folder"),
+        (tmp_path / "empty", "folder .*/empty gave no V-JEPA 2 checkpoint"),
+        ("nobody/vjepa2", "nobody/vjepa2 of the hub, or the hub's cache, gave no V-JEPA 2 checkpoint"),
+    ):
+        with pytest.raises(EncoderError, match=problem + remedy):
+            check_checkpoint(str(name))
 
 
 def test_another_model_or_a_damaged_one_is_refused(checkpoint):
@@ -169,5 +176,5 @@ def test_another_model_or_a_damaged_one_is_refused(checkpoint):
     with pytest.raises(EncoderError, match="the weights of .* cannot be read"):
         load_model(str(checkpoint), "cpu")
     (checkpoint / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(EncoderError, match="is a 'llama' model; SRPO needs V-JEPA 2"):
+    with pytest.raises(EncoderError, match="is a 'llama' model, and no V-JEPA 2"):
         check_checkpoint(str(checkpoint))

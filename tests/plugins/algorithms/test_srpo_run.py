@@ -17,6 +17,7 @@ from vla_rl.core.events import Run
 from vla_rl.core.loop import run
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.policy import PolicyRole
+from vla_rl.core.runtime.worker import build_algorithm
 from vla_rl.core.spec import load_spec, parse_spec
 from vla_rl.core.testing.scripted import ScriptedConfig, ScriptedEnv
 from vla_rl.core.types import Context, Observation, Plugin
@@ -36,6 +37,8 @@ SHORT = [
     "train.checkpoint_every=0",
     "eval={before: false, episodes_per_task: 1}",
     "hooks=[{type: jsonl}, {type: srpo_report}]",
+    "plugins=[vla_rl.core.testing.slots]",
+    "placement={type: slots}",
 ]
 SCRIPTED = {
     "name": "srpo",
@@ -90,7 +93,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
     folder = tmp_path_factory.mktemp("local") / "run"
-    run(load_spec(EXAMPLE, [*SHORT, "runtime.backend=local", "placement={type: collocated}"]), folder, resume=False)
+    run(load_spec(EXAMPLE, [*SHORT, "runtime.backend=local"]), folder, resume=False)
     return folder
 
 
@@ -141,6 +144,10 @@ def test_frames_are_recorded_only_for_who_needs_them():
     assert rollout.features is None and not lane.recorded and not lane.frames
 
 
+def test_the_algorithm_learns_of_its_workers_device():
+    assert build_algorithm(parse_spec(SCRIPTED), "cuda:3").device == "cuda:3"
+
+
 def test_wrong_features_are_refused():
     for features in (None, torch.ones(3), torch.ones(2, 4), torch.ones(3, 4).double(), torch.full((3, 4), torch.nan)):
         role = PolicyRole(None, name="m", seed=0, embed=lambda frames, features=features: features)  # type: ignore[arg-type]
@@ -161,9 +168,7 @@ def test_a_run_shapes_rewards(local):
 
 @pytest.mark.ray
 def test_ray_with_a_worker_for_every_role_equals_local(local, tmp_path):
-    apart = ["plugins=[vla_rl.core.testing.slots]", "placement={type: slots}"]
-    spec = load_spec(EXAMPLE, [*SHORT, *apart])
-    run(spec, tmp_path / "ray", resume=False)
+    run(load_spec(EXAMPLE, SHORT), tmp_path / "ray", resume=False)
     for expected, got in zip(metrics_of(local), metrics_of(tmp_path / "ray"), strict=True):
         assert got.keys() == expected.keys()
         for name, value in expected.items():
@@ -209,14 +214,23 @@ def test_the_keys_of_the_report_count(tmp_path):
     [
         ({"env": {"type": "blind", "num_envs": 8}}, "looks at the frames of episodes, and env 'blind' has no cameras"),
         ({"algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}}, "hf download facebook/vjepa2"),
+        (
+            {"algorithm": {"type": "grpo"}, "hooks": [{"type": "srpo_report"}]},
+            "reports on algorithm 'srpo', and this run has 'grpo'",
+        ),
         ({"rollout": {"chunk": 3, "steps": 6, "auto_reset": "immediate", "group_size": 4}}, "auto_reset: off"),
         ({"rollout": {"chunk": 3, "episodes": 16, "group_size": 1}}, "rollout.group_size >= 2"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_before_it_starts(changes, message, monkeypatch):
+def test_a_run_that_cannot_be_is_refused_before_it_starts(changes, message, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=message):
-        Runtime(parse_spec({**SCRIPTED, **changes}))
+        run(parse_spec({**SCRIPTED, **changes}), tmp_path / "run", resume=False)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_evaluation_needs_no_encoder():
+    Runtime(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).close()
 
 
 def test_the_encoder_has_to_be_named():

@@ -180,7 +180,9 @@ class PolicyRole:
         torch.save(list(self.past), file)
 
     def load_past(self, file: Path) -> None:
-        self.past.extend(torch.load(file, weights_only=True))
+        """What `save_past` wrote; nothing where the run had no lag so far."""
+        if file.exists():
+            self.past.extend(torch.load(file, weights_only=True))
 
     def _remember(self) -> None:
         if self.past and self.past[-1][0] == self.version:

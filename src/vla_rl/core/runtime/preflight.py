@@ -1,11 +1,11 @@
-"""What would go wrong in the simulators' processes, said before there are any."""
+"""What would go wrong in the workers' processes, said before there are any."""
 
 from __future__ import annotations
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.machine import interpreter_problems
 from vla_rl.core.plugins import load
-from vla_rl.core.spec import Spec
+from vla_rl.core.spec import Component, Spec
 
 
 def check_simulators(spec: Spec) -> None:
@@ -28,6 +28,15 @@ def on_this_machine(spec: Spec) -> bool:
 
 def ask_plugin(spec: Spec) -> None:
     """Let the simulator plugin look for what is lacking here. Raises UserError."""
-    look = load("env", spec.env.type, spec.plugins).preflight
+    _look("env", spec.env, spec)
+
+
+def check_training(spec: Spec) -> None:
+    """For the driver of a run that trains: what the algorithm lacks here. Raises UserError."""
+    _look("algorithm", spec.algorithm, spec)
+
+
+def _look(kind: str, part: Component, spec: Spec) -> None:
+    look = load(kind, part.type, spec.plugins).preflight
     if look is not None:
-        look(spec.env.config)
+        look(part.config)

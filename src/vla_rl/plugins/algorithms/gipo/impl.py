@@ -1,4 +1,4 @@
-"""GIPO (AcceRL 2026, section 3.3): every sample keeps a gradient, and old ones a small one."""
+"""GIPO (AcceRL, section 3.3): every sample keeps a gradient, and old ones a small one."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def build(config: PPOConfig, context: Context) -> Any:
     return PPO(config)
 
 
-PAPER = {  # RLinf-VLA 4.2 and Table 3: values of single actions, where a chunk has several
+PAPER = {  # RLinf-VLA 4.3.2 and Table 3: values of single actions, where a chunk has several
     "log_prob": "token",
     "advantage": "action",
     "gamma": 0.99,

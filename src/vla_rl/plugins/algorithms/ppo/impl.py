@@ -1,4 +1,4 @@
-"""PPO (Schulman et al. 2017) with GAE over chunks or over single actions (RLinf-VLA 2025, section 4.2)."""
+"""PPO (Schulman et al. 2017) with GAE over chunks or over single actions (RLinf-VLA 2025, section 4.3.2)."""
 
 from __future__ import annotations
 

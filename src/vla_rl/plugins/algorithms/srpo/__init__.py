@@ -14,6 +14,12 @@ def build(config: SRPOConfig, context: Context) -> Any:
     return SRPO(config, context.device)
 
 
+def look(config: SRPOConfig) -> None:
+    from vla_rl.plugins.algorithms.srpo.encoder import check_checkpoint
+
+    check_checkpoint(config.encoder)
+
+
 def build_report(config: ReportConfig, context: Context) -> Any:
     from vla_rl.plugins.algorithms.srpo.report import Report
 
@@ -26,6 +32,7 @@ plugin = Plugin(
     summary="GRPO with progress rewards of failures, measured by V-JEPA 2",
     extra="srpo",
     presets={"siirl-srpo": SIIRL},
+    preflight=look,
 )
 srpo_report = Plugin(
     config=ReportConfig,

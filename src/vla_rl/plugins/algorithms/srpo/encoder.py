@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ TINY = "tiny"
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 EXAMPLE = "facebook/vjepa2-vitg-fpc64-384"
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 Frames = np.ndarray[Any, Any]
 
@@ -61,20 +63,24 @@ def check_checkpoint(name: str) -> None:
     from transformers import AutoConfig, VJEPA2Config
 
     folder = Path(name).expanduser()
+    if not folder.is_dir() and (folder.exists() or not HUB_NAME.fullmatch(name)):
+        raise _missing(f"{name!r} is neither a folder (looked at {folder.absolute()}) nor OWNER/NAME of the hub")
     try:
         config = AutoConfig.from_pretrained(folder if folder.is_dir() else name)
     except (OSError, ValueError) as error:
-        where = f"folder {folder.absolute()} holds no" if folder.is_dir() else f"{name!r} is neither a folder nor a"
-        raise EncoderError(
-            f"algorithm.encoder: {where} V-JEPA 2 checkpoint of the Hugging Face hub that can be had here: "
-            f"{(str(error).strip() or type(error).__name__).splitlines()[0]}\n"
-            f"  where there is network: hf download {EXAMPLE} --local-dir FOLDER (config.json and *.safetensors), then "
-            f"set algorithm.encoder: FOLDER; or encoder: {TINY} (small, random) to try the path out"
-        ) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = f"folder {folder.absolute()}" if folder.is_dir() else f"{name} of the hub, or the hub's cache,"
+        raise _missing(f"{where} gave no V-JEPA 2 checkpoint: {reason}") from error
     if not isinstance(config, VJEPA2Config):
-        raise EncoderError(
-            f"algorithm.encoder: {name} is a {config.model_type!r} model; SRPO needs V-JEPA 2, such as {EXAMPLE}"
-        )
+        raise _missing(f"{name} is a {config.model_type!r} model, and no V-JEPA 2")
+
+
+def _missing(problem: str) -> EncoderError:
+    return EncoderError(
+        f"algorithm.encoder: {problem}\n"
+        f"  where there is network: hf download {EXAMPLE} --local-dir FOLDER (config.json and *.safetensors), then set "
+        f"algorithm.encoder: FOLDER; or encoder: {TINY} (small, random) to try the path out"
+    )
 
 
 def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
@@ -131,6 +137,7 @@ class TrajectoryEncoder:
         dtype: torch.dtype,
         device: str | torch.device,
     ) -> None:
+        check_checkpoint(name)
         self.model = load_model(name, device)
         config = self.model.config
         self.frames, self.batch, self.dtype, self.device = frames, batch, dtype, torch.device(device)

@@ -11,7 +11,7 @@ from vla_rl.core.groups import group_verdict, select_groups
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.objectives import by_action, by_chunk, clipped_policy_loss
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
-from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder, check_checkpoint
+from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
 
@@ -20,7 +20,6 @@ class SRPO(Algorithm):
     """The encoder is loaded where `features` is called first, and nowhere else."""
 
     def __init__(self, config: SRPOConfig, device: str):
-        check_checkpoint(config.encoder)
         self.config, self.device = config, config.device or device
         self.needs = frozenset({"groups", "frames", *config.needs})
         self.encoder: TrajectoryEncoder | None = None
@@ -46,7 +45,8 @@ class SRPO(Algorithm):
         embeddings = rollout.features.numpy()
         kept = select_groups(rollout, attrs.evolve(self.config, filter_identical=False)).numpy()
         counted = kept & embeddings.any(1)
-        progress = progress_rewards(embeddings, rollout.success.numpy(), rollout.tasks, counted, self.config)
+        tasks = rollout.tasks or ("the only one",) * len(embeddings)
+        progress = progress_rewards(embeddings, rollout.success.numpy(), tasks, counted, self.config)
         paid = pay_at_the_end(rollout, torch.from_numpy(np.nan_to_num(progress.rewards)).float())
         return rollout.evolve(
             rewards=torch.where(torch.from_numpy(counted)[:, None], paid, rollout.rewards),
@@ -63,11 +63,13 @@ class SRPO(Algorithm):
 
     def advantages(self, rollout: Rollout) -> Advantages:
         verdict = group_verdict(rollout, self.config)
-        shaped = ~torch.isnan(rollout.findings["distance"]) if rollout.findings else torch.zeros(0, dtype=torch.bool)
-        metrics = {"srpo/shaped": float(shaped.double().mean()) if len(shaped) else 0.0}
-        if shaped.any():
-            metrics["srpo/distance"] = float(rollout.findings["distance"][shaped].mean())
-            metrics["srpo/reward"] = float(rollout.findings["reward"][shaped].mean())
+        metrics = {"srpo/shaped": 0.0}
+        if rollout.findings:
+            shaped = ~rollout.findings["distance"].isnan()
+            metrics["srpo/shaped"] = float(shaped.double().mean())
+            if shaped.any():
+                metrics["srpo/distance"] = float(rollout.findings["distance"][shaped].mean())
+                metrics["srpo/reward"] = float(rollout.findings["reward"][shaped].mean())
         return attrs.evolve(verdict, metrics={**verdict.metrics, **metrics})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:

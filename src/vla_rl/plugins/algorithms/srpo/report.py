@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.events import Run
 from vla_rl.core.types import Rollout
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
@@ -18,9 +19,15 @@ class Report:
     def __init__(self, config: ReportConfig) -> None:
         self._config = config
 
+    def on_run_start(self, run: Run) -> None:
+        algorithm = run.spec["algorithm"]["type"]
+        if algorithm != "srpo":
+            raise UserError(f"hook 'srpo_report' reports on algorithm 'srpo', and this run has {algorithm!r}; drop it")
+
     def on_rollout_end(self, run: Run, step: int, rollout: Rollout, metrics: dict[str, float]) -> None:
-        if step % self._config.every or rollout.features is None:
+        if step % self._config.every:
             return
+        assert rollout.features is not None
         found = {name: tensor.numpy() for name, tensor in rollout.findings.items()}
         folder = Path(run.folder) / "srpo"
         folder.mkdir(exist_ok=True)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import glob
 import io
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, Features, Sequence, Value
+import pyarrow.compute as pc
+from datasets import Dataset, Features, Value
+from datasets.exceptions import DatasetGenerationError
 from PIL import Image
+from pyarrow.dataset import dataset as open_rows
 
-from vla_rl.core.demonstrations import Array, Windows, check_fit, match_cameras, statistics
+from vla_rl.core.demonstrations import Array, Windows, check_finite, check_fit, match_cameras, statistics
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Context, Observation
 from vla_rl.plugins.data.lerobot import LeRobotConfig
-from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, read_meta
+from vla_rl.plugins.data.lerobot.meta import Meta, check_files, read_meta
 from vla_rl.plugins.data.lerobot.video import Videos
 
 IMAGES = "observation.images."
 STORED = {"bytes": Value("binary"), "path": Value("string")}
 """An image within a Parquet file."""
+PLACES = ("episode_index", "frame_index", "task_index", "timestamp")
+"""Columns that say what a row belongs to."""
 
 
 class LeRobotData(Demonstrations):
@@ -28,27 +36,35 @@ class LeRobotData(Demonstrations):
         where, self._chunk = str(config.folder), context.chunk
         meta = read_meta(config.folder)
         uses_state = context.env is not None and context.env.state_dim > 0
-        dims = [_length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))]
-        env = check_fit(where, context.env, dims[0], dims[1] if uses_state else 0)
+        sizes = {name: _length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))}
+        env = check_fit(where, context.env, sizes[config.action], sizes[config.state] if uses_state else 0)
         pictures = [name for name, f in meta.features.items() if f["dtype"] in ("image", "video")]
         usual = {c: IMAGES + c for c in env.cameras if c not in pictures}
         self._cameras = match_cameras(where, env, pictures, {**usual, **config.cameras})
-        self._in_video = {name: meta.features[name]["dtype"] == "video" for name in self._cameras.values()}
-        self._episodes = meta.episodes[: config.episodes]
-        self._videos = Videos(meta.fps)
-        self._rows = _open(self._episodes, meta, [n for n, video in self._in_video.items() if not video], config)
-        numbers = self._rows.select_columns([c for c in self._rows.column_names if c not in pictures])
-        table = numbers.with_format("numpy")[:]
+        self._filmed = {name for name in self._cameras.values() if meta.features[name]["dtype"] == "video"}
+        episodes = meta.episodes[: config.episodes]
+        check_files(config.folder, episodes, self._filmed)
+        files = list(dict.fromkeys(e.data for e in episodes))
+        table = _numbers(where, files, sizes)
         order = np.lexsort((table["frame_index"], table["episode_index"]))
-        order = order[np.isin(table["episode_index"][order], [e.index for e in self._episodes])]
-        self._order, self._times = order, table["timestamp"][order].astype(np.float64)
-        self._actions = np.stack(table[config.action][order]).astype(np.float32)
-        self._state = np.stack(table[config.state][order]).astype(np.float32) if uses_state else None
-        self._instructions = [meta.tasks[int(task)] for task in table["task_index"][order]]
-        episodes, first = np.unique(table["episode_index"][order], return_index=True)
-        self._first, self._meta = first, {e.index: e for e in self._episodes}
-        self._numbers = episodes
-        self._windows = Windows(np.diff([*first, len(order)]).tolist(), context.chunk)
+        order = order[np.isin(table["episode_index"][order], [e.index for e in episodes])]
+        table = {name: column[order] for name, column in table.items()}
+        for name in sizes:
+            check_finite(where, name, table[name], table["episode_index"], table["frame_index"])
+        unknown = sorted(set(table["task_index"].tolist()) - set(meta.tasks))
+        if unknown:
+            raise UserError(f"{where}: rows are of tasks {unknown}, which meta/ does not name; download it again")
+        self._actions = table[config.action]
+        self._state = table[config.state] if uses_state else None
+        self._times = table["timestamp"].astype(np.float64)
+        self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
+        indices, self._first = np.unique(table["episode_index"], return_index=True)
+        clips = {e.index: e.clips for e in episodes}
+        self._clips = [clips[index] for index in indices.tolist()]
+        self._windows = Windows(np.diff([*self._first, len(order)]).tolist(), context.chunk)
+        self._where, self._order, self._videos = where, order, Videos(meta.fps)
+        stored = [name for name in dict.fromkeys(self._cameras.values()) if name not in self._filmed]
+        self._stored = _open_stored(where, files, stored) if stored else None
 
     def num_samples(self) -> int:
         return len(self._windows)
@@ -56,18 +72,15 @@ class LeRobotData(Demonstrations):
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
         episodes, steps = self._windows.find(np.asarray(indices))
         rows = self._first[episodes] + steps
-        stored = [name for name, video in self._in_video.items() if not video]
-        read = self._rows.select_columns(stored)[self._order[rows].tolist()] if stored else {}
+        stored = {} if self._stored is None else self._stored[self._order[rows].tolist()]
         images = {}
         for camera, name in self._cameras.items():
-            if self._in_video[name]:
-                clips = [self._meta[int(self._numbers[e])].clips[name] for e in episodes]
-                frames = [
-                    self._videos.frame(clip.path, clip.start + self._times[row])
-                    for clip, row in zip(clips, rows, strict=True)
-                ]
+            if name in self._filmed:
+                clips = [self._clips[episode][name] for episode in episodes]
+                times = [clip.start + self._times[row] for clip, row in zip(clips, rows, strict=True)]
+                frames = [self._videos.frame(clip.path, time) for clip, time in zip(clips, times, strict=True)]
             else:
-                frames = [np.asarray(Image.open(io.BytesIO(item["bytes"])).convert("RGB")) for item in read[name]]
+                frames = [self._decode(name, item["bytes"]) for item in stored[name]]
             images[camera] = np.stack(frames)
         observation = Observation(
             images=images,
@@ -80,6 +93,12 @@ class LeRobotData(Demonstrations):
         features = {"action": self._actions} | ({} if self._state is None else {"state": self._state})
         return statistics(features)
 
+    def _decode(self, name: str, data: bytes | None) -> Array:
+        try:
+            return np.asarray(Image.open(io.BytesIO(data or b"")).convert("RGB"))
+        except OSError as exc:
+            raise UserError(f"{self._where}: an image of {name} cannot be decoded ({exc}); download it again") from exc
+
 
 def _length(meta: Meta, where: str, name: str) -> int:
     if name not in meta.features:
@@ -89,14 +108,34 @@ def _length(meta: Meta, where: str, name: str) -> int:
     return int(np.prod(meta.features[name]["shape"]))
 
 
-def _open(episodes: tuple[EpisodeMeta, ...], meta: Meta, images: list[str], config: LeRobotConfig) -> Dataset:
-    """Rows of all files, memory-mapped by `datasets`, which converts them once and keeps that in its cache."""
-    vectors = [name for name in (config.action, config.state) if name in meta.features]
-    features = {
-        **dict.fromkeys(vectors, Sequence(Value("float32"))),
-        **dict.fromkeys(images, STORED),
-        **dict.fromkeys(("frame_index", "episode_index", "task_index"), Value("int64")),
-        "timestamp": Value("float32"),
-    }
-    files = list(dict.fromkeys(str(e.data) for e in episodes))
-    return Dataset.from_parquet(files, columns=list(features), features=Features(features))
+def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
+    """Of all rows of the files in order: float32 [rows, size] of the vectors `sizes`, [rows] of `PLACES`."""
+    try:
+        table = open_rows([str(file) for file in files], format="parquet").to_table(columns=[*sizes, *PLACES])
+        places = {name: table[name].to_numpy() for name in PLACES}
+        return places | {name: _vectors(name, table[name], size) for name, size in sizes.items()}
+    except (OSError, ValueError, LookupError) as exc:
+        raise UserError(f"{where}: its rows cannot be read ({exc}); download it again") from exc
+
+
+def _vectors(name: str, column: Any, size: int) -> Array:
+    """A Parquet column of lists, or of numbers where there is one a row, as float32 [rows, size]."""
+    rows = len(column)
+    if hasattr(column.type, "value_type"):
+        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+        if lengths != [size]:
+            raise ValueError(f"{name} has lists of {lengths} numbers, meta/info.json says {size}")
+        column = pc.list_flatten(column)
+    values: Array = column.to_numpy().reshape(rows, size)
+    return values.astype(np.float32)
+
+
+def _open_stored(where: str, files: Sequence[Path], names: list[str]) -> Dataset:
+    """Encoded images of all rows of the files in order, memory-mapped by `datasets`, which converts them once and keeps
+    that in its cache."""
+    try:
+        return Dataset.from_parquet(
+            [glob.escape(str(file)) for file in files], columns=names, features=Features(dict.fromkeys(names, STORED))
+        )
+    except DatasetGenerationError as exc:
+        raise UserError(f"{where}: its images cannot be read ({exc.__cause__ or exc}); download it again") from exc

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Meta:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Raises UserError for a folder that is no data set of a known version, or lacks files."""
+    """Raises UserError for a folder that is no data set of a known version."""
     try:
         info = json.loads((folder / "meta" / "info.json").read_text())
     except (OSError, ValueError) as exc:
@@ -55,16 +55,25 @@ def read_meta(folder: Path) -> Meta:
         meta = Meta(features=info["features"], tasks=tasks, episodes=episodes, fps=float(info["fps"]))
     except (OSError, KeyError, ValueError) as exc:
         raise UserError(f"{folder}: meta/ is not complete ({type(exc).__name__}: {exc})") from exc
-    files = {e.data for e in episodes} | {clip.path for e in episodes for clip in e.clips.values()}
+    if not episodes:
+        raise UserError(f"{folder}: meta/ lists no episodes; download it again")
+    return meta
+
+
+def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collection[str]) -> None:
+    """Raise UserError when rows, or these videos, of the episodes are not there."""
+    files = {e.data for e in episodes} | {e.clips[name].path for e in episodes for name in videos}
     absent = sorted(path.relative_to(folder).as_posix() for path in files if not path.is_file())
     if absent:
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise UserError(f"{folder} is half downloaded: it lacks {', '.join(absent[:3])}{more}")
-    return meta
 
 
 def _videos(info: Mapping[str, Any]) -> list[str]:
-    return [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
+    names = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
+    if names and not info.get("video_path"):
+        raise ValueError(f"info.json has videos ({', '.join(names)}) and no video_path")
+    return names
 
 
 def _version_2(folder: Path, info: Mapping[str, Any]) -> tuple[dict[int, str], tuple[EpisodeMeta, ...]]:
@@ -85,7 +94,7 @@ def _version_2(folder: Path, info: Mapping[str, Any]) -> tuple[dict[int, str], t
     return tasks, tuple(episode(line["episode_index"]) for line in _lines(folder / "meta" / "episodes.jsonl"))
 
 
-def _lines(path: Path) -> Iterable[Any]:
+def _lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 

@@ -22,16 +22,25 @@ class Videos:
         self._open: OrderedDict[Path, Any] = OrderedDict()
 
     def frame(self, path: Path, seconds: float) -> np.ndarray[Any, Any]:
-        """uint8 [H, W, 3]: the frame that is shown at this time. Raises UserError when there is none."""
+        """uint8 [H, W, 3]: the frame that is shown at this time. Raises UserError when there is none, and for a file
+        that cannot be decoded."""
+        try:
+            found = self._seek(path, seconds)
+        except av.FFmpegError as exc:
+            raise UserError(f"{path} cannot be decoded at {seconds:.3f} s ({exc}); download it again") from exc
+        if found is None:
+            raise UserError(f"{path} has no frame at {seconds:.3f} s; the video does not belong to this data")
+        image: np.ndarray[Any, Any] = found.to_ndarray(format="rgb24")
+        return image
+
+    def _seek(self, path: Path, seconds: float) -> Any:
         container = self._container(path)
         stream = container.streams.video[0]
         container.seek(max(0, int((seconds - self._tolerance) / stream.time_base)), stream=stream)
         for frame in container.decode(stream):
             if frame.time is not None and frame.time >= seconds - self._tolerance:
-                if frame.time > seconds + self._tolerance:
-                    break
-                return frame.to_ndarray(format="rgb24")
-        raise UserError(f"{path} has no frame at {seconds:.3f} s; the video does not belong to this data")
+                return frame if frame.time <= seconds + self._tolerance else None
+        return None
 
     def _container(self, path: Path) -> Any:
         if path not in self._open:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +92,6 @@ def _read(path: Path, instruction: str, config: LiberoHDF5Config) -> list[Record
             raise UserError(
                 f"{path}: images of convention {data.attrs['macros_image_convention']!r}; only opengl is read"
             )
-        if "problem_info" in data.attrs:
-            instruction = json.loads(data.attrs["problem_info"]).get("language_instruction") or instruction
         names = sorted(data, key=lambda name: int(name.rpartition("_")[2]))[: config.episodes_per_task]
         return [_episode(data[name], instruction, after, config.drop_no_ops) for name in names]
     except (OSError, KeyError, ValueError) as exc:
