@@ -76,6 +76,7 @@ def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> No
     module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
     folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
     pages = {"env": DOCS / "simulators" / f"{name}.md", "model": DOCS / "models" / f"{folder.name}.md"}
+    pages["data"] = DOCS / "imitation.md"
     assert pages.get(kind, folder / "README.md").is_file() or (folder / "README.md").is_file()
     assert len((folder / "__init__.py").read_text().splitlines()) <= 70
     assert load(kind, name).summary

@@ -80,21 +80,26 @@ def check_finite(source: str, what: str, values: Array, episodes: Array, steps: 
         )
 
 
-def match_cameras(source: str, env: EnvInfo, known: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """The simulator's cameras -> names in the data, from the spec's `cameras`, else by equal names. Raises UserError
-    for a camera that one of the two lacks."""
-    for camera in wanted:
+def match_cameras(
+    source: str, env: EnvInfo, known: Sequence[str], wanted: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The simulator's cameras -> names in the data: those of the spec's `cameras`, where the plugin has such a key
+    (`wanted`), else equal ones. Raises UserError for a camera that one of the two lacks."""
+    for camera in wanted or ():
         if camera not in env.cameras:
             raise UserError(
                 f"cameras: the simulator has no camera {camera!r}{did_you_mean(camera, env.cameras)}\n"
                 f"  it has: {', '.join(env.cameras)}"
             )
-    chosen = {camera: wanted.get(camera, camera) for camera in env.cameras}
+    chosen = {camera: (wanted or {}).get(camera, camera) for camera in env.cameras}
     for camera, name in chosen.items():
         if name not in known:
+            remedy = "choose cameras in `env`"
+            if wanted is not None:
+                remedy = f"say which is which in `cameras: {{{camera}: ...}}`"
             raise UserError(
                 f"{source} has no images {name!r} for camera {camera!r}{did_you_mean(name, known)}\n"
-                f"  it has: {', '.join(known) or 'none'}; say which is which in `cameras: {{{camera}: ...}}`"
+                f"  it has: {', '.join(known) or 'none'}; {remedy}"
             )
     return chosen
 

@@ -80,7 +80,7 @@ class Cloning(Session):
             "imitation/lr": rate(last),
             "imitation/epochs": last / imitation.epoch,
             "time/step": seconds,
-            "throughput/samples_per_s": (last - first + 1) * section.batch / seconds,
+            "throughput/samples_per_s": sum(map(imitation.size, range(first, last + 1))) / seconds,
         }
         self.events.on_update_end(self.about, last, metrics)
 

@@ -108,6 +108,7 @@ def test_ranks_share_every_epoch_out():
     for epoch in (steps[: imitation.epoch], steps[imitation.epoch :]):
         assert sorted(int(i) for shares in epoch for share in shares for i in share.indices) == list(range(11))
     assert all(shares[0].total == sum(len(s.indices) for s in shares) <= 6 for shares in steps)
+    assert [imitation.size(step) for step in range(1, 2 * imitation.epoch + 1)] == [6, 5, 6, 5]
     assert not np.array_equal(steps[0][0].indices, steps[imitation.epoch][0].indices)
 
 

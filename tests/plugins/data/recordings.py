@@ -49,7 +49,8 @@ def write_libero(path: Path, episodes: list[Episode], after: bool) -> None:
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         if after:
-            data.attrs["problem_info"] = json.dumps({"language_instruction": episodes[0]["instruction"]})
+            words = "of the task's BDDL file, which are not always the simulator's"
+            data.attrs["problem_info"] = json.dumps({"language_instruction": words})
             data.attrs["macros_image_convention"] = "opengl"
         for i, episode in enumerate(episodes):
             demo = data.create_group(f"demo_{i}")
@@ -125,16 +126,20 @@ def write_lerobot(folder: Path, episodes: list[Episode], version: int, video: bo
 def _table(index: int, episode: Episode, tasks: list[str], names: dict[str, str], video: bool) -> Any:
     length = len(episode["actions"])
     columns = {
-        "action": episode["actions"].tolist(),
-        "observation.state": episode["state"][:-1].tolist(),
+        "action": _vectors(episode["actions"]),
+        "observation.state": _vectors(episode["state"][:-1]),
         "timestamp": pa.array(np.arange(length) / FPS, pa.float32()),
         "frame_index": range(length),
         "episode_index": [index] * length,
         "task_index": [tasks.index(episode["instruction"])] * length,
     }
     for name, feature in {} if video else names.items():
-        columns[feature] = [{"bytes": _png(image), "path": None} for image in episode["images"][name][:-1]]
+        columns[feature] = [{"bytes": _png(image), "path": f"frame-{t:06d}.png"} for t, image in enumerate(episode["images"][name][:-1])]
     return pa.table(columns)
+
+
+def _vectors(rows: Array) -> Any:
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
 
 
 def _write(table: Any, path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
 CHUNK, STEPS = 4, 12
 LAYOUTS = [(2, False), (2, True), (3, False), (3, True)]
@@ -87,13 +90,94 @@ def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_pa
     with pytest.raises(UserError, match=r"is no LeRobot data set: meta/info\.json cannot be read"):
         opened(tmp_path, info)
     recordings.write_lerobot(tmp_path / "half", recorded[1], 2, True)
-    next((tmp_path / "half").rglob("*.mp4")).unlink()
-    with pytest.raises(UserError, match=r"is half downloaded: it lacks videos/chunk-000/.*episode_00000\d\.mp4"):
+    (tmp_path / f"half/videos/chunk-000/observation.images.{camera}/episode_000001.mp4").unlink()
+    with pytest.raises(UserError, match=r"is half downloaded: it lacks videos/chunk-000/.*episode_000001\.mp4"):
         opened(tmp_path / "half", info)
+    assert opened(tmp_path / "half", info, episodes=1).num_samples() == STEPS - CHUNK + 1  # what is not read may lack
     meta = tmp_path / "half" / "meta" / "info.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"codebase_version": "v1.6"}))
     with pytest.raises(UserError, match=r"of LeRobot's format v1\.6; versions 2 and 3 are read"):
         opened(tmp_path / "half", info)
+
+
+def test_numbers_need_no_copy_and_rows_may_lie_in_any_file(
+    recorded: Any, folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 3 with the last episodes in the first file, in a folder whose name is a pattern."""
+    info, episodes = recorded
+    for video in (True, False):
+        folder = tmp_path / f"[{video}] *"
+        shutil.copytree(folders[3, video], folder)
+        _in_two_files(folder)
+        with monkeypatch.context() as patch:
+            if video:
+                patch.setattr("datasets.Dataset.from_parquet", None)  # only images in Parquet go through its cache
+            obs, actions = opened(folder, info).read_samples(np.array([0, STEPS - CHUNK + 1]))
+        for i in (0, 1):
+            assert np.array_equal(actions[i], episodes[i]["actions"][:CHUNK])
+            for camera in info.cameras:
+                assert abs(obs.images[camera][i].astype(int) - episodes[i]["images"][camera][0]).mean() < 4
+
+
+def _in_two_files(folder: Path) -> None:
+    for file, column in (
+        ("data/chunk-000/file-000.parquet", None),
+        ("meta/episodes/chunk-000/file-000.parquet", "data/file_index"),
+    ):
+        table = pq.read_table(folder / file)
+        late = np.array(table["episode_index"]) > 0
+        if column:
+            place = table.schema.get_field_index(column)
+            table = table.set_column(place, column, pa.array(np.where(late, 0, 1)))
+        pq.write_table(table.filter(pa.array(late)), folder / file)
+        pq.write_table(table.filter(pa.array(~late)), (folder / file).with_name("file-001.parquet"))
+
+
+def _parquet(change: Callable[[dict[str, Any]], Any], file: str = "data/chunk-000/file-000.parquet") -> Any:
+    def damage(folder: Path) -> None:
+        columns = pq.read_table(folder / file).to_pydict()
+        change(columns)
+        pq.write_table(pa.table(columns), folder / file)
+
+    return damage
+
+
+def _cut(pattern: str) -> Any:
+    def damage(folder: Path) -> None:
+        for file in folder.glob(pattern):
+            file.write_bytes(file.read_bytes()[:200])
+
+    return damage
+
+
+def _write_nan(columns: dict[str, Any]) -> None:
+    columns["action"][STEPS + 2][0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("video", "damage", "message"),
+    [
+        (True, _cut("data/*/*.parquet"), r"its rows cannot be read \(.*file-000\.parquet"),
+        (True, _cut("videos/*/*/*.mp4"), r"file-000\.mp4 cannot be decoded at 0\.000 s \("),
+        (False, _parquet(lambda c: c["observation.images.wrist"][0].update(bytes=b"")), "wrist cannot be decoded"),
+        (True, _parquet(_write_nan), r"action of episode 1, step 2 is not finite: \[nan, .*\(1 in all\)"),
+        (True, _parquet(lambda c: c.pop("action")), r"its rows cannot be read \(.*action"),
+        (True, _parquet(lambda c: c["action"][1].pop()), r"action has lists of \[3, 2\] numbers, meta/info.json says 3"),
+        (True, _parquet(lambda c: c["task_index"].__setitem__(0, 7)), r"rows are of tasks \[7\], which meta/ does not"),
+        (
+            True,
+            _parquet(lambda c: [v.clear() for v in c.values()], "meta/episodes/chunk-000/file-000.parquet"),
+            "meta/ lists no episodes",
+        ),
+    ],
+)
+def test_damaged_folders_are_refused(
+    video: bool, damage: Any, message: str, recorded: Any, folders: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(folders[3, video], tmp_path / "copy")
+    damage(tmp_path / "copy")
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path / "copy", recorded[0]).read_samples(np.array([0]))
 
 
 @pytest.mark.parametrize("model", ["openvla_oft", "pi0"])

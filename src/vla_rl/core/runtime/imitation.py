@@ -47,10 +47,15 @@ class Imitation:
         self.epoch = max(-(-len(own) // self._batch) for own in samples)
         """Optimiser steps of one pass over the demonstrations."""
 
+    def size(self, step: int) -> int:
+        """Samples of an optimiser step (from 1), over all ranks: the last one of an epoch has what is left."""
+        start = (step - 1) % self.epoch * self._batch
+        return sum(min(max(len(own) - start, 0), self._batch) for own in self._samples)
+
     def train(self, first: int, last: int, rate: Callable[[int], float], progress: Callable[[int], None]) -> float:
         """Optimiser steps `first` to `last` (from 1, inclusive), the learning rate of each given by `rate`;
         `progress` is told the next. -> mean loss of a sample."""
-        sums, count = 0.0, 0
+        total = 0.0
         for start in range(first, last + 1, PIECE):
             progress(start)
             steps = [self._shares(k, rate(k)) for k in range(start, min(start + PIECE, last + 1))]
@@ -58,9 +63,8 @@ class Imitation:
                 self._runtime.call(place.index, "learner", "imitate", [shares[rank] for shares in steps])
                 for rank, place in enumerate(self._runtime.learners)
             ]
-            sums += sum(self._runtime.backend.get_all(pending))
-            count += sum(shares[0].total for shares in steps)
-        return sums / max(count, 1)
+            total += sum(self._runtime.backend.get_all(pending))
+        return total / sum(map(self.size, range(first, last + 1)))
 
     def _shares(self, step: int, lr: float) -> list[ImitationStep]:
         epoch, place = divmod(step - 1, self.epoch)
@@ -68,8 +72,7 @@ class Imitation:
         for rank, own in enumerate(self._samples):
             order = generator(self._runtime.spec.seed, self._purpose, rank, epoch).permutation(len(own))
             chosen.append(own[order[place * self._batch : (place + 1) * self._batch]])
-        total = sum(map(len, chosen))
-        return [ImitationStep(indices=indices, total=total, lr=lr) for indices in chosen]
+        return [ImitationStep(indices=indices, total=self.size(step), lr=lr) for indices in chosen]
 
 
 def of_expert(runtime: Runtime, expert: ExpertSpec, purpose: str, batch: int) -> Imitation:

@@ -53,14 +53,17 @@ def _check_samples(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, 
     f.expect(all(text.strip() for text in obs.instructions), where, "instructions", "an empty one", "say the task")
     if env.state_dim:
         shape = None if obs.state is None else tuple(obs.state.shape)
-        f.expect(shape == (count, env.state_dim), where, f"state {(count, env.state_dim)}", shape, "as the simulator's")
+        wanted_state = (count, env.state_dim)
+        if f.expect(shape == wanted_state, where, f"state {wanted_state}", shape, "as the simulator's"):
+            finite = bool(np.isfinite(to_numpy(obs.state)).all())
+            f.expect(finite, where, "finite states", "others", "leave those steps out")
     again, same = data.read_samples(indices)
     f.expect(
         _equal(obs, again) and np.array_equal(actions, same), where, "equal samples twice", "others", "keep no state"
     )
-    mixed, _ = data.read_samples(indices[::-1])
-    turned = obs.take(np.arange(count)[::-1])
-    f.expect(_equal(turned, mixed), where, "samples in the order of the indices", "another order", "follow `indices`")
+    mixed, turned = data.read_samples(indices[::-1])
+    same_order = _equal(obs.take(np.arange(count)[::-1]), mixed) and np.array_equal(actions[::-1], turned)
+    f.expect(same_order, where, "samples in the order of the indices", "another order", "follow `indices`")
 
 
 def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo) -> None:

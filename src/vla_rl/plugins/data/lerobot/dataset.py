@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, Features, Value
@@ -137,5 +138,8 @@ def _open_stored(where: str, files: Sequence[Path], names: list[str]) -> Dataset
         return Dataset.from_parquet(
             [glob.escape(str(file)) for file in files], columns=names, features=Features(dict.fromkeys(names, STORED))
         )
-    except DatasetGenerationError as exc:
-        raise UserError(f"{where}: its images cannot be read ({exc.__cause__ or exc}); download it again") from exc
+    except (DatasetGenerationError, OSError) as exc:
+        raise UserError(
+            f"{where}: its images cannot be converted ({exc.__cause__ or exc})\n"
+            f"  they go to {datasets.config.HF_DATASETS_CACHE}, which HF_HOME moves; or download the data again"
+        ) from exc

@@ -27,7 +27,7 @@ class Videos:
         try:
             found = self._seek(path, seconds)
         except av.FFmpegError as exc:
-            raise UserError(f"{path} cannot be decoded at {seconds:.3f} s ({exc}); download it again") from exc
+            raise UserError(f"{path} cannot be decoded at {seconds:.3f} s ({exc.strerror}); download it again") from exc
         if found is None:
             raise UserError(f"{path} has no frame at {seconds:.3f} s; the video does not belong to this data")
         image: np.ndarray[Any, Any] = found.to_ndarray(format="rgb24")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.openvla.config import LoRAConfig, OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig
+from vla_rl.plugins.models.openvla.config import LoRAConfig, OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig, no_rl
 from vla_rl.plugins.models.openvla.statistics import action_dim
 
 if TYPE_CHECKING:
@@ -37,15 +37,6 @@ def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
     from vla_rl.plugins.models.openvla.builder import build_autoregressive
 
     return build_autoregressive(config, context)
-
-
-def no_rl(config: OpenVLAOFTConfig) -> str | None:
-    if config.head == "discrete":
-        return None
-    return (
-        "its `head: l1` gives one action, no distribution; it serves evaluation and `vla-rl sft`. Use `head: discrete` "
-        "and a checkpoint that was trained so"
-    )
 
 
 openvla = Plugin(

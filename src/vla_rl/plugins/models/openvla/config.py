@@ -132,3 +132,13 @@ class OpenVLAARConfig(FamilyConfig):
     log_prob_over: str = field(default="action_tokens", validator=in_(SUPPORTS))
     """What is sampled and scored. `action_tokens`: the 256 action tokens, the others' logits left out (RLinf).
     `full_vocabulary`: every token, as SimpleVLA-RL scores OpenVLA; a token of text then means the nearest action."""
+
+
+def no_rl(config: OpenVLAOFTConfig) -> str | None:
+    """Why RL is impossible, for `Plugin.no_rl`."""
+    if config.head == "discrete":
+        return None
+    return (
+        "its `head: l1` gives one action, no distribution; it serves evaluation and `vla-rl sft`. Use `head: discrete` "
+        "and a checkpoint that was trained so"
+    )
