@@ -12,8 +12,10 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.runtime.policy import PolicyRole
 from vla_rl.core.selection import Selection
 from vla_rl.core.spec import SpecError, parse_spec
+from vla_rl.core.testing import synthetic
 from vla_rl.core.testing.linear import LinearModel
 
 IMPOSSIBLE = {"length": 9, "max_steps": 8}
@@ -149,6 +151,30 @@ def test_a_lag_is_measured_and_survives_a_restart(train):
     assert last(parts) == last(whole)
 
 
+def test_published_weights_wait_their_turn():
+    """A policy in a process of its own: it is sent weights, and acts with those of two versions ago."""
+    model = LinearModel(synthetic.env_info(), 2)
+    policy = PolicyRole(model, name="linear", seed=0, lag=2)
+    start = [(name, tensor.clone()) for name, tensor in model.weights()]
+
+    def at(version):
+        return [(name, tensor + version) for name, tensor in start]
+
+    def acting():
+        policy.rewind()
+        used = policy.version, [tensor.clone() for _, tensor in model.weights()]
+        policy.forward()
+        return used
+
+    assert acting()[0] == 0
+    for version, old in ((1, 0), (2, 0), (3, 1), (4, 2)):
+        policy.load(version, at(version))
+        used, tensors = acting()
+        assert used == old and policy.version == version
+        for (_, wanted), (_, newest), tensor, now in zip(at(old), at(version), tensors, model.weights(), strict=True):
+            assert torch.equal(tensor, wanted) and torch.equal(now[1], newest)
+
+
 @pytest.mark.parametrize("advantage", ["chunk", "action"])
 def test_values_are_those_of_the_current_critic(advantage):
     """With a lag, GIPO sees the values that the newest weights give, and PPO those of acting."""
@@ -215,22 +241,3 @@ def test_the_reference_holds_the_policy_back(monkeypatch):
                 _, metrics = advance(made, step)
             divergence[coef] = metrics["policy/kl_reference"]
     assert 0 <= divergence[10.0] < 0.6 * divergence[1e-6]
-
-
-@pytest.mark.ray
-def test_a_lag_is_the_same_in_processes_of_their_own(train):
-    """Weights of the past and current values, with policies that are nobody's learner; every metric as in one process."""
-    changes = {
-        "algorithm": {"type": "gipo"},
-        "rollout": {"episodes": None, "steps": 6, "auto_reset": "immediate", "group_size": 1, "lag": 1},
-        "train": {"steps": 2, "epochs": 1},
-        "eval": SHORT,
-    }
-    _, expected = train("local", **changes)
-    placement = {"type": "slots", "sim": 1, "policy": 1, "learner": 1}
-    _, got = train("ray", runtime={"backend": "ray"}, placement=placement, **changes)
-    names = {"loss/value", "loss/total", "value/explained_variance", "policy/ratio_p95", "policy/lag_mean"}
-    trained = [[line for line in lines if "loss/total" in line] for lines in (expected, got)]
-    assert [line["policy/lag_max"] for line in trained[1]] == [0, 1]
-    for a, b in zip(*trained, strict=True):
-        assert {name: b[name] for name in names} == pytest.approx({name: a[name] for name in names}, rel=1e-4, abs=1e-5)
