@@ -134,7 +134,9 @@ def _table(index: int, episode: Episode, tasks: list[str], names: dict[str, str]
         "task_index": [tasks.index(episode["instruction"])] * length,
     }
     for name, feature in {} if video else names.items():
-        columns[feature] = [{"bytes": _png(image), "path": f"frame-{t:06d}.png"} for t, image in enumerate(episode["images"][name][:-1])]
+        columns[feature] = [
+            {"bytes": _png(image), "path": f"frame-{t:06d}.png"} for t, image in enumerate(episode["images"][name][:-1])
+        ]
     return pa.table(columns)
 
 

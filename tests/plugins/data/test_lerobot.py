@@ -162,7 +162,11 @@ def _write_nan(columns: dict[str, Any]) -> None:
         (False, _parquet(lambda c: c["observation.images.wrist"][0].update(bytes=b"")), "wrist cannot be decoded"),
         (True, _parquet(_write_nan), r"action of episode 1, step 2 is not finite: \[nan, .*\(1 in all\)"),
         (True, _parquet(lambda c: c.pop("action")), r"its rows cannot be read \(.*action"),
-        (True, _parquet(lambda c: c["action"][1].pop()), r"action has lists of \[3, 2\] numbers, meta/info.json says 3"),
+        (
+            True,
+            _parquet(lambda c: c["action"][1].pop()),
+            r"action has lists of \[3, 2\] numbers, meta/info.json says 3",
+        ),
         (True, _parquet(lambda c: c["task_index"].__setitem__(0, 7)), r"rows are of tasks \[7\], which meta/ does not"),
         (
             True,

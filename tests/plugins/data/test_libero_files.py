@@ -76,7 +76,10 @@ def replaced(name: str, rows: Any) -> Any:
     [
         (without("demo_0"), r"pick_demo\.hdf5 is not a file of LIBERO demonstrations: it has no demonstrations"),
         (without("demo_0/obs/ee_states"), "is not a file of LIBERO demonstrations: .*ee_states"),
-        (without("demo_0/obs/eye_in_hand_rgb"), "has no images 'wrist' .*\n  it has: agentview; choose cameras in `env`"),
+        (
+            without("demo_0/obs/eye_in_hand_rgb"),
+            "has no images 'wrist' .*\n  it has: agentview; choose cameras in `env`",
+        ),
         (replaced("demo_0/actions", np.zeros((6, 6))), "actions of 6 numbers, LIBERO's have 7"),
         (replaced("demo_0/actions", np.zeros((9, 7))), "lists of different lengths: {'actions': 9, 'states': 6"),
         (
