@@ -20,7 +20,7 @@ NUMPY = "1.26.4"
 
 @pytest.fixture(scope="session")
 def second_python(tmp_path_factory):
-    """A virtual environment with an old NumPy; everything else it sees in this one."""
+    """A virtual environment with an old NumPy; everything else it sees in this one, but pyarrow, which needs NumPy 2."""
     folder = tmp_path_factory.mktemp("second")
     venv.create(folder, with_pip=False, symlinks=True)
     own = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
@@ -30,6 +30,7 @@ def second_python(tmp_path_factory):
     )  # fmt: skip
     if installed.returncode:
         pytest.skip(f"numpy {NUMPY} cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
+    (Path(own) / "pyarrow.py").write_text("raise ModuleNotFoundError('pyarrow')\n")
     shared = [path for path in sys.path if path.endswith(("site-packages", "src"))]
     (Path(own) / "shared.pth").write_text("\n".join(shared) + "\n")
     return folder / "bin" / "python"

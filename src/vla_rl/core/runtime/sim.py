@@ -180,6 +180,7 @@ class SimRole:
         episodes = self.eval[lane]
         kept_obs: list[Observation] = []
         kept_actions: list[Array] = []
+        places: list[Array] = []
         good = tried = 0
         for round_index in range(3 * -(-count // place.rows)):
             if good >= count:
@@ -190,7 +191,7 @@ class SimRole:
                 for i in index
             ]
             request = episodes.begin(starts, None, None)
-            steps: list[tuple[Array, Observation, Array]] = []
+            steps: list[tuple[Array, Array, Observation, Array]] = []
             first = np.zeros(place.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
             while not request.done and request.obs is not None:
                 self.beat()
@@ -200,22 +201,26 @@ class SimRole:
                     generator(self.spec.seed, "expert-noise", int(r), 0, int(c)).standard_normal(label.shape[1:])
                     for r, c in zip(request.rows, request.chunks, strict=True)
                 ]
-                steps.append((request.positions, request.obs.numpy(), label))
+                steps.append((request.positions, request.chunks, request.obs.numpy(), label))
                 noisy = np.clip(label + noise * np.stack(jitter), episodes.low, episodes.high)
                 request = episodes.step(noisy.astype(np.float32))
             solved = np.zeros(place.rows, bool)
             for row, episode in episodes.finished:
                 solved[row] = episode.success_once
             good, tried = good + int(solved.sum()), tried + place.rows
-            for i, (positions, obs, label) in enumerate(steps):
+            for i, (positions, chunks, obs, label) in enumerate(steps):
                 rows = np.flatnonzero(solved[positions] & (i >= first[positions]))
                 if len(rows):
                     kept_obs.append(obs.take(rows))
                     kept_actions.append(label[rows])
+                    places.append(np.stack([np.full(len(rows), round_index), chunks[rows], positions[rows]]))
         if not kept_obs:
             return None, (0, 0, tried)
-        actions = np.concatenate(kept_actions)
-        return (Observation.concat(kept_obs), actions), (len(actions), good, tried)
+        observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
+        order = np.lexsort(np.concatenate(places, axis=1)[::-1])
+        if np.any(np.diff(order) < 0):  # a row that broke plays later than its neighbours
+            observations, actions = observations.take(order), actions[order]
+        return (observations, actions), (len(actions), good, tried)
 
     def close(self) -> None:
         for env in self.envs.values():
