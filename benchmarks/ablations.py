@@ -1,22 +1,25 @@
 """Ablations of design choices on the built-in simulator: runs, success curves, and a picture of each comparison.
 
-    python benchmarks/ablations.py                       # everything: 57 runs of minutes each on two cores
+    python benchmarks/ablations.py                       # everything: 42 runs of two minutes on a core each
     python benchmarks/ablations.py --only filter lag-4   # some comparisons
     python benchmarks/ablations.py --list                # what there is
     python benchmarks/ablations.py --plot                # pictures and table of what has been run so far
 
-A run lies in FOLDER/COMPARISON/VARIANT/seed-N. What is finished is not run again, and what was broken off goes on from
-its last checkpoint, so the command can be stopped and repeated at will. Variants of a comparison differ in the keys
-that --list shows. Curves are the mean of the seeds, bands their range; success is greedy, on states that training never
-sees.
+A run lies in FOLDER/COMPARISON/VARIANT/seed-N, or where a comparison before it has the same run. What is finished is
+not run again, and what was broken off goes on from its last checkpoint, so the command can be stopped and repeated at
+will. Variants of a comparison differ in the keys that --list shows. Curves are the mean of the seeds, bands their
+range; success is greedy, on states that training never sees.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import statistics
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,6 @@ PPO: Keys = {**CRITIC, "algorithm": {**CRITIC["algorithm"], "type": "ppo"}}
 PARTIAL: Keys = {"episodes": None, "steps": 48, "auto_reset": "immediate"}
 LAGGED: dict[str, Keys] = {
     "GIPO": {"algorithm": {"type": "gipo"}},
-    "GIPO, old values": {"algorithm": {"type": "gipo", "recompute_values": False}},
     "PPO": {"algorithm": {"type": "ppo"}},
 }
 COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
@@ -94,7 +96,7 @@ def spec_of(options: argparse.Namespace, comparison: str, variant: str, seed: in
         "model": {"type": "openvla_oft", "checkpoint": "builtin:tabletop"},
         "env": {"type": "tabletop", "num_envs": options.rows},
         "rollout": {"chunk": 4, "episodes": options.rows, "group_size": 8},
-        "placement": {"type": "collocated", "workers": options.workers},
+        "runtime": {"backend": "local"},
         "train": {
             "steps": options.steps,
             "lr": 2e-4,
@@ -116,24 +118,53 @@ def curve(folder: Path) -> dict[int, float]:
     return {line["step"]: line["eval/success_rate"] for line in lines if "eval/success_rate" in line}
 
 
-def home(options: argparse.Namespace, comparison: str, variant: str) -> Path:
-    return options.folder / comparison / variant.replace(" ", "-").replace(",", "")
+def home(options: argparse.Namespace, comparison: str, variant: str, seed: int) -> Path:
+    """Folder of the run; that of the first comparison which has the same one."""
+    wanted = resolved(options, comparison, variant, seed)
+    for name, (_, variants) in COMPARISONS.items():
+        for other in variants:
+            if resolved(options, name, other, seed) == wanted:
+                return options.folder / name / other.replace(" ", "-") / f"seed-{seed}"
+    raise AssertionError("unreachable")
 
 
-def play(options: argparse.Namespace, comparison: str, variant: str, seed: int) -> None:
-    """Run it, or what is left of it."""
-    folder = home(options, comparison, variant) / f"seed-{seed}"
-    if (folder / "results.json").exists():
-        return
-    print(f"{comparison}: {variant}, seed {seed}", flush=True)
-    run(parse_spec(spec_of(options, comparison, variant, seed)), folder, resume=(folder / "checkpoints").exists())
+def resolved(options: argparse.Namespace, comparison: str, variant: str, seed: int) -> dict[str, Any]:
+    return parse_spec(spec_of(options, comparison, variant, seed)).to_dict() | {"name": None}
+
+
+def play(options: argparse.Namespace, comparison: str, variant: str, seed: int) -> str:
+    """Run it, or what is left of it. -> its name."""
+    folder = home(options, comparison, variant, seed)
+    if not (folder / "results.json").exists():
+        run(parse_spec(spec_of(options, comparison, variant, seed)), folder, resume=(folder / "checkpoints").exists())
+    return f"{comparison}: {variant}, seed {seed}"
+
+
+def stay_on(cores: Any) -> None:
+    os.sched_setaffinity(0, {cores.get()})
+
+
+def play_all(options: argparse.Namespace) -> None:
+    """Every run once, `--jobs` at a time, each on a core of its own."""
+    context = multiprocessing.get_context("spawn")
+    cores = context.Queue()
+    for core in sorted(os.sched_getaffinity(0))[: options.jobs]:
+        cores.put(core)
+    jobs = {}
+    for comparison in options.only:
+        for seed in options.seeds:
+            for variant in COMPARISONS[comparison][1]:
+                jobs.setdefault(home(options, comparison, variant, seed), (comparison, variant, seed))
+    with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=stay_on, initargs=(cores,)) as pool:
+        for name in pool.map(play, *zip(*((options, *job) for job in jobs.values()), strict=True)):
+            print(name, flush=True)
 
 
 def gathered(options: argparse.Namespace, comparison: str) -> dict[str, list[dict[int, float]]]:
     """Variant -> curves of its seeds."""
     found = {}
     for variant in COMPARISONS[comparison][1]:
-        paths = sorted(home(options, comparison, variant).glob("seed-*"))
+        paths = [home(options, comparison, variant, seed) for seed in options.seeds]
         found[variant] = [c for c in map(curve, paths) if c]
     return {variant: curves for variant, curves in found.items() if curves}
 
@@ -163,11 +194,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS), metavar="COMPARISON")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--every", type=int, default=10, help="training steps between evaluations")
-    parser.add_argument("--rows", type=int, default=256, help="simulator rows, and episodes a step; a multiple of 8")
-    parser.add_argument("--episodes-per-task", type=int, help="evaluation states of each task; all without it")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=128, help="simulator rows, and episodes a step; a multiple of 8")
+    parser.add_argument("--episodes-per-task", type=int, default=25, help="evaluation states of each task")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time; at most one a core")
     parser.add_argument("--folder", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--pictures", type=Path, default=Path("docs/ablations"))
     parser.add_argument("--plot", action="store_true", help="run nothing, show what there is")
@@ -180,12 +211,10 @@ def main() -> None:
             for variant, keys in COMPARISONS[comparison][1].items():
                 print(f"  {variant}: {json.dumps(keys)}")
         return
+    if not options.plot:
+        play_all(options)
     figures: dict[str, float] = {}
     for comparison in options.only:
-        for seed in options.seeds:
-            for variant in COMPARISONS[comparison][1]:
-                if not options.plot:
-                    play(options, comparison, variant, seed)
         curves = gathered(options, comparison)
         if not curves:
             continue

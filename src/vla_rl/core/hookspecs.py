@@ -163,14 +163,15 @@ class Algorithm(ABC):
     """Advantages and a loss; no model, no simulator, no device choice, no logging. Group `vla_rl.algorithms`."""
 
     needs: frozenset[str] = frozenset()
-    """Of "values", "fresh-values", "groups", "reference": provided by the runtime, refused early when impossible."""
+    """Of "values", "fresh-values", "groups", "reference", "frames": provided by the runtime, refused early when
+    impossible."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
 
     @hookspec(firstresult=True)
     def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
-        """Optional; runs where the heavy part is. N arrays uint8 [frames, H, W, 3] -> float32 [N, D] for
-        `Rollout.features`."""
+        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of the first camera, N arrays
+        uint8 [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D] for `Rollout.features`."""
         return None
 
     @hookspec(firstresult=True)

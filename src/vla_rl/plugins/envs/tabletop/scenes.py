@@ -18,7 +18,7 @@ from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS
 
 Array = np.ndarray[Any, Any]
 
-SPLITS = {"train": (0, 4000), "eval": (1_000_000, 200)}
+SPLITS = {"train": (0, 24_000), "eval": (1_000_000, 800)}
 """Split -> (first state id, number of states). State i of a split has task i modulo the number of tasks."""
 THINGS = 4
 REACH = 0.8
@@ -27,8 +27,8 @@ START = 0.35
 """The gripper starts within [-START, START]."""
 GAP = 0.42
 """Least distance between two things, and between a thing and the start of the gripper (Chebyshev)."""
-_TRIES = 96
-_BLOCK = 500
+_TRIES = 8
+_BLOCK = 2000
 
 
 @frozen(kw_only=True, eq=False)
