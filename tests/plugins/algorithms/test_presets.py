@@ -6,9 +6,10 @@ import pytest
 
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec import component, parse_spec
-from vla_rl.plugins.algorithms import gipo, grpo, ppo
+from vla_rl.plugins.algorithms import gipo, grpo, ppo, srpo
 
-PLUGINS = {"gipo": gipo.plugin, "grpo": grpo.plugin, "ppo": ppo.plugin}
+PLUGINS = {"gipo": gipo.plugin, "grpo": grpo.plugin, "ppo": ppo.plugin, "srpo": srpo.plugin}
+REQUIRED = {"srpo": {"encoder": "tiny"}}
 
 
 def config(name, **keys):
@@ -48,12 +49,13 @@ WANTED = {
         "entropy_coef": 0.01,
     },
     ("gipo", "accerl-full"): {"sigma": 1.0, "behaviour_kl_coef": 0.1, "time_limit": "terminal"},
+    ("srpo", "siirl-srpo"): {"aggregation": "step-mean", "dual_clip": 3.0, "frames": 64, "reward_scale": 0.6},
 }
 
 
 @pytest.mark.parametrize(("name", "preset"), WANTED)
 def test_a_preset_is_its_published_recipe(name, preset):
-    found = config(name, preset=preset)
+    found = config(name, preset=preset, **REQUIRED.get(name, {}))
     assert {key: getattr(found, key) for key in WANTED[name, preset]} == WANTED[name, preset]
     if name == "grpo":
         assert (found.filter.lower, found.filter.upper) == (0.1, 0.9)
