@@ -1,0 +1,175 @@
+"""A whole iteration on real LIBERO, collocated, beside the way of SimpleVLA-RL and beside the simulator alone.
+
+    python benchmarks/libero_iteration.py [--rounds 5] [--rows 2] [--steps 80] [--json FILE]
+
+The baseline is written here, after SimpleVLA-RL's rollout: a process and a new official environment for every
+trajectory, a picture of each camera at every step, all rows inferred until the step limit, observations collected in
+order. Both infer with the same tiny OpenVLA-OFT. Ours is the wall-clock time of a run's iteration: rollout, loss,
+gradients, optimiser. The baseline is charged with its rollout and the time of our update. The simulator alone plays the
+same number of steps in as many processes with nobody asking for actions. All three in turn, medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core import plugins
+from vla_rl.core.hookspecs import SimEnv, VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.runtime.assemble import take_columns
+from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.spec import Spec, parse_spec
+from vla_rl.core.types import Context, Observation
+
+SIZE, CHUNK, SETTLE = 128, 8, 10
+CAMERAS = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}
+
+
+def spec_of(rows: int, steps: int) -> Spec:
+    """Random weights: every episode lasts until the limit, so that all three play the same number of steps."""
+    return parse_spec(
+        {
+            "name": "libero-iteration",
+            "model": {"type": "openvla_oft", "preset": "tiny"},
+            "env": {
+                "type": "libero",
+                "suite": "libero_spatial",
+                "tasks": [0],
+                "num_envs": rows,
+                "cameras": dict.fromkeys(CAMERAS, SIZE),
+            },
+            "rollout": {"chunk": CHUNK, "episodes": rows, "max_steps": steps},
+            "algorithm": {"type": "ppo"},
+            "train": {"steps": 10**6, "lr": 1e-5, "micro_batch": 32},
+            "hooks": [],
+        }
+    )
+
+
+def trajectory(bddl_file: str, steps: int, pipe: Connection) -> None:
+    """One episode in a process of its own; observations out, chunks of actions in."""
+    from libero.libero.envs import OffScreenRenderEnv
+
+    env = OffScreenRenderEnv(bddl_file_name=bddl_file, camera_heights=SIZE, camera_widths=SIZE)
+    env.seed(0)
+    env.reset()
+    for _ in range(SETTLE):
+        seen = env.step([0.0] * 6 + [-1.0])[0]
+    for _ in range(0, steps, CHUNK):
+        state = np.concatenate([seen["robot0_eef_pos"], seen["robot0_eef_quat"][:3], seen["robot0_gripper_qpos"]])
+        pipe.send(({name: seen[key][::-1, ::-1].copy() for name, key in CAMERAS.items()}, state.astype(np.float32)))
+        for action in pipe.recv():
+            seen = env.step(action)[0]
+    env.close()
+
+
+def baseline_rollout(model: VLAModel, bddl_file: str, instruction: str, rows: int, steps: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for _ in range(rows):
+        here, there = context.Pipe()
+        processes.append(context.Process(target=trajectory, args=(bddl_file, steps, there)))
+        processes[-1].start()
+        pipes.append(here)
+    for chunk in range(steps // CHUNK):
+        seen = [pipe.recv() for pipe in pipes]
+        obs = Observation(
+            images={name: np.stack([images[name] for images, _ in seen]) for name in CAMERAS},
+            instructions=(instruction,) * rows,
+            state=np.stack([state for _, state in seen]),
+        )
+        noise = Noise(0, "action", list(range(rows)), [0] * rows, [chunk] * rows)
+        for pipe, actions in zip(pipes, np.asarray(model.sample_chunk(obs, noise, False).actions), strict=True):
+            pipe.send(actions)
+    for process in processes:
+        process.join()
+
+
+def iteration(runtime: Runtime, step: int) -> tuple[float, float]:
+    """Seconds of the iteration and of its update."""
+    before = perf_counter()
+    rollout, _ = runtime.rollout(step)
+    rollout = runtime.algorithm.shape_rewards(rollout)
+    keep = np.flatnonzero(runtime.algorithm.select(rollout).numpy())
+    kept = take_columns(rollout, keep)
+    middle = perf_counter()
+    runtime.update(kept, keep, runtime.algorithm.advantages(kept))
+    after = perf_counter()
+    return after - before, after - middle
+
+
+def play_alone(env: SimEnv, states: Any, steps: int) -> None:
+    rows = env.num_envs
+    env.reset(np.arange(rows), np.array([state.id for state in states[:rows]]), np.arange(rows))
+    still = np.zeros((rows, CHUNK, 7), np.float32)
+    for _ in range(0, steps, CHUNK):
+        env.chunk_step(still, np.ones(rows, bool), True)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    before = perf_counter()
+    work()
+    return perf_counter() - before
+
+
+def measure(rounds: int, rows: int, steps: int) -> dict[str, float]:
+    from vla_rl.plugins.envs.libero.suites import Suite
+
+    spec = spec_of(rows, steps)
+    task = Suite("libero_spatial").tasks[0]
+    alone: SimEnv = plugins.build("env", "libero", spec.env.config, Context(num_envs=rows, chunk=CHUNK))
+    states = alone.reset_states("train")
+    model: VLAModel = plugins.build("model", spec.model.type, spec.model.config, Context(env=alone.info, chunk=CHUNK))
+    runtime = Runtime(spec)
+    try:
+        iteration(runtime, 0)
+        play_alone(alone, states, CHUNK)
+        times: dict[str, list[float]] = {"ours": [], "update": [], "baseline": [], "alone": []}
+        for step in range(1, rounds + 1):
+            whole, update = iteration(runtime, step)
+            times["ours"].append(whole)
+            times["update"].append(update)
+            times["baseline"].append(
+                update + seconds(lambda: baseline_rollout(model, task.bddl_file, task.instruction, rows, steps))
+            )
+            times["alone"].append(seconds(lambda: play_alone(alone, states, steps)))
+    finally:
+        runtime.close()
+        alone.close()
+    played = rows * steps
+    figures = {f"steps_per_s_{name}": played / median(times[name]) for name in ("ours", "baseline", "alone")}
+    figures["over_baseline"] = median(b / o for b, o in zip(times["baseline"], times["ours"], strict=True))
+    figures["share_of_simulator"] = median(a / o for a, o in zip(times["alone"], times["ours"], strict=True))
+    figures["update_s"] = median(times["update"])
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=80, help="actions of an episode, a multiple of 8")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    figures = measure(options.rounds, options.rows, options.steps)
+    print(f"{options.rows} rows of {options.steps} steps, two cameras of {SIZE} px; medians of {options.rounds} rounds")
+    for name, value in figures.items():
+        print(f"{name:<24} {value:>10.2f}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
