@@ -15,10 +15,12 @@ import torch
 from openvla_cases import CHUNK, ENV, empty, noise, observation, policy
 from safetensors.torch import load_file, save_file
 
+from vla_rl.core import networks
+from vla_rl.core.checkpoints import CheckpointError, WeightFiles
 from vla_rl.core.testing import check_model
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft, weights
 from vla_rl.plugins.models.openvla.architecture import preset_config
-from vla_rl.plugins.models.openvla.checkpoint import CheckpointError, save_checkpoint
+from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.lora import MergedState
 from vla_rl.plugins.models.openvla.modeling import hollow_model
 
@@ -160,7 +162,7 @@ def test_keys_of_shards_that_do_not_fit_are_listed_before_anything_is_read(
     gone = next(iter(state))
     state["extra.weight"] = state.pop(gone)
     save_file(state, file)
-    monkeypatch.setattr(weights.WeightFiles, "each", None)
+    monkeypatch.setattr(WeightFiles, "each", None)
     with pytest.raises(CheckpointError, match=rf"(?s)missing \(1\): {gone}.*unexpected \(1\): extra.weight"):
         policy(checkpoint=str(tmp_path))
 
@@ -173,8 +175,8 @@ def test_weights_in_pickles_are_refused(saved: Path, tmp_path: Path) -> None:
 
 
 def test_memory_is_stated_before_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(weights.WeightFiles, "each", None)
+    monkeypatch.setattr(networks, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(WeightFiles, "each", None)
     with pytest.raises(
         CheckpointError, match=r"does not fit on cpu: [\d,]+ weights as float32 need .* 0.0 GiB are free"
     ):
@@ -182,10 +184,10 @@ def test_memory_is_stated_before_loading(saved: Path, monkeypatch: pytest.Monkey
 
 
 def test_memory_of_the_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "free_memory", lambda device: 20 * 2**30)
+    monkeypatch.setattr(networks, "free_memory", lambda device: 20 * 2**30)
     with pytest.raises(CheckpointError, match=r"7,541,237,184 weights as float32 need 28.1 GiB.*bfloat16 \(14.0 GiB\)"):
-        weights.check_memory(7_541_237_184, torch.float32, torch.device("cpu"), Path("x"))
-    weights.check_memory(7_541_237_184, torch.bfloat16, torch.device("cpu"), Path("x"))
+        networks.check_memory(7_541_237_184, torch.float32, torch.device("cpu"), Path("x"))
+    networks.check_memory(7_541_237_184, torch.bfloat16, torch.device("cpu"), Path("x"))
 
 
 def test_python_code_of_a_folder_is_not_run(saved: Path, tmp_path: Path) -> None:
@@ -213,7 +215,7 @@ def test_tokenizer_of_sentencepiece_alone(saved: Path, tmp_path: Path) -> None:
 def test_presets_that_measure_machines(preset: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     got = sum(p.numel() for p in hollow_model(preset_config(preset)).parameters())
     assert got == count
-    monkeypatch.setattr(weights, "free_memory", lambda device: 0)
+    monkeypatch.setattr(networks, "free_memory", lambda device: 0)
     with pytest.raises(CheckpointError, match=rf"preset {preset} does not fit on cpu: {got:,} weights"):
         policy(preset=preset)
 
@@ -226,7 +228,7 @@ import json, sys
 from vla_rl.core.testing import synthetic
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla import openvla_oft
-from vla_rl.plugins.models.openvla.locate import CheckpointError
+from vla_rl.core.checkpoints import CheckpointError
 for name in sys.argv[1:]:
     config = openvla_oft.config(checkpoint=name)
     print(openvla_oft.action_dim(config), end=" ")
@@ -314,7 +316,7 @@ def test_peft_reads_the_adapter(saved: Path, tmp_path: Path) -> None:
     model = moved(saved, save_lora="adapter")
     model.save(tmp_path)
     network = empty(model.config)
-    weights.load_weights(network, load_file(saved / "model.safetensors"), saved)
+    networks.load_weights(network, load_file(saved / "model.safetensors"), saved)
     theirs = PeftModel.from_pretrained(network, str(tmp_path)).state_dict()
     own = {name: t for name, t in model.module.vla.state_dict().items() if "lora_" in name}
     assert own and all(torch.equal(theirs[name], tensor) for name, tensor in own.items())

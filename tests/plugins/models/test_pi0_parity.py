@@ -11,9 +11,10 @@ from pi0_cases import REFERENCE_SIZES, reference
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_rl.core.checkpoints import find_weights
+from vla_rl.core.networks import fill
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
-from vla_rl.plugins.models.pi0.checkpoint import load_network
-from vla_rl.plugins.models.pi0.layout import HEAD, TIED, public_name
+from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network
 from vla_rl.plugins.models.pi0.schedule import Schedule, entropy, log_density
 
@@ -23,7 +24,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def module() -> Pi0Module:
     network = empty_network(network_config(REFERENCE_SIZES, Shape(horizon=10, action_dim=8, state_dim=8)))
-    load_network(network, reference("model.safetensors").parent)
+    weights = find_weights(reference("model.safetensors").parent, open_names)
+    fill(network, weights, CPU, torch.float32, public_name=public_name)
     return Pi0Module(network).eval()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vla_rl.core.adapters import LoRAConfig
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.openvla.config import LoRAConfig, OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig, no_rl
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig, no_rl
 from vla_rl.plugins.models.openvla.statistics import action_dim
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from attrs import frozen
 from peft import PeftModel
 from torch import Tensor, nn
 
+from vla_rl.core.adapters import before_training
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, Observation
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
@@ -81,15 +82,10 @@ class FamilyPolicy(VLAModel):
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Score recorded chunks with the weights under the adapters, which are those before training: float32
         [B, C, M]. Costs no second copy of the weights. Raises TypeError without `lora`."""
-        vla, trained = self.module.vla, self.module.proprio_projector
-        if not isinstance(vla, PeftModel):
+        if not isinstance(self.module.vla, PeftModel):
             raise TypeError(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
-        self.module.proprio_projector = self._first_projector
-        try:
-            with vla.disable_adapter():
-                return self.chunk_log_probs(obs, chunk).log_probs
-        finally:
-            self.module.proprio_projector = trained
+        with before_training(self.module, proprio_projector=self._first_projector):
+            return self.chunk_log_probs(obs, chunk).log_probs
 
     def save(self, folder: Path) -> bool:
         save_checkpoint(self.module, self.config, self.prompts.tokenizer, Path(folder), base=self._base)
@@ -104,7 +100,8 @@ class FamilyPolicy(VLAModel):
             part.train(on)
 
     def _numerics(self) -> torch.autocast:
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast)
+        kind = self._device.type  # train.precision: bf16 has autocast on around us
+        return torch.autocast(kind, torch.bfloat16, enabled=self._autocast or torch.is_autocast_enabled(kind))
 
     def _see(self, obs: Observation, trace: Mapping[str, Array] | None = None) -> dict[str, Tensor | None]:
         """Pixels for the module, or features where those of acting are kept (`trace`: recorded ones)."""

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 
+from vla_rl.core.networks import allocate, fill, load_weights, unchanged
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
@@ -29,7 +30,7 @@ from vla_rl.plugins.models.openvla.heads import (
     ValueHead,
 )
 from vla_rl.plugins.models.openvla.images import ImageProcessor
-from vla_rl.plugins.models.openvla.lora import add_adapters
+from vla_rl.plugins.models.openvla.lora import add_adapters, fingerprint
 from vla_rl.plugins.models.openvla.modeling import (
     OpenVLAForActionPrediction,
     hollow_model,
@@ -38,7 +39,6 @@ from vla_rl.plugins.models.openvla.modeling import (
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, Prompts
 from vla_rl.plugins.models.openvla.regression import L1Policy
-from vla_rl.plugins.models.openvla.weights import allocate, fill, load_weights, unchanged
 
 __all__ = ["MismatchError", "build_autoregressive", "build_policy"]
 M = TypeVar("M", bound=PolicyModule)
@@ -137,9 +137,7 @@ def _module(
     module = kind(vla, projector, _value_head(config, context, width, checkpoint), head)
     if config.lora is not None:
         seed = derived_seed(context.seed, "openvla/lora")
-        module.vla = add_adapters(
-            vla, config.lora, freeze_vision=config.freeze_vision, autocast=config.autocast, seed=seed
-        )
+        module.vla = add_adapters(vla, config.lora, autocast=config.autocast, seed=seed)
         if checkpoint is not None and checkpoint.adapter is not None:
             checkpoint.adapter.copy_into(module.vla, config.lora)
     if config.gradient_checkpointing:
@@ -159,9 +157,9 @@ def _network(
     if adapter is None:
         fill(vla, weights, device, dtype)
     else:
-        adapter.check_base(weights.fingerprint())
+        adapter.check_base(fingerprint(weights))
         adapter.check_merges(weights.shapes)
-        fill(vla, weights, device, dtype, adapter.merge if config.lora is None else unchanged)
+        fill(vla, weights, device, dtype, change=adapter.merge if config.lora is None else unchanged)
     return vla
 
 

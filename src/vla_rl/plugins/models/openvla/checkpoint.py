@@ -6,9 +6,8 @@ model.safetensors (or shards and their index, or a peft adapter and the name of 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -16,22 +15,22 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from vla_rl.core.checkpoints import INDEX, WEIGHTS, CheckpointError, WeightFiles, find_weights, read_file, read_json
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.heads import PolicyModule
-from vla_rl.plugins.models.openvla.locate import SENTENCEPIECE, CheckpointError, resolve, unfinished, unreadable
-from vla_rl.plugins.models.openvla.lora import Adapter, AdapterBase, MergedState, read_adapter, save_adapter
+from vla_rl.plugins.models.openvla.locate import SENTENCEPIECE, resolve
+from vla_rl.plugins.models.openvla.lora import (
+    Adapter,
+    AdapterBase,
+    MergedState,
+    fingerprint,
+    read_adapter,
+    save_adapter,
+)
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
 from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
-from vla_rl.plugins.models.openvla.weights import (
-    INDEX,
-    SHARD_BYTES,
-    WEIGHTS,
-    WeightFiles,
-    find_weights,
-    write_weights,
-)
+from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
 
-T = TypeVar("T")
 VALUE_HEAD = "value_head.safetensors"
 TOKENIZER = "tokenizer.json"
 PART = "{}--{}_checkpoint.pt"
@@ -75,7 +74,7 @@ class Checkpoint:
         """What adapters that are trained from here belong to."""
         name = self.adapter.base if self.adapter is not None else self.name
         folder = Path(name).expanduser()
-        return AdapterBase(str(folder.absolute()) if folder.is_dir() else name, self.weights.fingerprint())
+        return AdapterBase(str(folder.absolute()) if folder.is_dir() else name, fingerprint(self.weights))
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
         """Name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
@@ -85,31 +84,20 @@ class Checkpoint:
 def open_checkpoint(name: str) -> Checkpoint:
     """Read what is light: sizes, statistics, tokenizer."""
     folder = resolve(name)
-    raw = _json(folder, "config.json")
+    raw = read_json(folder / "config.json")
     if raw.get("model_type") != OpenVLAConfig.model_type:
         raise CheckpointError(
             f"{folder} holds a model of type {raw.get('model_type')!r}, not {OpenVLAConfig.model_type!r}; "
             "choose the model plugin that matches it"
         )
     raw.pop("auto_map", None)  # names Python code in the folder, which is not run; nor would a copy of it be there
-    config = _read(folder / "config.json", lambda _: OpenVLAConfig.from_dict(raw))
+    config = read_file(folder / "config.json", lambda _: OpenVLAConfig.from_dict(raw))
     if (folder / STATISTICS).is_file():
-        config.norm_stats = _json(folder, STATISTICS)
+        config.norm_stats = read_json(folder / STATISTICS)
     tokenizer = _tokenizer(folder)
     adapter = None if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file() else read_adapter(folder)
     weights = find_weights(folder if adapter is None else adapter.base_folder())
     return Checkpoint(name=name, folder=folder, config=config, tokenizer=tokenizer, weights=weights, adapter=adapter)
-
-
-def _read(path: Path, reader: Callable[[Path], T]) -> T:
-    """Whatever is wrong with a file of a checkpoint becomes an error that names the file."""
-    if not path.is_file():
-        clause = unfinished(path.parent)
-        raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}{clause}")
-    try:
-        return reader(path)
-    except Exception as error:
-        raise unreadable(path, error) from error
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
@@ -120,26 +108,19 @@ def _tokenizer(folder: Path) -> Tokenizer:
             f"  python -c \"from transformers import LlamaTokenizer as T; f = '{folder}'; "
             'T.from_pretrained(f).save_pretrained(f)"'
         )
-    return _read(folder / TOKENIZER, lambda path: Tokenizer.from_file(str(path)))
-
-
-def _json(folder: Path, name: str) -> dict[str, Any]:
-    content = _read(folder / name, lambda path: json.loads(path.read_text()))
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{folder / name} must hold a JSON object, not a {type(content).__name__}")
-    return content
+    return read_file(folder / TOKENIZER, lambda path: Tokenizer.from_file(str(path)))
 
 
 def read_part(path: Path) -> dict[str, Tensor]:
     """The state of a part beside the network, saved from inside a DistributedDataParallel wrapper or not."""
-    state = _read(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
+    state = read_file(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 
 def read_value_head(folder: Path) -> dict[str, Tensor] | None:
     """The critic that was saved beside the checkpoint, if there is one."""
     path = folder / VALUE_HEAD
-    return _read(path, load_file) if path.is_file() else None
+    return read_file(path, load_file) if path.is_file() else None
 
 
 def save_checkpoint(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from attrs.validators import ge, in_, lt, optional
+from attrs.validators import in_, optional
+
+from vla_rl.core.adapters import LoRAConfig
 
 PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
@@ -42,18 +44,6 @@ def _autocast_narrows(config: FamilyConfig, attribute: Attribute[Any], value: bo
 def _adapter_has_a_base(config: FamilyConfig, attribute: Attribute[Any], value: str) -> None:
     if value == "adapter" and (config.lora is None or config.checkpoint is None):
         raise ValueError("save_lora: adapter needs `lora`, and a `checkpoint` as the base that the adapter belongs to")
-
-
-@frozen(kw_only=True)
-class LoRAConfig:
-    """Low-rank adapters on every linear layer that is used (Hu et al. 2021)."""
-
-    rank: int = field(default=32, validator=ge(1))
-    """Rank r of the update."""
-    alpha: float | None = None
-    """The update is scaled by alpha / rank. None: min(rank, 16), as OpenVLA-OFT is fine-tuned."""
-    dropout: float = field(default=0.0, validator=[ge(0.0), lt(1.0)])
-    """On the adapters' input, in imitation only: RL scores what the policy really sampled from."""
 
 
 @frozen(kw_only=True)

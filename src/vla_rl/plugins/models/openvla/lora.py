@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from attrs import frozen
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vla_rl.plugins.models.openvla.config import LoRAConfig
+from vla_rl.core import adapters
+from vla_rl.core.adapters import LoRAConfig, peft_config, seeded, trained_layers
+from vla_rl.core.checkpoints import CheckpointError, WeightFiles, check_names, read_file, read_json
+from vla_rl.core.networks import shapes_of
 from vla_rl.plugins.models.openvla.heads import public_network
-from vla_rl.plugins.models.openvla.locate import CheckpointError, resolve, unreadable
+from vla_rl.plugins.models.openvla.locate import resolve
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
-from vla_rl.plugins.models.openvla.weights import check_names, shapes_of
 
 ADAPTER, ADAPTER_CONFIG, FINGERPRINT = "adapter_model.safetensors", "adapter_config.json", "base_fingerprint.json"
 PREFIX = "base_model.model."
@@ -86,10 +90,10 @@ class Adapter:
     @torch.no_grad()
     def copy_into(self, model: nn.Module, config: LoRAConfig) -> None:
         """Go on training this adapter. Raises CheckpointError when the spec describes another one."""
-        if (self.rank, self.alpha) != (config.rank, _alpha(config)):
+        if (self.rank, self.alpha) != (config.rank, config.effective_alpha):
             raise CheckpointError(
                 f"{self.folder} holds an adapter of rank {self.rank} and alpha {self.alpha:g}, the spec asks for rank "
-                f"{config.rank} and alpha {_alpha(config):g}; set model.lora: {{rank: {self.rank}, alpha: "
+                f"{config.rank} and alpha {config.effective_alpha:g}; set model.lora: {{rank: {self.rank}, alpha: "
                 f"{self.alpha:g}}} to train it on, or leave model.lora out to merge it into its base"
             )
         own = {n.replace(".default.", "."): p for n, p in model.named_parameters() if ".lora_" in n}
@@ -98,8 +102,17 @@ class Adapter:
             parameter.copy_(self.state[name])
 
 
-def _alpha(config: LoRAConfig) -> float:
-    return min(config.rank, 16) if config.alpha is None else config.alpha
+def fingerprint(weights: WeightFiles) -> str:
+    """Of names, shapes and the first row of every tensor: tells one base of adapters from another, and reads
+    thousandths of the files."""
+    digest = sha256()
+    for path, names in sorted(weights.files.items()):
+        with safe_open(path, "pt") as file:
+            for name in sorted(names):
+                row = file.get_slice(name)[:1].contiguous()
+                digest.update(f"{name} {weights.shapes[name]} {row.dtype} ".encode())
+                digest.update(row.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def read_adapter(folder: Path) -> Adapter | None:
@@ -109,22 +122,17 @@ def read_adapter(folder: Path) -> Adapter | None:
         return None
     if not weights.is_file():
         raise CheckpointError(f"{folder} is not a complete adapter: it has no {ADAPTER}")
-    try:
-        raw = json.loads(file.read_text())
-        kind, base, rank, alpha = raw["peft_type"], raw["base_model_name_or_path"], raw["r"], raw["lora_alpha"]
-    except Exception as error:
-        raise unreadable(file, error) from error
+    raw = read_json(file)
+    kind, base, rank, alpha = read_file(
+        file, lambda _: (raw["peft_type"], raw["base_model_name_or_path"], raw["r"], raw["lora_alpha"])
+    )
     used = [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if raw.get(key)]
     if kind != "LORA" or raw.get("bias", "none") != "none" or used:
         raise CheckpointError(f"{file}: only plain LoRA adapters without biases are read, this is {kind} {used or ''}")
     if not base:
         raise CheckpointError(f"{file} names no base; set base_model_name_or_path to the checkpoint it belongs to")
-    try:
-        state = load_file(weights)
-    except Exception as error:
-        raise unreadable(weights, error) from error
     scale = alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank)
-    return Adapter(folder=folder, base=base, rank=rank, alpha=alpha, scale=scale, state=state)
+    return Adapter(folder=folder, base=base, rank=rank, alpha=alpha, scale=scale, state=read_file(weights, load_file))
 
 
 def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
@@ -138,30 +146,15 @@ def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
     (folder / FINGERPRINT).write_text(json.dumps({"base": base.name, "fingerprint": base.fingerprint}) + "\n")
 
 
-def add_adapters(
-    model: OpenVLAForActionPrediction, config: LoRAConfig, *, freeze_vision: bool, autocast: bool, seed: int
-) -> nn.Module:
-    """Adapters on every linear layer that is computed, except the head; everything else is frozen. They are float32,
+def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, *, autocast: bool, seed: int) -> nn.Module:
+    """Adapters on every linear layer that is trained, except the head; everything else is frozen. They are float32,
     also where the model is not.
 
     Initialisation is a function of the seed; PyTorch's global generator is left as it was.
     """
-    vits = (model.vision_backbone.featurizer, model.vision_backbone.fused_featurizer)
-    roots = [model.vision_backbone] if freeze_vision else [part for vit in vits for part in vit.unused()]
-    idle = {id(part) for root in roots for part in root.modules() if isinstance(part, nn.Linear)}
-    skipped = [name for name, part in model.named_modules() if id(part) in idle]
-    alpha: Any = _alpha(config)
-    lora = LoraConfig(
-        r=config.rank,
-        lora_alpha=alpha,
-        lora_dropout=config.dropout,
-        target_modules="all-linear",
-        exclude_modules=skipped,
-        init_lora_weights="gaussian",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        adapted = get_peft_model(model, lora)
+    layers = [name for name in trained_layers(model) if f"{name}.weight" != HEAD]
+    with seeded(seed):
+        adapted = get_peft_model(model, peft_config(config, layers))
     if autocast:  # it casts by itself; peft would make, and keep, a float32 copy of every layer's input
         for part in adapted.modules():
             if isinstance(part, LoraLayer):
@@ -169,31 +162,23 @@ def add_adapters(
     return adapted
 
 
-class MergedState:
-    """A network's tensors under their public names: adapters added in, the head with all its rows. Each is made when it
-    is asked for, so saving needs no second copy of the network; the model itself is not changed."""
+class MergedState(adapters.MergedState):
+    """Of OpenVLA: with all rows of the head, on the host."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None) -> None:
         """dtype: of what is given out; None: as it is."""
         self._network, self._dtype = public_network(model), dtype
-        state = self._network.state_dict()
-        self._state = {n.replace(".base_layer.", "."): t for n, t in state.items() if ".lora_" not in n}
-        parts = self._network.named_modules()
-        self._adapters = {f"{name}.weight": part for name, part in parts if isinstance(part, LoraLayer)}
+        super().__init__(self._network)
 
     def outline(self) -> dict[str, Tensor]:
         """All tensors on the meta device."""
-        shapes = {name: tensor.shape for name, tensor in self._state.items()}
+        shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         shapes[HEAD] = torch.Size([self._network.config.text_config.vocab_size, shapes[HEAD][1]])
         return {
             name: torch.empty(shapes[name], dtype=self._dtype or tensor.dtype, device="meta")
-            for name, tensor in self._state.items()
+            for name, tensor in self.tensors.items()
         }
 
-    @torch.no_grad()
     def read(self, name: str) -> Tensor:
-        """The tensor of this name on the host."""
-        tensor = self._network.whole_head() if name == HEAD else self._state[name]
-        if name in self._adapters:
-            tensor = tensor + self._adapters[name].get_delta_weight("default").to(tensor.dtype)
+        tensor = self._network.whole_head() if name == HEAD else super().read(name)
         return tensor.to("cpu", self._dtype or tensor.dtype).contiguous()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vla_rl.core.adapters import LoRAConfig
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.pi0.config import NoiseConfig, Pi0Config, ValueHeadConfig
 from vla_rl.plugins.models.pi0.statistics import action_dim
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from vla_rl.plugins.models.pi0.policy import Pi0Policy
 
 
-__all__ = ["NoiseConfig", "Pi0Config", "ValueHeadConfig", "build", "plugin"]
+__all__ = ["LoRAConfig", "NoiseConfig", "Pi0Config", "ValueHeadConfig", "build", "plugin"]
 
 
 def build(config: Pi0Config, context: Context) -> Pi0Policy:

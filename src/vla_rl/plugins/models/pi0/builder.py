@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from attrs import evolve, frozen
 
+from vla_rl.core.adapters import insert_adapters
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.networks import allocate, fill
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.pi0.architecture import TINY, Shape, network_config
@@ -14,13 +16,13 @@ from vla_rl.plugins.models.pi0.checkpoint import (
     VALUE_HEAD,
     Checkpoint,
     load_head,
-    load_network,
     open_checkpoint,
 )
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.heads import NoiseHead, ValueHead
 from vla_rl.plugins.models.pi0.images import ImageProcessor
-from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, freeze_unused, initialise, set_precision
+from vla_rl.plugins.models.pi0.layout import public_name
+from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, freeze_unused, initialise, stays_float32
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import Prompts, train_tokenizer
 from vla_rl.plugins.models.pi0.scaling import Scaler
@@ -53,7 +55,7 @@ def build_policy(config: Pi0Config, context: Context) -> Pi0Policy:
     fit = _preset(config, context, env) if config.checkpoint is None else _fit(config, context, env)
     source = fit.checkpoint
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
-        module = _module(config, context, fit, dtype).to(device)
+        module = _module(config, context, fit, device, dtype).to(device)
     steps = (config.noise.steps or "one") if config.noise.method == "flow_sde" else "all"
     return Pi0Policy(
         module=module,
@@ -77,6 +79,7 @@ def build_policy(config: Pi0Config, context: Context) -> Pi0Policy:
         temperature=context.temperature,
         greedy_start=config.greedy_start,
         train_prefix=not config.train_expert_only,
+        adapted=config.lora is not None,
         seed=context.seed,
         device=device,
     )
@@ -179,21 +182,23 @@ def _cameras(config: Pi0Config, env: EnvInfo, checkpoint: Checkpoint | None) -> 
     return chosen
 
 
-def _module(config: Pi0Config, context: Context, fit: Fit, dtype: torch.dtype) -> Pi0Module:
+def _module(config: Pi0Config, context: Context, fit: Fit, device: torch.device, dtype: torch.dtype) -> Pi0Module:
     """Weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     pi0 = empty_network(network_config(sizes, shape))
-    if source.folder is None:
+    if source.weights is None:
+        allocate(pi0, device, dtype, f"preset {config.preset}", stays_float32)
         initialise(pi0, derived_seed(context.seed, "pi0/network"))
     else:
-        load_network(pi0, source.folder)
-    set_precision(pi0, dtype)
+        fill(pi0, source.weights, device, dtype, public_name=public_name, stays_float32=stays_float32)
     if config.train_expert_only:
         pi0.model.vlm.requires_grad_(False)
     else:
         freeze_unused(pi0)
     if fit.state is None:  # its input is zero
         pi0.embed_action_time.state_proj.weight.requires_grad_(False)
+    if config.lora is not None:
+        insert_adapters(pi0, config.lora, derived_seed(context.seed, "pi0/lora"))
     options, per_action = config.value_head, context.chunk if context.values == "action" else None
     value_head = noise_head = None
     if context.values != "none":

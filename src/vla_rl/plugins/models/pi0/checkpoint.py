@@ -7,9 +7,9 @@ sizes of a network that is not one of the public ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn, tensor
 
-from vla_rl.core.networks import misfits, shapes_of
+from vla_rl.core.adapters import MergedState
+from vla_rl.core.checkpoints import WEIGHTS, CheckpointError, WeightFiles, find_weights, read_file, read_json, resolve
+from vla_rl.core.networks import load_weights
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes
 from vla_rl.plugins.models.pi0.layout import LEROBOT, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
@@ -28,17 +30,13 @@ from vla_rl.plugins.models.pi0.statistics import (
     NORMALIZER,
     PREPROCESSOR,
     STATE,
-    CheckpointError,
+    WANTED,
     Scale,
     Statistics,
     read_config,
-    read_json,
     read_statistics,
-    resolve,
 )
 
-T = TypeVar("T")
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ARCHITECTURE, TOKENIZER = "architecture.json", "tokenizer.json"
 VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
 SLOTS = 3
@@ -47,7 +45,7 @@ SLOTS = 3
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """An opened folder, or what a preset has instead; weights are read by `load_network`."""
+    """An opened folder, or what a preset has instead; weights are found, and not yet read."""
 
     sizes: Sizes
     shape: Shape
@@ -56,6 +54,8 @@ class Checkpoint:
     raw: Mapping[str, Any]
     """config.json in lerobot's layout."""
     folder: Path | None = None
+    weights: WeightFiles | None = None
+    """By openpi's names."""
     processors: Mapping[str, bytes] = attrs.field(factory=dict)
     """lerobot's files of pre- and post-processing, kept as they are."""
 
@@ -73,11 +73,11 @@ class Checkpoint:
 
 def open_checkpoint(name: str, tokenizer: str | None, asset_id: str | None) -> Checkpoint:
     """Read what is light: sizes, statistics, tokenizer."""
-    folder = resolve(name)
+    folder = resolve(name, WANTED)
     raw = read_config(folder)
     own = folder / ARCHITECTURE
-    sizes = _read(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_variants(raw)
-    shape = _read(folder / "config.json", lambda _: Shape.read(raw))
+    sizes = read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_variants(raw)
+    shape = read_file(folder / "config.json", lambda _: Shape.read(raw))
     statistics = read_statistics(folder, raw, asset_id)
     given = folder if tokenizer is None else Path(tokenizer).expanduser()
     file = given / TOKENIZER if given.is_dir() else given
@@ -90,57 +90,26 @@ def open_checkpoint(name: str, tokenizer: str | None, asset_id: str | None) -> C
         sizes=sizes,
         shape=shape,
         statistics=statistics,
-        tokenizer=_read(file, lambda path: Tokenizer.from_file(str(path))),
+        tokenizer=read_file(file, lambda path: Tokenizer.from_file(str(path))),
         raw=raw if raw.get("type") == "pi0" else {},
         folder=folder,
+        weights=find_weights(folder, open_names),
         processors={path.name: path.read_bytes() for path in sorted(folder.glob("policy_p*processor*"))},
     )
-
-
-def _read(path: Path, reader: Callable[[Path], T]) -> T:
-    """Whatever is wrong with a file of a checkpoint becomes an error that names the file."""
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}")
-    try:
-        return reader(path)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-
-
-def load_weights(module: nn.Module, state: Mapping[str, Tensor], source: Path, remedy: str = "") -> None:
-    """Copy tensors in, all of them and nothing else. Raises CheckpointError that lists what does not fit."""
-    problems = misfits(shapes_of(module.state_dict()), shapes_of(state))
-    if problems:
-        raise CheckpointError(f"{source} does not fit the model that is asked for{remedy}:\n{problems}")
-    module.load_state_dict(state)
-
-
-def load_network(network: nn.Module, folder: Path) -> None:
-    """Fill the network from a folder of either layout, sharded or not; problems are told in the files' names."""
-    path, index = folder / WEIGHTS, folder / INDEX
-    if path.is_file() or not index.is_file():
-        state = _read(path, load_file)
-    else:
-        shards = sorted(set(_read(index, read_json)["weight_map"].values()))
-        state = {name: tensor for shard in shards for name, tensor in _read(folder / shard, load_file).items()}
-        path = index
-    state = open_names(state)
-    names = {public_name(name): name for name in network.state_dict()}
-    load_weights(network, {names.get(name, name): tensor for name, tensor in state.items()}, path)
 
 
 def load_head(head: nn.Module | None, folder: Path | None, name: str) -> None:
     """A head that was saved beside the checkpoint, if there is one."""
     if head is not None and folder is not None and (folder / name).is_file():
-        load_weights(head, _read(folder / name, load_file), folder / name, "; remove the file to start with a new one")
+        path = folder / name
+        load_weights(head, read_file(path, load_file), path, "; remove the file to start with a new one")
 
 
 def save_checkpoint(module: Pi0Module, checkpoint: Checkpoint, cameras: tuple[str, ...], folder: Path) -> None:
-    """Write the folder in lerobot's layout."""
+    """Write the folder in lerobot's layout, adapters merged into the weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {LEROBOT + public_name(name): t.detach().cpu().contiguous() for name, t in module.pi0.state_dict().items()}
+    merged = MergedState(module.pi0)
+    state = {LEROBOT + public_name(name): merged.read(name).cpu().contiguous() for name in merged.tensors}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
         if head is not None:

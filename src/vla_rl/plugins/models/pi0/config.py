@@ -7,6 +7,8 @@ from typing import Any
 from attrs import Attribute, field, frozen
 from attrs.validators import ge, gt, in_, optional
 
+from vla_rl.core.adapters import LoRAConfig
+
 PRESETS = ("tiny",)
 DTYPES = ("float32", "bfloat16", "float16")
 METHODS = ("flow_sde", "flow_noise")
@@ -67,7 +69,8 @@ class Pi0Config:
     """Keys of `model:` in a spec with `type: pi0`."""
 
     checkpoint: str | None = None
-    """Folder with pi0's weights, config.json and statistics in lerobot's or openpi's layout."""
+    """Folder with pi0's weights, config.json and statistics in lerobot's or openpi's layout; or a name on the Hugging
+    Face hub, `OWNER/NAME` or `OWNER/NAME@REVISION`."""
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), _one_source])
     """Random weights instead of a checkpoint: `tiny` (64 px, for tests and CPUs)."""
     tokenizer: str | None = field(default=None, validator=_for_checkpoints)
@@ -87,6 +90,8 @@ class Pi0Config:
     """Where the ODE starts in greedy evaluation: the mean of the initial noise, or one fixed draw of it."""
     train_expert_only: bool = True
     """Train the action expert and freeze the vision-language model, as pi_RL does."""
+    lora: LoRAConfig | None = None
+    """Train adapters on the linear layers of what is trained, instead of its weights; the heads are trained whole."""
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """The critic, when the algorithm asks for one."""
     dtype: str = field(default="float32", validator=in_(DTYPES))

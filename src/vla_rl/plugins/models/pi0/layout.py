@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Collection
 
 LEROBOT = "model."
 RENAMED = (
@@ -26,15 +26,13 @@ def public_name(name: str) -> str:
     return name
 
 
-def open_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors under openpi's names, whichever layout it has.
+def open_names(names: Collection[str]) -> dict[str, str]:
+    """Names of a checkpoint's tensors -> openpi's names, whichever layout it has.
 
-    The embedding may be stored as itself, as the tied head or as both; `time_mlp_*` is an old name.
+    The embedding may be stored as itself, as the tied head or as both (one is left out); `time_mlp_*` is an old name.
     """
-    if all(name.startswith(LEROBOT) for name in state):
-        state = {name.removeprefix(LEROBOT): tensor for name, tensor in state.items()}
-    state = {f"action_{name}" if name.startswith("time_mlp_") else name: tensor for name, tensor in state.items()}
-    if TIED in state:
-        embedding = state.pop(TIED)
-        state.setdefault(HEAD, embedding)
-    return state
+    prefix = LEROBOT if all(name.startswith(LEROBOT) for name in names) else ""
+    opened = {name: name.removeprefix(prefix) for name in names}
+    opened = {name: f"action_{own}" if own.startswith("time_mlp_") else own for name, own in opened.items()}
+    both = HEAD in opened.values()
+    return {name: HEAD if own == TIED else own for name, own in opened.items() if own != TIED or not both}

@@ -64,7 +64,7 @@ class Prefix:
 
 
 def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
-    """The network with memory that is not initialised, to be filled by `initialise` or from a file."""
+    """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         network = PI0ForConditionalGeneration(config)
     network.embed_action_time.sinusoid_embeds = TimeEmbedding(config)
@@ -164,11 +164,9 @@ def freeze_unused(pi0: PI0ForConditionalGeneration) -> None:
         part.requires_grad_(False)
 
 
-def set_precision(pi0: PI0ForConditionalGeneration, dtype: torch.dtype) -> None:
-    """Cast the towers; their RMS norms and the projections of state, time and actions stay in float32, as in openpi."""
-    for name, parameter in pi0.named_parameters():
-        if name.startswith("model.") and not (parameter.ndim == 1 and ".vision_tower." not in name and "norm" in name):
-            parameter.data = parameter.data.to(dtype)
+def stays_float32(name: str) -> bool:
+    """Of the parameters: RMS norms of the towers and the projections of state, time and actions, as in openpi."""
+    return not name.startswith("model.") or ("norm" in name and ".vision_tower." not in name)
 
 
 @torch.no_grad()

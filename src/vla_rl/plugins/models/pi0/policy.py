@@ -7,14 +7,16 @@ executed do not count: nothing of what they say depends on the weights, or is ac
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vla_rl.core.adapters import before_training, seeded
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Chunk, Observation, Scores, to_numpy
@@ -55,6 +57,7 @@ class Pi0Policy(VLAModel):
         temperature: float,
         greedy_start: str,
         train_prefix: bool,
+        adapted: bool,
         seed: int,
         device: torch.device,
     ) -> None:
@@ -66,7 +69,10 @@ class Pi0Policy(VLAModel):
         self._spread = temperature**0.5  # density to the power 1 / temperature
         self._greedy_start, self._train_prefix = greedy_start, train_prefix
         self._shape = (checkpoint.shape.horizon, checkpoint.shape.action_dim)
-        module.eval()  # nothing in pi0 drops out or checkpoints
+        self._first_noise_head = deepcopy(module.noise_head) if adapted else None
+        self._adapted = adapted
+        self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
+        module.eval()  # nothing in pi0 checkpoints; adapters drop out in `imitation_loss` only
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
@@ -117,6 +123,15 @@ class Pi0Policy(VLAModel):
             raise TypeError("this pi0 has no value head; it is built for algorithms that need values")
         return values
 
+    @torch.no_grad()
+    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
+        """Score recorded chunks with the weights under the adapters and the noise head as it began: float32 [B, C, 1].
+        Costs no second copy of the weights. Raises TypeError without `lora`."""
+        if not self._adapted:
+            raise TypeError("a reference beside pi0 needs `lora`; without adapters it is a second copy")
+        with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
+            return self.chunk_log_probs(obs, chunk).log_probs
+
     def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
         """Flow matching (Black et al. 2024): the mean squared error of the velocity at a random time.
 
@@ -124,15 +139,18 @@ class Pi0Policy(VLAModel):
         run's seed, the demonstrated actions and the weights, so that they are new at every optimiser step and the same
         after a resume.
         """
-        prefix, state = self._see(obs)
         horizon, width = self._shape
         wanted = self._actions.normalise(as_tensor(actions, self._device), width)
         target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
-        keys = (crc32(to_numpy(t).tobytes()) for t in (actions, self.module.pi0.action_out_proj.bias))
+        trained = [p for p in self.module.pi0.parameters() if p.requires_grad]
+        keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
         rng = generator(self._seed, "pi0/imitation", *keys)
         time = as_tensor((rng.beta(1.5, 1.0, len(target)) * 0.999 + 0.001).astype(np.float32), self._device)
         noise = as_tensor(rng.standard_normal(target.shape, dtype=np.float32), self._device)
-        return self.module.flow_matching(prefix, state, target, noise, time)[:, : wanted.shape[1]].mean()
+        with seeded(int(rng.integers(2**63)), self._device):
+            prefix, state = self._see(obs, dropout=True)
+            errors = self.module.flow_matching(prefix, state, target, noise, time)
+        return errors[:, : wanted.shape[1]].mean()
 
     def save(self, folder: Path) -> bool:
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder))
@@ -164,8 +182,10 @@ class Pi0Policy(VLAModel):
             return torch.zeros(1, *self._shape, device=self._device)
         return as_tensor(generator(0, "pi0/greedy").standard_normal((1, *self._shape), dtype=np.float32), self._device)
 
-    def _see(self, obs: Observation) -> tuple[Prefix, Tensor]:
-        """The prefix and the normalised, padded state [B, S]."""
+    def _see(self, obs: Observation, dropout: bool = False) -> tuple[Prefix, Tensor]:
+        """The prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
+        for part in self._dropouts:
+            part.train(dropout)
         ids, mask = self.prompts.rows(obs.instructions)
         pixels = self.images([obs.images[name] for name in self._cameras])
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix):

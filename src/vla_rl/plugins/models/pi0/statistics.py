@@ -7,18 +7,20 @@ openpi: config.json with `action_horizon`, `assets/<asset id>/norm_stats.json`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.checkpoints import CheckpointError, read_file, read_json, resolve
+from vla_rl.core.errors import did_you_mean
 from vla_rl.plugins.models.pi0.config import Pi0Config
 
 PREPROCESSOR, NORMALIZER, OPENPI_STATISTICS = "policy_preprocessor.json", "normalizer_processor", "norm_stats.json"
 ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
+WANTED = ("*.json", "*.safetensors")
+"""Files of a hub repository that are read."""
 OPENPI_EPS = 1e-6
 MODES = {
     "MEAN_STD": ("mean", "std"),
@@ -28,10 +30,6 @@ MODES = {
     "IDENTITY": (),
 }
 """lerobot's normalisation modes and the two statistics that each needs."""
-
-
-class CheckpointError(UserError, ValueError):
-    """A checkpoint cannot be used; the message says which file and what to do."""
 
 
 @frozen(kw_only=True)
@@ -50,26 +48,6 @@ class Statistics:
     action: Scale
     state: Scale | None
     """None: the folder says nothing about a state."""
-
-
-def resolve(name: str) -> Path:
-    """A path -> the folder. Raises CheckpointError when there is none."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(f"checkpoint {name!r} is not a folder (looked at {folder.absolute()})")
-    return folder
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}")
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
-    return content
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -147,10 +125,7 @@ def _tensors(path: Path) -> dict[str, tuple[float, ...]]:
 
     if not path.is_file():
         raise CheckpointError(f"{path.parent} has no statistics to scale with: {path.name} is missing")
-    try:
-        return {name: tuple(array.reshape(-1).tolist()) for name, array in load_file(path).items()}
-    except Exception as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+    return {name: tuple(array.reshape(-1).tolist()) for name, array in read_file(path, load_file).items()}
 
 
 def _openpi(path: Path) -> Statistics:
@@ -169,12 +144,12 @@ def _openpi(path: Path) -> Statistics:
 
 
 def action_dim(config: Pi0Config) -> int | None:
-    """Numbers of an action as the checkpoint's statistics have it; None for a preset, which adapts, and for a folder
-    that cannot be read (which building the model reports in full)."""
+    """Numbers of an action as the checkpoint's statistics have it; None for a preset, which adapts, for a folder
+    that cannot be read (which building the model reports in full), and for a hub name that is not in the cache."""
     if config.checkpoint is None:
         return None
     try:
-        folder = resolve(config.checkpoint)
+        folder = resolve(config.checkpoint, WANTED, download=False)
         return read_statistics(folder, read_config(folder), config.asset_id).action.dim
     except (CheckpointError, OSError, ValueError, KeyError, ImportError):
         return None
