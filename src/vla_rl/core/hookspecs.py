@@ -170,8 +170,9 @@ class Algorithm(ABC):
 
     @hookspec(firstresult=True)
     def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
-        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of the first camera, N arrays
-        uint8 [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D] for `Rollout.features`."""
+        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of the first camera, N
+        arrays uint8 [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D] for
+        `Rollout.features`."""
         return None
 
     @hookspec(firstresult=True)

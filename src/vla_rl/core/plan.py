@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from collections.abc import Mapping
+
+from attrs import Factory, field, frozen
+
+
+@frozen(kw_only=True)
+class Node:
+    """One machine of a cluster."""
+
+    name: str
+    """As Ray lists it (`ray start --node-name`, or its address)."""
+    cpus: float
+    gpus: int
+    memory: int
+    """Host memory in bytes."""
 
 
 @frozen(kw_only=True)
@@ -13,6 +27,28 @@ class Cluster:
     gpus: int
     memory: int
     """Host memory in bytes."""
+    nodes: tuple[Node, ...] = field(
+        default=Factory(
+            lambda self: (Node(name="this machine", cpus=self.cpus, gpus=self.gpus, memory=self.memory),),
+            takes_self=True,
+        )
+    )
+    """Its machines, of which these are the sums; by default one."""
+
+
+@frozen(kw_only=True)
+class Measured:
+    """What the roles of a job took, for `rows` rows on one device."""
+
+    rows: int
+    sim: float
+    """Seconds of a chunk step."""
+    policy: float
+    """Seconds of an inference."""
+    learner: float
+    """Seconds of training on the samples of one chunk step, all epochs."""
+    chunk_steps: int
+    """Of an episode, at most."""
 
 
 @frozen(kw_only=True)
@@ -25,6 +61,10 @@ class Job:
     """Type of the simulator, for messages."""
     row_memory: int = 0
     """Host memory of one simulator row in bytes; 0 when negligible."""
+    global_batch: int | None = None
+    """Samples of an optimiser step, over all learners; None: the whole rollout."""
+    measured: Measured | None = None
+    """None: not measured; a strategy that wants it raises MeasureFirst, and is asked again."""
 
 
 @frozen(kw_only=True)
@@ -36,6 +76,11 @@ class Slot:
     device: str = "cpu"
     cpus: float = 1.0
     gpus: float = 0.0
+    """1, or the part of a GPU that this worker has."""
+    node: str | None = None
+    """Name of its node; None: any."""
+    index: int | None = None
+    """Number of its device on that node. Slots with the same one share it; None: any device."""
 
 
 @frozen(kw_only=True)
@@ -55,6 +100,7 @@ class Plan:
     window: Window = field(factory=Window)
     max_lag: int = 0
     offload: frozenset[str] = frozenset()
+    """Roles that leave their device while they have nothing to do."""
 
     def hosting(self, role: str) -> tuple[int, ...]:
         """Indices of the slots that host a role."""
@@ -63,3 +109,76 @@ class Plan:
 
 class DoesNotFit(Exception):
     """A placement strategy cannot place the job; the message carries what is needed and what is there."""
+
+
+class MeasureFirst(DoesNotFit):
+    """A placement strategy plans by `Job.measured`."""
+
+
+def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
+    """The plan, if its rows, lanes and ranks add up. Raises DoesNotFit with what is needed and what is there."""
+    sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
+    for role, slots in (("sim", sims), ("policy", policies), ("learner", learners)):
+        if not slots:
+            raise DoesNotFit(f"the placement has no slot for the {role} role")
+    check_lanes(job, len(sims), plan.stages)
+    if job.global_batch is not None and job.global_batch % len(learners):
+        raise DoesNotFit(
+            f"an optimiser step of {job.global_batch} samples (train.global_batch) cannot be shared evenly by "
+            f"{len(learners)} learners; set train.global_batch to a multiple of {len(learners)}, or choose a number of "
+            f"learners that divides {job.global_batch}"
+        )
+    apart = sum("policy" in slot.roles and "learner" not in slot.roles for slot in plan.slots)
+    if "policy" in plan.offload and not apart:
+        raise DoesNotFit(
+            "offload.policy has nothing to free: every policy shares its weights with the learner in its worker; leave "
+            "it out, or give policy and learner devices of their own (disaggregated)"
+        )
+    _check_shares(plan, cluster)
+    _check_memory(plan, cluster, job, len(sims))
+    return plan
+
+
+def check_lanes(job: Job, workers: int, stages: int) -> None:
+    """Raise DoesNotFit for rows that the lanes of so many sim workers cannot share evenly."""
+    lanes = workers * stages
+    if job.num_envs % lanes:
+        what, made = ("workers", "") if stages == 1 else ("lanes", f" ({workers} sim workers x {stages})")
+        raise DoesNotFit(
+            f"{job.num_envs} rows cannot be shared evenly by {lanes} {what}{made}; set env.num_envs to a multiple of "
+            f"{lanes}, or choose a number of {what} that divides {job.num_envs}"
+        )
+
+
+def _check_shares(plan: Plan, cluster: Cluster) -> None:
+    """Workers ask for no more than the cluster, or their node, has."""
+    nodes = {node.name: node for node in cluster.nodes}
+    lost = sorted({slot.node for slot in plan.slots if slot.node is not None} - nodes.keys())
+    if lost:
+        raise DoesNotFit(f"no node is named {lost[0]!r}; there are: {', '.join(nodes)}")
+    everywhere: list[tuple[str | None, Cluster | Node]] = [(None, cluster), *nodes.items()]
+    for name, there in everywhere:
+        slots = [slot for slot in plan.slots if name in (None, slot.node)]
+        for what, needed, have in (
+            ("CPUs", sum(slot.cpus for slot in slots), there.cpus),
+            ("GPUs", sum(slot.gpus for slot in slots), there.gpus),
+        ):
+            if needed > have + 1e-6:
+                where = "" if name is None else f" on node {name!r}"
+                raise DoesNotFit(f"{len(slots)} workers need {needed:g} {what}{where}, and there are {have:g}")
+
+
+def _check_memory(plan: Plan, cluster: Cluster, job: Job, workers: int) -> None:
+    """Simulators fit into the host memory of their nodes."""
+    there: Mapping[str | None, int] = {None: cluster.memory, **{node.name: node.memory for node in cluster.nodes}}
+    for name, memory in there.items():
+        here = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)
+        rows = job.num_envs * here // workers
+        needed = rows * job.row_memory
+        if needed > memory:
+            raise DoesNotFit(
+                f"{rows} rows of {job.env} need about {needed / 2**30:.1f} GiB of memory "
+                f"({job.row_memory / 2**30:.1f} GiB each), and there are {memory / 2**30:.1f} GiB"
+                f"{'' if name is None else f' on node {name!r}'}; "
+                f"at most {memory // job.row_memory} rows fit: lower env.num_envs"
+            )

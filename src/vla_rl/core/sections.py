@@ -137,6 +137,11 @@ class RuntimeSpec:
     """Of a running Ray cluster; none: a private one on this machine."""
     deadline_s: float = field(default=600.0, validator=v.gt(0))
     """Seconds after which a call is reported as hung."""
+    check_weights: bool = False
+    """Compare a checksum of every published weight with what each policy then holds; costs time, for debugging."""
+    restarts: int = field(default=3, validator=v.ge(0))
+    """How often a run survives workers that die: sim workers are started again and the rollout is played again; where a
+    policy or learner dies, the run goes on from its last checkpoint. Ray only."""
     max_faults: int = field(default=10, validator=v.ge(0))
     """Simulator rows that may break in a run before it stops. A row that broke (died, hung, raised, returned garbage)
     is replaced and plays its episode again."""
@@ -179,6 +184,13 @@ class TrainSpec(Schedule):
     """First training steps that update the critic alone."""
     checkpoint_every: int = field(default=10, validator=v.ge(0))
     """Training steps between checkpoints; the last step always has one, with 0 it alone."""
+    sharding: Literal["replicated", "full"] = "replicated"
+    """Every learner holds the whole model and optimiser (replicated), or its share of weights, gradients and optimiser
+    state, gathered a block at a time (full; FSDP2; the same with one learner). A policy in the same worker as a learner
+    acts with gathered weights, which then lie whole on its device between updates."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """In which the network is computed, acting and learning alike; weights, gradients and optimiser keep their own
+    (bf16: mixed precision by autocast)."""
     keep_checkpoints: int = field(default=2, validator=v.ge(1))
     """Newest checkpoints kept; older ones are removed."""
 

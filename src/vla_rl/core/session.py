@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
 from time import perf_counter
@@ -14,10 +15,13 @@ from attrs import define, field
 
 from vla_rl.core.events import Run, listeners
 from vla_rl.core.hookspecs import RunEvents
+from vla_rl.core.runtime.backends import WorkerDied
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.folder import RunFolder, State
 from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.spec import Spec
+
+logger = logging.getLogger(__name__)
 
 
 @define
@@ -66,7 +70,21 @@ class Session(ABC):
     @classmethod
     def run(cls, spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
         """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
-        after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised."""
+        after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised. After the death of a
+        worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times."""
+        ours = resume or RunFolder(folder).latest() is None
+        for left in range(spec.runtime.restarts, -1, -1):
+            try:
+                return cls._attempt(spec, folder, resume)
+            except WorkerDied as exc:
+                if not (left and ours) or RunFolder(folder).latest() is None:
+                    raise
+                logger.warning("%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], folder)
+                resume = True
+        raise AssertionError("the last attempt returns or raises")
+
+    @classmethod
+    def _attempt(cls, spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
         home = RunFolder(folder)
         saved = home.restore() if resume else None
         with Interrupts() as interrupts:
@@ -96,6 +114,12 @@ class Session(ABC):
         self.state.wall_seconds = perf_counter() - self._begun
         saved = self.home.save(self.state, self.runtime.save, self.spec.train.keep_checkpoints)
         self.events.on_checkpoint(self.about, self.state.step, saved)
+        self.trace("checkpoint")
+
+    def trace(self, kind: str, final: bool = False) -> None:
+        """Fetch what the workers recorded, for the trace file."""
+        self.runtime.trace.fetch(kind, self.state.step, self.state.env_steps)
+        self.runtime.trace.write(self.home.path, final=final)
 
     def play(self) -> dict[str, Any]:
         """All of it; the rest is as in `run`."""
@@ -103,6 +127,7 @@ class Session(ABC):
         self._begun = perf_counter() - state.wall_seconds
         self.runtime.progress, self.runtime.on_fault = self.progress, self._fault
         self.events.on_run_start(self.about)
+        self.trace("start")
         try:
             self.prepare()
             while True:
@@ -115,14 +140,18 @@ class Session(ABC):
                 if finished:
                     break
                 self.advance()
+                self.trace("training")
         except StopRequested:
             if not self.prepared:
                 raise RunStopped("stopped before there was anything to save") from None
             self.save()
+            self.runtime.trace.write(self.home.path, final=True)
             done = f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"
             raise RunStopped(done) from None
         state.wall_seconds = perf_counter() - self._begun
-        results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing)
+        self.trace("end", final=True)
+        roles = self.runtime.trace.roles()
+        results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing, roles)
         self.events.on_run_end(self.about, results)
         return results
 
@@ -130,6 +159,7 @@ class Session(ABC):
         evaluation = self.runtime.evaluate(self.state.step, self.events.frames_wanted(self.state.step))
         self.state.remember(evaluation)
         self.events.on_eval_end(self.about, self.state.step, evaluation)
+        self.trace("evaluation")
 
     def _fault(self, text: str) -> None:
         self.state.faults += 1

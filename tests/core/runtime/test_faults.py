@@ -103,8 +103,12 @@ def test_more_workers_than_cores(train):
 
 
 def test_rows_that_do_not_divide(train):
-    with pytest.raises(DoesNotFit, match="8 rows cannot be shared evenly by 3 workers"):
-        train(placement={"type": "collocated", "workers": 3})
+    with pytest.raises(DoesNotFit, match="9 rows cannot be shared evenly by 2 workers"):
+        train(
+            env={"num_envs": 9},
+            rollout={"episodes": 9, "group_size": 3},
+            placement={"type": "collocated", "workers": 2},
+        )
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(train):

@@ -13,6 +13,7 @@ from scripted_runs import scripted_spec
 from vla_rl.core.errors import UserError
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.policy import PolicyRole
+from vla_rl.core.runtime.publication import Publisher
 from vla_rl.core.selection import Selection
 from vla_rl.core.spec import SpecError, parse_spec
 from vla_rl.core.testing import synthetic
@@ -154,6 +155,7 @@ def test_a_lag_is_measured_and_survives_a_restart(train):
 def test_published_weights_wait_their_turn():
     """A policy in a process of its own: it is sent weights, and acts with those of two versions ago."""
     model = LinearModel(synthetic.env_info(), 2)
+    donor = LinearModel(synthetic.env_info(), 2)
     policy = PolicyRole(model, name="linear", seed=0, lag=2)
     start = [(name, tensor.clone()) for name, tensor in model.weights()]
 
@@ -168,7 +170,8 @@ def test_published_weights_wait_their_turn():
 
     assert acting()[0] == 0
     for version, old in ((1, 0), (2, 0), (3, 1), (4, 2)):
-        policy.load(version, at(version))
+        donor.load_weights(at(version))
+        policy.load(version, Publisher().publish(donor, version, True))
         used, tensors = acting()
         assert used == old and policy.version == version
         for (_, wanted), (_, newest), tensor, now in zip(at(old), at(version), tensors, model.weights(), strict=True):

@@ -147,6 +147,50 @@ def evaluate(
 
 @app.command()
 @reported
+def plan(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Latencies: RUN/trace.json, or a profile; traces of several sizes show how time grows."
+        ),
+    ] = None,
+    devices: Annotated[int | None, typer.Option(min=0, help="GPUs to plan for; default: this machine's.")] = None,
+    cpus: Annotated[float | None, typer.Option(min=1, help="CPUs; default: 16 a GPU, or this machine's.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=1, help="Host memory in GiB; default: 128 a GPU, or this machine's.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Forecast throughput, idle time and memory of every placement strategy. Needs no GPU and no simulator."""
+    loaded, home = _load(spec, overrides)
+    from vla_rl.core.cli.plan import main as forecast
+    from vla_rl.core.errors import UserError
+
+    files = profile or ([home / "trace.json"] if home else [])
+    if not files:
+        raise UserError("there are no latencies to plan with; give --profile RUN/trace.json of a run, or a file")
+    forecast(loaded, files, devices, cpus, memory, json)
+
+
+@app.command()
+@reported
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run; it may still go on.")],
+    output: Annotated[Path | None, typer.Option(help="The file; default: RUN/report.html.")] = None,
+    video_mb: Annotated[float, typer.Option(min=0, help="Megabytes of episode videos in it, at most.")] = 20.0,
+    debug: Debug = False,
+) -> None:
+    """Make one self-contained HTML page: curves, time split, timeline, videos, results, spec and environment."""
+    from vla_rl.core.cli.report import main as write
+
+    typer.echo(f"wrote {write(folder, output, video_mb)}")
+
+
+@app.command()
+@reported
 def check_env(
     name: Annotated[str, typer.Argument(metavar="TYPE", help="Of the simulator, as in a spec.")],
     overrides: Annotated[

@@ -177,11 +177,13 @@ def share_out(
         shuffled = generator(seed, "mini-batches", step, epoch).permutation(count)
         for start in range(0, count, size):
             members = shuffled[start : start + size]
+            passes = -(-int(np.bincount(ranks[members]).max()) // micro_batch)
             for rank, share in enumerate(shares):
                 own = place[members[ranks[members] == rank]]
                 share.steps.append(
                     OptimizerStep(
                         micro_batches=tuple(own[i : i + micro_batch] for i in range(0, len(own), micro_batch)),
+                        passes=passes,
                         divisor=max(float(counts[members].sum()), 1e-8),
                         value_divisor=max(float(value_counts[members].sum()), 1e-8),
                     )

@@ -21,6 +21,7 @@ import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
+from vla_rl.core.runtime.reservation import holds, nodes_of, object_store, reserve
 from vla_rl.core.runtime.worker import Seat, Worker
 from vla_rl.core.spec import Spec
 
@@ -69,6 +70,14 @@ class Backend(ABC):
     @abstractmethod
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         """Wait until at least one is there (or the timeout), -> those that are."""
+
+    def dead(self) -> list[int]:
+        """Workers whose process ended."""
+        return []
+
+    def revive(self, workers: Sequence[int]) -> None:
+        """Start dead workers anew, on their device, or on a node that came back under the name of a lost one."""
+        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
@@ -122,11 +131,17 @@ class RayBackend(Backend):
         path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
         if address is not None:
             _check_reachable(address)
+        self.seats: tuple[Seat, ...] = ()
+        self.groups: list[Any] = []
+        """Ray's placement groups, which hold the resources of all workers."""
+        self.held: list[tuple[Any, int]] = []
+        """Placement group and bundle of each worker."""
         self.owner = not ray.is_initialized()
         if self.owner:
             try:
                 ray.init(
                     address=address or "local",
+                    object_store_memory=None if address is not None else object_store(),
                     include_dashboard=False if address is None else None,
                     logging_level=logging.ERROR,
                     log_to_driver=True,
@@ -136,26 +151,65 @@ class RayBackend(Backend):
                 raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
 
     def cluster(self) -> Cluster:
-        resources = self.ray.cluster_resources()
+        nodes = tuple(node for _, node in nodes_of(self.ray))
         return Cluster(
-            cpus=resources.get("CPU", 1.0), gpus=int(resources.get("GPU", 0)), memory=int(resources.get("memory", 0))
+            cpus=sum(node.cpus for node in nodes),
+            gpus=sum(node.gpus for node in nodes),
+            memory=sum(node.memory for node in nodes),
+            nodes=nodes,
         )
 
     def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
-        data = spec.to_dict()
-        actor = self.ray.remote(concurrency_groups={"monitor": 1})(_Actor)  # type: ignore[call-overload]
+        self.spec, self.seats = spec, tuple(seats)
+        group, bundle_of = reserve(self.ray, [place.slot for place in seats], self.deadline)
+        self.groups.append(group)
+        self.held = [(group, bundle_of[place.index]) for place in seats]
         for place in seats:
-            slot = place.slot
-            options: dict[str, Any] = {"num_cpus": slot.cpus, "num_gpus": slot.gpus}
-            if slot.roles == ("sim",) and spec.env.python is not None:
-                options["runtime_env"] = _interpreter(spec.env.python)
-            self.actors.append(actor.options(**options).remote(data, place))
             plugins = (
                 f"env {spec.env.type!r}, model {spec.model.type!r}"
-                if slot.roles != ("sim",)
+                if place.slot.roles != ("sim",)
                 else f"env {spec.env.type!r}"
             )
-            self.names.append(f"worker {place.index} ({', '.join(slot.roles)}; {plugins})")
+            self.actors.append(self._launch(place))
+            self.names.append(f"worker {place.index} ({', '.join(place.slot.roles)}; {plugins})")
+
+    def _launch(self, place: Seat) -> Any:
+        """A worker's actor, on the device that it holds."""
+        group, bundle = self.held[place.index]
+        actor = self.ray.remote(concurrency_groups={"monitor": 1})(_Actor)  # type: ignore[call-overload]
+        options: dict[str, Any] = {
+            "num_cpus": place.slot.cpus,
+            "num_gpus": place.slot.gpus,
+            "scheduling_strategy": self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=bundle
+            ),
+        }
+        if place.slot.roles == ("sim",) and self.spec.env.python is not None:
+            options["runtime_env"] = _interpreter(self.spec.env.python)
+        return actor.options(**options).remote(self.spec.to_dict(), place)
+
+    def dead(self) -> list[int]:
+        asked = {actor.doing.remote(): index for index, actor in enumerate(self.actors)}
+        there, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=30)
+        return [asked[answer] for answer in there if self._raises(answer)]
+
+    def revive(self, workers: Sequence[int]) -> None:
+        homeless = [worker for worker in workers if not holds(self.ray, *self.held[worker])]
+        if homeless:
+            group, bundle_of = reserve(self.ray, [self.seats[worker].slot for worker in homeless], self.deadline)
+            self.groups.append(group)
+            for worker, bundle in zip(homeless, bundle_of, strict=True):
+                self.held[worker] = group, bundle
+        for worker in workers:
+            self.actors[worker] = self._launch(self.seats[worker])
+        self.handles = {key: handle for key, handle in self.handles.items() if key[0] not in workers}
+
+    def _raises(self, reference: Any) -> bool:
+        try:
+            self.ray.get(reference)
+        except self.ray.exceptions.RayActorError:
+            return True
+        return False
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
         self.last[self.names[worker]] = f"{role} {method}"
@@ -192,21 +246,26 @@ class RayBackend(Backend):
             self.ray.wait(closing, num_returns=len(closing), timeout=10)
         for actor in actors:
             self.ray.kill(actor)
+        groups, self.groups = self.groups, []
+        for group in groups:
+            self.ray.util.remove_placement_group(group)
         if self.owner:
             self.ray.shutdown()
 
     def _result(self, reference: Any) -> Any:
+        errors = self.ray.exceptions
+        lost = (errors.RayActorError, errors.ObjectLostError)
         try:
             return self.ray.get(reference, timeout=self.deadline)
-        except self.ray.exceptions.RayTaskError as exc:
-            cause = exc.cause
+        except (errors.RayTaskError, *lost) as exc:
+            cause = exc.cause if isinstance(exc, errors.RayTaskError) else exc
+            if isinstance(cause, lost):  # this call's worker, or the one that an argument was to come from
+                ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
+                dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(cause)]
+                raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {cause}") from exc
             if isinstance(cause, Exception):
                 raise cause from exc
             raise
-        except self.ray.exceptions.RayActorError as exc:
-            ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
-            dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(exc)]
-            raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {exc}") from exc
 
     def _raise_if_hung(self) -> None:
         """Ask every worker what it is doing; a second thread answers while the first is stuck."""

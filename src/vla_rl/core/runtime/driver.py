@@ -15,14 +15,21 @@ from vla_rl.core.draws import TaskWindows, Weights
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Evaluation, Rate
 from vla_rl.core.functional import wilson
+from vla_rl.core.plan import Plan
 from vla_rl.core.runtime.assemble import Block, find_samples, light_arrays, share_out
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
 from vla_rl.core.runtime.imitation import Imitation, of_data, of_expert
-from vla_rl.core.runtime.lanes import Lane, Mode, drive
+from vla_rl.core.runtime.lanes import Driving, Lane, Mode, drive, side_by_side
+from vla_rl.core.runtime.measure import measure
+from vla_rl.core.runtime.needs import check_needs
+from vla_rl.core.runtime.offload import Phases
 from vla_rl.core.runtime.preflight import check_simulators
+from vla_rl.core.runtime.publication import send_weights
+from vla_rl.core.runtime.restarts import Restarts
 from vla_rl.core.runtime.rounds import roll_out
-from vla_rl.core.runtime.seating import plan_for, seats_for
+from vla_rl.core.runtime.seating import plan_for, ranks_of, seats_for
 from vla_rl.core.runtime.sim import EvalItem, too_many_faults
+from vla_rl.core.runtime.trace import Trace, traced
 from vla_rl.core.runtime.worker import Seat, build_algorithm
 from vla_rl.core.spec import Spec
 from vla_rl.core.statistics import read_all
@@ -31,15 +38,15 @@ from vla_rl.core.types import Advantages, Episode, Rollout
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
 Statistics = Mapping[str, Mapping[str, Sequence[float]]] | None
-SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "groups", "reference", "frames"})
 
 
 class Runtime:
-    def __init__(self, spec: Spec, *, imitation: bool = False, statistics: Statistics = None):
+    def __init__(self, spec: Spec, *, imitation: bool = False, statistics: Statistics = None, plan: Plan | None = None):
         """
         Args:
             imitation: for `vla-rl sft`: the learners open the data that the spec names.
             statistics: by which the model scales, of a run that took them from its data; None: the model's own.
+            plan: of the workers; None: that of the spec's placement.
         """
         self.spec, self.statistics = spec, statistics
         self.demonstrations = 0
@@ -49,13 +56,15 @@ class Runtime:
         self.task_weights: Weights = None
         """Of the running rollout."""
         self.algorithm = build_algorithm(spec)
-        self._check_needs()
+        check_needs(self.algorithm, spec)
         local = spec.runtime.backend == "local"
         check_simulators(spec)
         self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
         try:
-            self.plan = plan_for(spec, self.backend.cluster())
+            self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
             self.seats = seats_for(self.plan, spec.env.num_envs, one_process=local)
+            self.trace = Trace(self.seats, self.call, self.backend.get_all)
+            self.phases = Phases(self.plan.offload, self.seats, self.call, self.backend.get_all)
             self._start(imitation)
         except BaseException:
             self.backend.close()
@@ -64,14 +73,16 @@ class Runtime:
         self.progress: Progress = lambda phase, done, total: None
         self.on_fault: Callable[[str], None] = lambda text: None
         self.faults = 0
+        self.restarts = Restarts(self)
 
     # -------------------------------------------------------------------------------------------------- rollout
 
+    @traced
     def rollout(self, step: int) -> tuple[Rollout, dict[str, float]]:
         """Play one rollout everywhere. -> (its light part, metrics)."""
         before = perf_counter()
         self.task_weights = self.windows.weights(step) if self.windows else None
-        blocks, rollout, places, owner = roll_out(self, step)
+        blocks, rollout, places, owner = self.restarts.surviving(lambda: roll_out(self, step))
         faults = self._report_faults([block.sim for block in blocks])
         self._shelf = (blocks, places, owner)
         metrics = self._rollout_metrics(rollout, blocks, perf_counter() - before) | {"faults/rows": float(faults)}
@@ -80,6 +91,7 @@ class Runtime:
             metrics |= {f"sampling/weight/{task}": weight for task, weight in (self.task_weights or {}).items()}
         return rollout, metrics
 
+    @traced
     def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
         """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
         before = perf_counter()
@@ -88,7 +100,7 @@ class Runtime:
         count = len(samples.steps)
         light = light_arrays(kept, advantages, samples)
         maker = np.array([self.server[block.lane.index] for block in blocks])[samples.blocks]
-        ranks = self._ranks_of(maker)
+        ranks = ranks_of(maker, {place.index: place.rank for place in self.learners})
         order = (maker * len(blocks) + samples.blocks) * (int(samples.places.max()) + 1) + samples.places
         shares = share_out(
             ranks,
@@ -131,13 +143,18 @@ class Runtime:
         metrics |= read_all([result["statistics"] for result in results])
         metrics["time/learner"] = max(result["seconds"] for result in results)
         metrics["time/update"] = perf_counter() - before
+        metrics |= self.phases.metrics()
         return metrics
 
     # ----------------------------------------------------------------------------------- evaluation and warm-up
 
+    @traced
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         """Every evaluation state once per repeat. The result does not depend on how rows are placed: a row plays
         neighbours in the list, so that it seldom changes the task."""
+        return self.restarts.surviving(lambda: self._evaluate(step, frames))
+
+    def _evaluate(self, step: int, frames: int) -> Evaluation:
         before = perf_counter()
         spec, num_envs = self.spec, self.spec.env.num_envs
         items = self._eval_items(frames)
@@ -158,13 +175,12 @@ class Runtime:
                 for s in self.seats
                 if s.near
             ]
-            results = []
-            for place in self.policies:
-                if place.near:
-                    continue
-                self.drive_lanes(place, mode, partial(_begin_eval, of_lane))
-                collecting = [self.call(self.home[lane.index], "sim", "collect", lane.index) for lane in place.served]
-                results.extend(self.backend.get_all(collecting))
+            far = [place for place in self.policies if not place.near]
+            driving = [self.drive_lanes(place, mode, partial(_begin_eval, of_lane)) for place in far]
+            side_by_side(driving, self.backend.ready)
+            indices = [lane.index for place in far for lane in place.served]
+            collecting = [self.call(self.home[index], "sim", "collect", index) for index in indices]
+            results = self.backend.get_all(collecting)
             for played in self.backend.get_all(pending):
                 results.extend(played)
             self._report_faults(results)
@@ -184,6 +200,7 @@ class Runtime:
             frames=tuple(recorded),
         )
 
+    @traced
     def warm_up(self) -> dict[str, float]:
         """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
         before = perf_counter()
@@ -207,8 +224,7 @@ class Runtime:
 
     def forget_imitation(self) -> None:
         """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
-        for place in self.learners:
-            self.backend.get(self.call(place.index, "learner", "forget_imitation"))
+        self.learn("forget_imitation")
         self.publish()
 
     # ------------------------------------------------------------------------------------------ state and weights
@@ -221,18 +237,17 @@ class Runtime:
             return of_expert(self, section.expert, "imitation", section.batch)
         return of_data(self, "imitation", section.batch)
 
+    @traced
     def save(self, model_folder: Path, trainer_folder: Path) -> None:
         """The model in its public format, and the exact state to go on from."""
-        first = self.learners[0].index
-        self.backend.get(self.call(first, "learner", "save", model_folder, trainer_folder / "learner.pt"))
+        self.learn("save", model_folder, trainer_folder / "learner.pt")
         if self.windows:
             self.windows.save(trainer_folder / "tasks.json")
         if self.spec.rollout.lag:
             self.backend.get(self.call(self.policies[0].index, "policy", "save_past", trainer_folder / "past.pt"))
 
     def load(self, trainer_folder: Path) -> None:
-        for place in self.learners:
-            self.version = self.backend.get(self.call(place.index, "learner", "load", trainer_folder / "learner.pt"))
+        self.version = self.learn("load", trainer_folder / "learner.pt")[0]
         if self.windows:
             self.windows.load(trainer_folder / "tasks.json")
         if self.spec.rollout.lag:
@@ -243,39 +258,12 @@ class Runtime:
     def close(self) -> None:
         self.backend.close()
 
+    @traced
     def publish(self) -> None:
         """Policies beside a learner already hold the weights; the others get them by reference."""
-        reference = None
-        pending = []
-        for place in self.policies:
-            near = "learner" in place.slot.roles
-            if not near and reference is None:
-                reference = self.call(self.learners[0].index, "learner", "weights")
-            pending.append(self.call(place.index, "policy", "load", self.version, None if near else reference))
-        self.backend.get_all(pending)
+        send_weights(self)
 
     # --------------------------------------------------------------------------------------------------- inside
-
-    def _check_needs(self) -> None:
-        algorithm, spec = self.spec.algorithm.type, self.spec
-        unknown = self.algorithm.needs - SUPPORTED_NEEDS
-        if unknown:
-            raise UserError(
-                f"algorithm {algorithm!r} needs {', '.join(sorted(unknown))}, which this runtime does not provide; "
-                f"it provides: {', '.join(sorted(SUPPORTED_NEEDS))}"
-            )
-        if "groups" in self.algorithm.needs and (spec.rollout.group_size < 2 or spec.rollout.auto_reset != "off"):
-            raise UserError(
-                f"algorithm {algorithm!r} compares trajectories of a group: it needs rollout.group_size >= 2 (got "
-                f"{spec.rollout.group_size}) and rollout.auto_reset: off (got {spec.rollout.auto_reset})"
-            )
-        if "frames" in self.algorithm.needs and spec.rollout.auto_reset != "off":
-            raise UserError(
-                f"algorithm {algorithm!r} looks at the frames of whole trajectories: it needs rollout.auto_reset: off "
-                f"(got {spec.rollout.auto_reset})"
-            )
-        if spec.rollout.resample is not None and "groups" not in self.algorithm.needs:
-            raise UserError(f"rollout.resample replaces groups that are filtered; algorithm {algorithm!r} has none")
 
     def _start(self, imitation: bool) -> None:
         self.policies = [s for s in self.seats if s.served]
@@ -315,21 +303,20 @@ class Runtime:
             self.statistics = self.backend.get(self.call(self.learners[0].index, "worker", "data_statistics"))
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+        self.phases.before(role, method)
         return self.backend.call(worker, role, method, *arguments, returns=returns)
 
-    def drive_lanes(self, place: Seat, mode: Mode, begin: Callable[[Lane], tuple[Any, ...]]) -> None:
+    def learn(self, method: str, *arguments: Any) -> list[Any]:
+        """Call all learners, which may have to work together. -> their results, by rank."""
+        return self.backend.get_all([self.call(s.index, "learner", method, *arguments) for s in self.learners])
+
+    def drive_lanes(self, place: Seat, mode: Mode, begin: Callable[[Lane], tuple[Any, ...]]) -> Driving:
         def handle(worker: int, role: str) -> Callable[..., Any]:
             return lambda method, *arguments, returns=1: self.call(worker, role, method, *arguments, returns=returns)
 
         lanes = [Lane(slice=lane, sim=handle(self.home[lane.index], "sim")) for lane in place.served]
-        drive(lanes, handle(place.index, "policy"), mode, place.window, begin, self.backend.get, self.backend.ready)
-
-    def _ranks_of(self, maker: Array) -> Array:
-        """Samples stay on a worker that learns; others are shared out evenly, in order."""
-        rank_of = {place.index: place.rank for place in self.learners}
-        if all(worker in rank_of for worker in np.unique(maker).tolist()):
-            return np.array([rank_of[worker] for worker in maker.tolist()], np.int64)
-        return np.arange(len(maker)) * len(self.learners) // max(len(maker), 1)
+        policy = handle(place.index, "policy")
+        return drive(lanes, policy, mode, place.window, begin, self.backend.get, self.backend.ready)
 
     def _eval_items(self, frames: int) -> list[EvalItem]:
         spec, states = self.spec, list(self.eval_states)

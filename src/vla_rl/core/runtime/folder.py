@@ -143,8 +143,11 @@ class RunFolder:
             return None
         return read_state(last), last / "trainer"
 
-    def write_results(self, spec: Spec, state: State, notes: Sequence[str], doing: str) -> dict[str, Any]:
-        """`notes`: what the simulator has to say of its settings; `doing`: as in `Run`."""
+    def write_results(
+        self, spec: Spec, state: State, notes: Sequence[str], doing: str, roles: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """`notes`: what the simulator has to say of its settings; `doing`: as in `Run`; `roles`: `Trace.roles` of this
+        attempt at the run."""
         last, before = state.last or {}, state.before
         results = {
             "doing": doing,
@@ -160,6 +163,7 @@ class RunFolder:
             "steps": state.step,
             "env_steps": state.env_steps,
             "faults": state.faults,
+            "roles": roles,
             "notes": list(notes),
             "versions": versions(),
             "wall_seconds": state.wall_seconds,

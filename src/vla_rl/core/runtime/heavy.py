@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.types import Observation, concat, pick, to_numpy
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.types import Chunk, EnvInfo, Observation, concat, pick, to_numpy
 
 Array = Any
 
@@ -46,3 +48,13 @@ class Heavy:
             actions=concat([part.actions for part in parts]),
             trace={name: concat([part.trace[name] for part in parts]) for name in parts[0].trace},
         )
+
+
+def blank(model: VLAModel, info: EnvInfo) -> tuple[Observation, Chunk]:
+    """One sample of a black picture, and the chunk that the model likes best for it."""
+    obs = Observation(
+        images={name: np.zeros((1, *size, 3), np.uint8) for name, size in info.cameras.items()},
+        instructions=(info.tasks[0].instruction,),
+        state=np.zeros((1, info.state_dim), np.float32) if info.state_dim else None,
+    )
+    return obs, model.sample_chunk(obs, Noise(0, "blank", [0], [0], [0]), True)

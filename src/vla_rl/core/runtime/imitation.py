@@ -28,6 +28,8 @@ class ImitationStep:
     """int64 [B]: of the rank's samples; none: the rank only joins the reduction."""
     total: int
     """Samples of all ranks."""
+    most: int
+    """Samples of the rank that has most."""
     lr: float
 
 
@@ -72,7 +74,8 @@ class Imitation:
         for rank, own in enumerate(self._samples):
             order = generator(self._runtime.spec.seed, self._purpose, rank, epoch).permutation(len(own))
             chosen.append(own[order[place * self._batch : (place + 1) * self._batch]])
-        return [ImitationStep(indices=indices, total=self.size(step), lr=lr) for indices in chosen]
+        most = max(map(len, chosen))
+        return [ImitationStep(indices=own, total=self.size(step), most=most, lr=lr) for own in chosen]
 
 
 def of_expert(runtime: Runtime, expert: ExpertSpec, purpose: str, batch: int) -> Imitation:

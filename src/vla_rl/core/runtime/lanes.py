@@ -6,7 +6,7 @@ object references, so observations and actions go from actor to actor, and lanes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -16,6 +16,8 @@ from vla_rl.core.plan import Window
 
 Call = Callable[..., Any]
 """(method, *arguments, returns=n) -> a reference, or a list of n references."""
+Driving = Generator[list[Any], None, None]
+"""Lanes being driven; it stops before it waits for the references that it yields."""
 
 
 @frozen(kw_only=True)
@@ -64,20 +66,38 @@ def drive(
     begin: Callable[[Lane], tuple[Any, ...]],
     value_of: Callable[[Any], Any],
     ready: Callable[[Sequence[Any], float | None], list[Any]] | None = None,
-) -> None:
-    """Run one round of every lane to its end.
+    clock: Callable[[], float] = monotonic,
+) -> Driving:
+    """Run one round of every lane to its end, when it is iterated over.
 
     Args:
         begin: lane -> (method, *arguments) of its sim worker; the method returns (request, done).
         value_of: waits for a reference.
         ready: (references, timeout) -> those that are there; needed with `window.max_wait`.
+        clock: by which requests wait, in seconds.
     """
     if window.max_wait is None:
-        _lockstep(groups_of(lanes, window), policy, mode, begin, value_of)
+        yield from _lockstep(groups_of(lanes, window), policy, mode, begin, value_of)
     elif ready is None:
         raise ValueError("a window with max_wait needs a backend that runs lanes side by side")
     else:
-        _windowed(lanes, policy, mode, window, begin, value_of, ready)
+        _windowed(lanes, policy, mode, window, begin, value_of, ready, clock)
+
+
+def side_by_side(drivings: Sequence[Driving], ready: Callable[[Sequence[Any], float | None], list[Any]]) -> None:
+    """Run several to their ends, each going on as soon as what it waits for is there: lanes of one policy never wait
+    for those of another."""
+    begun = {i: next(driving, None) for i, driving in enumerate(drivings)}
+    left = {i: references for i, references in begun.items() if references is not None}
+    while left:
+        there = set(ready([reference for references in left.values() for reference in references], None))
+        for i, references in list(left.items()):
+            left[i] = [reference for reference in references if reference not in there]
+            if not left[i]:
+                del left[i]
+                more = next(drivings[i], None)
+                if more is not None:
+                    left[i] = more
 
 
 def _act_and_step(group: Sequence[Lane], requests: Sequence[Any], policy: Call, mode: Mode) -> list[list[Any]]:
@@ -87,37 +107,49 @@ def _act_and_step(group: Sequence[Lane], requests: Sequence[Any], policy: Call, 
     return [lane.sim("step", lane.slice.index, a, returns=2) for lane, a in zip(group, actions, strict=True)]
 
 
-def _lockstep(groups: list[list[Lane]], policy: Call, mode: Mode, begin: Any, value_of: Any) -> None:
+def _lockstep(groups: list[list[Lane]], policy: Call, mode: Mode, begin: Any, value_of: Any) -> Driving:
     """Each group runs in step; the driver is one step ahead of the answers, so its own latency is hidden. The step
     that is issued after a group's end finds nothing to do."""
     state = {i: [lane.sim(*begin(lane), returns=2) for lane in group] for i, group in enumerate(groups)}
     while state:
         for i in list(state):
             issued = _act_and_step(groups[i], [request for request, _ in state[i]], policy, mode)
+            yield [done for _, done in state[i]]
             over = all(value_of(done) for _, done in state[i])
             state[i] = issued
             if over:
-                for _, done in state.pop(i):
+                last = [done for _, done in state.pop(i)]
+                yield last
+                for done in last:
                     value_of(done)
 
 
 def _windowed(
-    lanes: Sequence[Lane], policy: Call, mode: Mode, window: Window, begin: Any, value_of: Any, ready: Any
+    lanes: Sequence[Lane],
+    policy: Call,
+    mode: Mode,
+    window: Window,
+    begin: Any,
+    value_of: Any,
+    ready: Any,
+    clock: Callable[[], float],
 ) -> None:
     """Fire as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds (from its own arrival)."""
     limit = window.max_batch or sum(lane.slice.rows for lane in lanes)
     running = {lane.slice.index: (lane, *lane.sim(*begin(lane), returns=2)) for lane in lanes}
     waiting: list[tuple[float, Lane, Any, bool]] = []
     while running or waiting:
-        timeout = None if not waiting else max(0.0, waiting[0][0] + (window.max_wait or 0.0) - monotonic())
+        timeout = None if not waiting else max(0.0, waiting[0][0] + (window.max_wait or 0.0) - clock())
+        if sum(lane.slice.rows for _, lane, _, _ in waiting) >= limit:
+            timeout = 0.0
         if running:
             arrived = set(ready([done for _, _, done in running.values()], timeout))
             for index, (lane, request, done) in list(running.items()):
                 if done in arrived:
                     del running[index]
-                    waiting.append((monotonic(), lane, request, value_of(done)))
+                    waiting.append((clock(), lane, request, value_of(done)))
         rows = sum(lane.slice.rows for _, lane, _, _ in waiting)
-        due = bool(waiting) and monotonic() - waiting[0][0] >= (window.max_wait or 0.0)
+        due = bool(waiting) and clock() - waiting[0][0] >= (window.max_wait or 0.0)
         if not (due or rows >= limit or not running):
             continue
         batch: list[tuple[float, Lane, Any, bool]] = []

@@ -1,26 +1,29 @@
-"""The learner role: model, algorithm and optimiser; sums exact gradients over micro-batches and ranks."""
+"""The learner role: model, algorithm and optimiser; exact gradients of all micro-batches and ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import asdict, frozen
 
 from vla_rl.core.demonstrations import Held
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.imitation import ImitationStep
+from vla_rl.core.runtime.publication import Published, Publisher
+from vla_rl.core.runtime.sharding import Holding, Replicas
 from vla_rl.core.sections import Schedule, TrainSpec
 from vla_rl.core.statistics import Statistic
-from vla_rl.core.types import Batch, Chunk, Observation, to_numpy
+from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores
 
 Array = np.ndarray[Any, Any]
 CRITIC = "value_head."
@@ -32,6 +35,8 @@ class OptimizerStep:
 
     micro_batches: tuple[Array, ...]
     """int64 [B] each: indices into the rank's samples; none: the rank only joins the reduction."""
+    passes: int
+    """Micro-batches of the rank that has most."""
     divisor: float
     """Sum of the policy loss's counts over the whole optimiser step."""
     value_divisor: float
@@ -47,20 +52,52 @@ class LearnerRole:
         name: str,
         device: str,
         world: int,
+        info: EnvInfo,
+        acting: bool,
         beat: Callable[[], None],
         data: Demonstrations | None = None,
     ):
+        """
+        Args:
+            world: number of learners; more than one have to `join` each other.
+            info: what the model was built for.
+            acting: a policy acts with this model between calls.
+        """
         self.beat, self.data = beat, data
         self.model, self.algorithm, self.train, self.name = model, algorithm, train, name
-        self.device, self.world, self.version = device, world, 0
-        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        self.device, self.world, self.info, self.acting = device, world, info, acting
+        self.rank, self.version = 0, 0
+        self.group: Holding = Replicas(world)
+        self.publisher = Publisher()
+        self._start_optimizer()
+
+    def _start_optimizer(self) -> None:
+        named = [(n, p) for n, p in self.model.module.named_parameters() if p.requires_grad]
         if not named:
-            raise UserError(f"model {name!r} has no trainable parameters")
+            raise UserError(f"model {self.name!r} has no trainable parameters")
         self.parameters = dict(named)
         critic = [p for n, p in named if n.startswith(CRITIC)]
         actor = [p for n, p in named if not n.startswith(CRITIC)]
         groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
-        self.optimizer = torch.optim.AdamW(groups, lr=train.lr, weight_decay=train.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, lr=self.train.lr, weight_decay=self.train.weight_decay)
+
+    def join(self, address: str, rank: int) -> None:
+        """Enter the torch.distributed group of all learners, and share the model out."""
+        if self.world == 1:
+            return
+        backend = "nccl" if self.device.startswith("cuda") else "gloo"
+        torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=self.world)
+        self.rank = rank
+        if self.train.sharding == "full":
+            from vla_rl.core.runtime.shards import shard
+
+            self.group, self.filler = shard(self.model, self.info, self.device, self.world)
+            self._start_optimizer()
+            self._let_act()
+
+    def _let_act(self) -> None:
+        if self.acting:
+            self.group.gather()
 
     # ------------------------------------------------------------------------------------------------- learning
 
@@ -75,6 +112,7 @@ class LearnerRole:
             once added over ranks) and "seconds".
         """
         before = perf_counter()
+        self.group.release()
         self._set_rates(schedule(self.train, step))
         sums: dict[str, torch.Tensor] = {}
         maxima: dict[str, torch.Tensor] = {}
@@ -85,8 +123,8 @@ class LearnerRole:
             for indices in optimizer_step.micro_batches:
                 assert heavy is not None
                 self.beat()
-                batch = self._batch(heavy.take(indices), light, indices, optimizer_step)
-                loss = self.algorithm.loss(self.model.chunk_log_probs(batch.obs, batch.chunk), batch)
+                batch = self.collate(heavy, light, indices, optimizer_step)
+                loss = self._loss(batch)
                 loss.total.backward()
                 for name, value in {"loss/total": loss.total.detach(), **loss.metrics}.items():
                     sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value / len(steps)
@@ -94,7 +132,11 @@ class LearnerRole:
                     maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
                 for name, statistic in loss.statistics.items():
                     statistics[name] = statistics[name] + statistic if name in statistics else statistic
+            for _ in range(self._idle(optimizer_step.passes, len(optimizer_step.micro_batches))):
+                self.beat()
+                self._loss(self._blank_batch(light, optimizer_step)).total.backward()
             norms.append(self._optimizer_step(f"step {step}", step <= self.train.critic_warmup_steps))
+        self._let_act()
         self.version += 1
         return {
             "sums": {name: float(value) for name, value in sums.items()},
@@ -110,6 +152,7 @@ class LearnerRole:
 
     def imitate(self, steps: Sequence[ImitationStep]) -> float:
         """Optimiser steps of behaviour cloning, in micro-batches; -> sum of the losses of this rank's samples."""
+        self.group.release()
         size = self.train.micro_batch
         parts = [[s.indices[i : i + size] for i in range(0, len(s.indices), size)] for s in steps]
         losses = [torch.zeros((), device=self.device)]
@@ -119,10 +162,13 @@ class LearnerRole:
             self.optimizer.zero_grad(set_to_none=True)
             for part in of_step:
                 self.beat()
-                loss = self.model.imitation_loss(*next(coming)) * len(part)
+                loss = self._imitation_loss(*next(coming)) * len(part)
                 (loss / step.total).backward()
                 losses.append(loss.detach())
+            for _ in range(self._idle(-(-step.most // size), len(of_step))):
+                (0 * self._imitation_loss(self.filler.obs, self.filler.actions)).backward()
             self._optimizer_step("imitation")
+        self._let_act()
         return float(torch.stack(losses).sum())
 
     def _read_ahead(self, parts: Sequence[Array]) -> Iterator[tuple[Observation, Any]]:
@@ -156,10 +202,11 @@ class LearnerRole:
             if critic_only and not name.startswith(CRITIC):
                 parameter.grad = None
         parameters = [p for n, p in self.parameters.items() if n.startswith(CRITIC) or not critic_only]
-        if self.world > 1:
-            _sum_gradients(parameters)
+        self.group.reduce(parameters)
         limit = self.train.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf"))
+        norm = self.group.whole(
+            torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf"))
+        )
         if not bool(torch.isfinite(norm)):
             raise UserError(
                 f"the gradient of model {self.name!r} is not finite in {where}; the weights are unchanged. "
@@ -168,9 +215,27 @@ class LearnerRole:
         self.optimizer.step()
         return float(norm)
 
-    def _batch(
+    def _idle(self, passes: int, own: int) -> int:
+        """Passes that the rank makes on a black picture, without weight, while others have samples left."""
+        return passes - own if self.group.lockstep else 0
+
+    def _loss(self, batch: Batch) -> Loss:
+        scores = self.group.run(lambda: asdict(self.model.chunk_log_probs(batch.obs, batch.chunk), recurse=False))
+        return self.algorithm.loss(Scores(**scores), batch)
+
+    def _imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
+        return self.group.run(lambda: self.model.imitation_loss(obs, actions))
+
+    def _blank_batch(self, light: Mapping[str, Array | None], optimizer_step: OptimizerStep) -> Batch:
+        zeros = {n: None if a is None else np.zeros((1, *a.shape[1:]), a.dtype) for n, a in light.items()}
+        return self.collate(self.filler, zeros, np.zeros(1, np.int64), optimizer_step)
+
+    def collate(
         self, heavy: Heavy, light: Mapping[str, Array | None], indices: Array, optimizer_step: OptimizerStep
     ) -> Batch:
+        """One micro-batch of the rank's samples."""
+        heavy = heavy.take(indices)
+
         def tensor(name: str) -> Any:
             array = light[name]
             return None if array is None else torch.tensor(array[indices], device=self.device)
@@ -180,7 +245,7 @@ class LearnerRole:
         reference = None
         if "reference" in self.algorithm.needs:
             with torch.no_grad():
-                reference = self.model.reference_log_probs(heavy.obs, chunk)
+                reference = self.group.run(lambda: self.model.reference_log_probs(heavy.obs, chunk))
         return Batch(
             obs=heavy.obs,
             chunk=chunk,
@@ -197,28 +262,36 @@ class LearnerRole:
 
     # -------------------------------------------------------------------------------------- weights and state
 
-    def weights(self) -> list[tuple[str, Array]]:
-        """Trainable weights as NumPy arrays, for policies in other processes."""
-        return [(name, to_numpy(tensor.float())) for name, tensor in self.model.weights()]
+    def weights(self, check: bool) -> Published | None:
+        """Trainable weights for policies in other processes, with checksums if asked for. All ranks together; the first
+        has them."""
+        with self._whole() as mine:
+            return self.publisher.publish(self.model, self.version, check) if mine else None
 
     def save(self, model_folder: Path | None, state_file: Path | None) -> None:
-        """Write the model in its public format, and exact weights with optimiser state and version."""
-        if model_folder is not None:
-            self.model.save(model_folder)
-        if state_file is not None:
-            weights = {name: tensor.detach().cpu() for name, tensor in self.parameters.items()}
-            state = {"weights": weights, "optimizer": self.optimizer.state_dict(), "version": self.version}
-            torch.save(state, state_file)
+        """Write the model in its public format, and exact weights with optimiser state and version: whole tensors,
+        however many learners there are. All ranks together; the first writes."""
+        with self._whole() as mine:
+            if mine and model_folder is not None:
+                self.model.save(model_folder)
+        if state_file is not None and (self.rank == 0 or self.group.lockstep):
+            weights = {name: self.group.whole(tensor) for name, tensor in self.parameters.items()}
+            optimizer = self.optimizer.state_dict()
+            optimizer["state"] = _each(lambda value, _: self.group.whole(value), optimizer["state"])
+            if self.rank == 0:
+                torch.save({"weights": weights, "optimizer": optimizer, "version": self.version}, state_file)
 
     def load(self, state_file: Path) -> int:
-        """Restore what `save` wrote; -> version of the weights. Raises UserError for weights of another model."""
-        state = torch.load(state_file, map_location=self.device, weights_only=True)
+        """Restore what `save` wrote; all ranks together. -> version of the weights. Raises UserError for weights of
+        another model."""
+        state = torch.load(state_file, map_location="cpu", weights_only=True)
         have, want = set(state["weights"]), set(self.parameters)
         if have != want:
             raise UserError(
                 f"{state_file} holds the weights of another model: missing {sorted(want - have)[:5]}, "
                 f"unexpected {sorted(have - want)[:5]}"
             )
+        self.group.release()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if parameter.shape != state["weights"][name].shape:
@@ -226,16 +299,27 @@ class LearnerRole:
                         f"{state_file}: {name} has shape {tuple(state['weights'][name].shape)}, "
                         f"the model has {tuple(parameter.shape)}"
                     )
-                parameter.copy_(state["weights"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+                parameter.copy_(self.group.share(state["weights"][name], parameter))
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        optimizer = state["optimizer"]
+        optimizer["state"] = _each(lambda value, i: self.group.share(value, parameters[i]), optimizer["state"])
+        self.optimizer.load_state_dict(optimizer)
         self.version = int(state["version"])
+        self._let_act()
         return self.version
 
-    def join(self, address: str, rank: int) -> None:
-        """Enter the torch.distributed group of all learners."""
-        if self.world > 1:
-            backend = "nccl" if self.device.startswith("cuda") else "gloo"
-            torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=self.world)
+    @contextmanager
+    def _whole(self) -> Iterator[bool]:
+        """The module holds whole weights meanwhile, to be saved or sent. -> whether by this rank: the first."""
+        self.group.release()
+        with self.group.whole_weights():
+            yield self.rank == 0
+        self._let_act()
+
+
+def _each(change: Callable[[Any, int], Any], state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The state of an optimiser with `change` of every value and the index of its parameter."""
+    return {i: {name: change(value, i) for name, value in of_one.items()} for i, of_one in state.items()}
 
 
 def schedule(train: Schedule, step: int) -> float:
@@ -245,15 +329,3 @@ def schedule(train: Schedule, step: int) -> float:
     share = (step - train.lr_warmup_steps) / max(train.steps - train.lr_warmup_steps, 1)
     left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}
     return 0.05 + 0.95 * left[train.lr_schedule]
-
-
-def _sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """All-reduce the gradients of all ranks in one flat buffer; a rank without samples adds zeros."""
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    flat = torch.cat([g.reshape(-1) for g in grads])
-    torch.distributed.all_reduce(flat)
-    start = 0
-    for parameter, grad in zip(parameters, grads, strict=True):
-        grad.copy_(flat[start : start + grad.numel()].view_as(grad))
-        parameter.grad = grad
-        start += grad.numel()

@@ -19,6 +19,7 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.lanes import Mode
+from vla_rl.core.runtime.publication import Published, receive
 from vla_rl.core.runtime.wire import pack, unpack
 from vla_rl.core.types import Chunk, Observation, to_numpy
 
@@ -145,6 +146,7 @@ class PolicyRole:
         return heavy.numpy() if remote else heavy
 
     def clear_shelf(self) -> None:
+        self.records.clear()
         self.shelf.clear()
         self.kept.clear()
 
@@ -159,10 +161,10 @@ class PolicyRole:
 
     # ------------------------------------------------------------------------------------------------- weights
 
-    def load(self, version: int, pairs: Any) -> None:
-        """Swap in published weights, between two requests. `pairs=None`: the model is the learner's own."""
-        if pairs is not None:
-            self.model.load_weights(pairs)
+    def load(self, version: int, published: Published | None) -> None:
+        """Swap in a version, between two requests. None: the model is the learner's own."""
+        if published is not None:
+            receive(self.model, published)
         self.version = version
         if self.lag:
             self._remember()

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.randomness import Noise
+from vla_rl.core.runtime.heavy import blank
 from vla_rl.core.spec import Spec
-from vla_rl.core.types import EnvInfo, Observation
+from vla_rl.core.types import EnvInfo
 
 
 def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
     """Let the model score one chunk for a black picture. Raises UserError where it has no reference policy."""
-    obs = Observation(
-        images={name: np.zeros((1, *size, 3), np.uint8) for name, size in info.cameras.items()},
-        instructions=(info.tasks[0].instruction,),
-        state=np.zeros((1, info.state_dim), np.float32) if info.state_dim else None,
-    )
-    chunk = model.sample_chunk(obs, Noise(spec.seed, "reference", [0], [0], [0]), True)
+    obs, chunk = blank(model, info)
     try:
         with torch.no_grad():
             model.reference_log_probs(obs, chunk)

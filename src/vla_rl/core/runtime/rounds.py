@@ -12,11 +12,12 @@ from attrs import evolve
 from vla_rl.core.draws import Weights
 from vla_rl.core.groups import groups_in
 from vla_rl.core.runtime.assemble import Block, assemble
-from vla_rl.core.runtime.lanes import Lane, Mode
+from vla_rl.core.runtime.lanes import Driving, Lane, Mode, side_by_side
 from vla_rl.core.types import Rollout
 
 if TYPE_CHECKING:
     from vla_rl.core.runtime.driver import Runtime
+    from vla_rl.core.runtime.worker import Seat
 
 Array = np.ndarray[Any, Any]
 TRAINING = Mode(purpose="action", greedy=False, keep=True)
@@ -53,17 +54,19 @@ def play(runtime: Runtime, step: int, rounds: range) -> list[Block]:
         s.index: runtime.call(s.index, "worker", "play_train", step, rounds, weights) for s in runtime.seats if s.near
     }
     played: dict[tuple[int, int], tuple[Any, Any]] = {}
-    for place in runtime.policies:
-        if place.near:
-            continue
+
+    def far(place: Seat) -> Driving:
         for r in rounds:
-            runtime.drive_lanes(place, TRAINING, partial(_begin_train, step, r, weights))
+            yield from runtime.drive_lanes(place, TRAINING, partial(_begin_train, step, r, weights))
             for lane in place.served:
                 home = runtime.home[lane.index]
                 frames = runtime.call(home, "sim", "take_frames", lane.index) if framed else None
                 sim = runtime.call(home, "sim", "collect", lane.index)
                 policy = runtime.call(place.index, "policy", "collect", lane.index, r, lane.rows, frames)
+                yield [sim, policy]
                 played[r, lane.index] = (runtime.backend.get(sim), runtime.backend.get(policy))
+
+    side_by_side([far(place) for place in runtime.policies if not place.near], runtime.backend.ready)
     for index, played_here in zip(near, runtime.backend.get_all(list(near.values())), strict=True):
         for r, results in zip(rounds, played_here, strict=True):
             for lane, pair in zip(runtime.seats[index].lanes, results, strict=True):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from attrs import evolve
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import Cluster, Job, Plan, Slot, Window
+from vla_rl.core.plan import Cluster, Job, Measured, MeasureFirst, Plan, Slot, Window, checked
 from vla_rl.core.plugins import build, hook_modules, load
 from vla_rl.core.runtime.lanes import LaneSlice
 from vla_rl.core.runtime.worker import Seat
@@ -16,9 +18,12 @@ from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec
 from vla_rl.core.types import Context
 
+Array = np.ndarray[Any, Any]
 
-def plan_for(spec: Spec, cluster: Cluster) -> Plan:
-    """Ask the placement plugin; simulators with their own interpreter get their own slots. Raises DoesNotFit."""
+
+def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Measured] | None = None) -> Plan:
+    """Ask the placement plugin; simulators with their own interpreter get their own slots. Raises DoesNotFit; without
+    `measure` MeasureFirst for a strategy that plans by what roles take."""
     component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
     placement: Placement = seat("placement", component, spec.placement.type, hook_modules(spec.plugins))
     job = Job(
@@ -26,8 +31,15 @@ def plan_for(spec: Spec, cluster: Cluster) -> Plan:
         group_size=spec.rollout.group_size,
         env=spec.env.type,
         row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+        global_batch=spec.train.global_batch,
     )
-    plan = placement.plan(cluster, job)
+    try:
+        plan = placement.plan(cluster, job)
+    except MeasureFirst:
+        if measure is None:
+            raise
+        plan = placement.plan(cluster, evolve(job, measured=measure(spec, cluster)))
+    plan = checked(plan, cluster, job)
     return plan if spec.env.python is None else _with_sims_apart(plan)
 
 
@@ -48,9 +60,6 @@ def _with_sims_apart(plan: Plan) -> Plan:
 def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
     """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker."""
     sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
-    for role, slots in (("sim", sims), ("policy", policies), ("learner", learners)):
-        if not slots:
-            raise UserError(f"the placement has no slot for the {role} role")
     count = len(sims) * plan.stages
     if num_envs % count:
         raise UserError(
@@ -65,21 +74,59 @@ def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
             cpus=sum(s.cpus for s in plan.slots),
         )
         window = Window(max_batch=_window_rows(plan, lanes, len(policies)))
-        return [Seat(index=0, slot=slot, lanes=tuple(lanes), served=tuple(lanes), window=window, rank=0, world=1)]
+        return [
+            Seat(
+                index=0,
+                slot=slot,
+                lanes=tuple(lanes),
+                served=tuple(lanes),
+                window=window,
+                rank=0,
+                world=1,
+                offload=plan.offload,
+            )
+        ]
+    spread = len(sims) >= len(policies)  # then a policy serves whole sim workers, else single lanes
     of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
-    server = {slot: slot if slot in policies else policies[i % len(policies)] for i, slot in enumerate(sims)}
+    server = {
+        lane.index: slot if slot in policies else policies[(i if spread else lane.index) % len(policies)]
+        for i, slot in enumerate(sims)
+        for lane in of_sim[slot]
+    }
     return [
         Seat(
             index=i,
             slot=slot,
             lanes=of_sim.get(i, ()),
-            served=tuple(lane for sim in sims if server[sim] == i for lane in of_sim[sim]),
+            served=tuple(lane for lane in lanes if server[lane.index] == i),
             window=Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait),
             rank=learners.index(i) if i in learners else -1,
             world=len(learners),
+            offload=plan.offload,
         )
         for i, slot in enumerate(plan.slots)
     ]
+
+
+def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
+    """Which learner rank trains on each sample, int64 [S]. Where every rank's own policy made some, all stay; else each
+    rank gets equally many, its own first.
+
+    Args:
+        maker: int64 [S], worker whose policy made the sample.   rank_of: worker -> rank.
+    """
+    world = len(rank_of)
+    made_by = np.array([rank_of.get(worker, -1) for worker in maker.tolist()], np.int64)
+    if set(made_by.tolist()) == set(range(world)):
+        return made_by
+    ranks = np.full(len(maker), -1, np.int64)
+    left = np.array([(len(maker) + world - 1 - rank) // world for rank in range(world)])
+    for rank in range(world):
+        own = np.flatnonzero(made_by == rank)[: left[rank]]
+        ranks[own] = rank
+        left[rank] -= len(own)
+    ranks[ranks < 0] = np.repeat(np.arange(world), left)
+    return ranks
 
 
 def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:

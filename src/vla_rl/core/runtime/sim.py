@@ -102,6 +102,14 @@ class SimRole:
                 "rollout.group_size, lower env.num_envs, or offer more tasks or states"
             )
 
+    def place(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
+        """Go on with these simulators, or, while no round is played, without any. -> those there were."""
+        before, self.envs = self.envs, envs
+        for played in (self.train, self.eval):
+            for lane, episodes in played.items():
+                episodes.env = envs.get(lane)  # type: ignore[assignment]
+        return before
+
     def info(self) -> EnvInfo:
         return next(iter(self.envs.values())).info
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from time import time
+from time import monotonic, time
 from typing import Any
 
 import torch
@@ -21,15 +21,21 @@ from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.lanes import Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
+from vla_rl.core.runtime.offload import Offload, check_offload
 from vla_rl.core.runtime.policy import PolicyRole
+from vla_rl.core.runtime.precision import Autocast
 from vla_rl.core.runtime.preflight import ask_plugin, on_this_machine
 from vla_rl.core.runtime.reference import check_reference
 from vla_rl.core.runtime.sim import EvalItem, SimRole
+from vla_rl.core.runtime.trace import Event, Recorder, clock
 from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec, parse_spec
 from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 
 Result = dict[str, Any]
+ROLE_WORK = {"start_sim", "start_model", "update", "leave", "come_back"}
+"""Methods of a worker that are the work of a role: simulators of the first of its slot, models of the last, on whose
+track offloading is as well."""
 
 
 @frozen(kw_only=True)
@@ -46,6 +52,8 @@ class Seat:
     rank: int
     world: int
     """Learner rank and number of ranks."""
+    offload: frozenset[str] = frozenset()
+    """Roles that leave the device between phases."""
 
     @property
     def near(self) -> bool:
@@ -73,6 +81,8 @@ class Worker:
         self.wrappers = hook_modules(self.spec.plugins)
         self.roles: dict[str, Any] = {}
         self.data: Demonstrations | None = None
+        self.trace = Recorder()
+        self.offload = Offload(self.roles, place, self._make_env)
         self.doing: tuple[str, float] = ("starting", time())
         if place.slot.device == "cpu":
             torch.set_num_threads(max(1, int(place.slot.cpus)))
@@ -81,19 +91,10 @@ class Worker:
 
     def start_sim(self) -> EnvInfo:
         """Build this worker's simulator rows, one component a lane."""
-        spec, envs = self.spec, {}
+        spec = self.spec
         if not on_this_machine(spec):
             ask_plugin(spec)
-        for lane in self.place.lanes:
-            context = Context(
-                seed=spec.seed,
-                device=self.place.slot.device,
-                chunk=spec.rollout.chunk,
-                num_envs=lane.rows,
-                first_row=lane.first_row,
-            )
-            env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
-            envs[lane.index] = seat("env", env, spec.env.type, self.wrappers)
+        envs = {lane.index: self._make_env(lane.index) for lane in self.place.lanes}
         bootstrap = values_for(self.algorithm) != "none"
         self.roles["sim"] = SimRole(
             spec,
@@ -107,6 +108,20 @@ class Worker:
         )
         info: EnvInfo = self.roles["sim"].info()
         return info
+
+    def _make_env(self, index: int) -> SimEnv:
+        spec, lane = self.spec, next(lane for lane in self.place.lanes if lane.index == index)
+        context = Context(
+            seed=spec.seed,
+            device=self.place.slot.device,
+            chunk=spec.rollout.chunk,
+            num_envs=lane.rows,
+            first_row=lane.first_row,
+        )
+        env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
+        if "sim" in self.place.offload:
+            check_offload(env, spec.env.type)
+        return seat("env", env, spec.env.type, self.wrappers)
 
     def open_data(self, info: EnvInfo) -> int:
         """Open the demonstrations of the spec's `imitation:`; -> number of samples."""
@@ -140,7 +155,8 @@ class Worker:
                 f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; "
                 f"choose an algorithm without a critic, or a model that implements `values`"
             )
-        model = seat("model", component, spec.model.type, self.wrappers)
+        narrow = [("train.precision", Autocast(slot.device))] if spec.train.precision == "bf16" else []
+        model = seat("model", component, spec.model.type, [*self.wrappers, *narrow])
         if "reference" in self.algorithm.needs:
             check_reference(model, spec, info)
         if "policy" in slot.roles:
@@ -160,6 +176,8 @@ class Worker:
                 name=spec.model.type,
                 device=slot.device,
                 world=self.place.world,
+                info=info,
+                acting="policy" in slot.roles,
                 beat=self.beat,
                 data=self.data,
             )
@@ -169,14 +187,19 @@ class Worker:
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         """Call a method of a hosted role; `role` "worker" is this object."""
         self.beat(f"{role} worker {self.place.index} ({self._plugin(role)}): {method}")
+        start = monotonic()
         try:
             return getattr(self if role == "worker" else self.roles[role], method)(*arguments)
         finally:
             self.doing = ("idle", time())
+            if method in ROLE_WORK:
+                role = self.place.slot.roles[0 if method == "start_sim" else -1]
+            if role != "worker":
+                self.trace.add(role, method, arguments, start)
 
     def play_train(self, step: int, rounds: range, weights: Weights) -> list[list[tuple[Result, Result]]]:
         """Roll out all lanes of this worker, policy included. -> [round][lane] (sim, policy) results."""
-        sim, policy, framed = self.roles["sim"], self.roles["policy"], "frames" in self.algorithm.needs
+        sim, policy, framed = self._direct("sim"), self._direct("policy"), "frames" in self.algorithm.needs
         results: list[list[tuple[Result, Result]]] = []
         for round_index in rounds:
             self._drive(
@@ -185,9 +208,9 @@ class Worker:
             )
             results.append([])
             for lane in self.place.lanes:
-                frames = sim.take_frames(lane.index) if framed else None
-                chosen = policy.collect(lane.index, round_index, lane.rows, frames)
-                results[-1].append((sim.collect(lane.index), chosen))
+                frames = sim("take_frames", lane.index) if framed else None
+                chosen = policy("collect", lane.index, round_index, lane.rows, frames)
+                results[-1].append((sim("collect", lane.index), chosen))
         return results
 
     def play_eval(self, items: dict[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:
@@ -201,7 +224,7 @@ class Worker:
         """Train this rank: heavy samples from the own shelf (`wanted`) or from other policies (`parts`)."""
         own = None
         if wanted is not None:
-            own = self.roles["policy"].take_heavy(wanted, False)
+            own = self.roles["policy"].take_heavy(wanted, bool(parts))
             self.roles["policy"].clear_shelf()
         there = [part for part in (own, *parts) if part is not None]
         heavy = Heavy.concat(there) if there else None
@@ -210,10 +233,35 @@ class Worker:
 
     def rendezvous(self) -> str:
         """An address at which the learner group can meet."""
-        host = "127.0.0.1" if self.place.slot.device == "cpu" else socket.gethostbyname(socket.gethostname())
+        slot = self.place.slot
+        here = slot.device == "cpu" and slot.node is None  # on a machine by itself no name has to be looked up
+        host = "127.0.0.1" if here else socket.gethostbyname(socket.gethostname())
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{host}:{probe.getsockname()[1]}"
+
+    def leave(self, phase: str) -> int:
+        return self.offload.leave(phase)
+
+    def come_back(self, phase: str) -> None:
+        self.offload.come_back(phase)
+
+    def clock(self) -> tuple[str, float]:
+        return clock()
+
+    def model_size(self) -> dict[str, float]:
+        """ "parameters", "trainable" of them, and "weight_bytes" of one."""
+        role = self.roles.get("learner") or self.roles["policy"]
+        parameters = list(role.model.module.parameters())
+        count = sum(p.numel() for p in parameters)
+        return {
+            "parameters": count,
+            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
+        }
+
+    def drain_trace(self) -> tuple[list[Event], int]:
+        return self.trace.drain()
 
     def close(self) -> None:
         if "sim" in self.roles:
@@ -226,17 +274,23 @@ class Worker:
     def _plugin(self, role: str) -> str:
         return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
 
+    def _direct(self, name: str) -> Any:
+        """Calls to a role in this worker, as a lane makes them."""
+        role = self.roles[name]
+
+        def call(method: str, *arguments: Any, returns: int = 1) -> Any:
+            lane = f", lane {arguments[0]}" if name == "sim" else ""
+            self.beat(f"{name} worker {self.place.index}{lane} ({self._plugin(name)}): {method}")
+            start = monotonic()
+            answer = getattr(role, method)(*arguments)
+            self.trace.add(name, method, arguments, start)
+            return answer
+
+        return call
+
     def _drive(self, mode: Mode, begin: Any) -> None:
-        sim, policy = self.roles["sim"], self.roles["policy"]
-
-        def direct(role: Any, name: str) -> Any:
-            def call(method: str, *arguments: Any, returns: int = 1) -> Any:
-                lane = f", lane {arguments[0]}" if name == "sim" else ""
-                self.beat(f"{name} worker {self.place.index}{lane} ({self._plugin(name)}): {method}")
-                return getattr(role, method)(*arguments)
-
-            return call
-
-        lanes = [Lane(slice=lane, sim=direct(sim, "sim")) for lane in self.place.lanes]
+        sim, policy = self._direct("sim"), self._direct("policy")
+        lanes = [Lane(slice=lane, sim=sim) for lane in self.place.lanes]
         window = evolve(self.place.window, max_wait=None)
-        drive(lanes, direct(policy, "policy"), mode, window, lambda lane: begin(lane.slice.index), lambda value: value)
+        for _ in drive(lanes, policy, mode, window, lambda lane: begin(lane.slice.index), lambda value: value):
+            pass  # calls return results themselves; there is nothing to wait for

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
+from vla_rl.core.testing.latency import Latency
 from vla_rl.core.types import Chunk, EnvInfo, Observation, Scores, ValueGranularity
 
 POOL = 4
@@ -30,7 +30,7 @@ class LinearModel(VLAModel):
 
     An environment without a state is seen through its cameras, averaged to 4 x 4 pixels. `values` adds a linear
     critic [B] ("chunk") or [B, C] ("action"). Weights start near zero, so that every bin is about equally likely.
-    `latency_s`: sleep this long in each `sample_chunk`.
+    `latency`: of each `sample_chunk`.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class LinearModel(VLAModel):
         device: str = "cpu",
         temperature: float = 1.0,
         checkpoint: str | Path | None = None,
-        latency_s: float = 0.0,
+        latency: Latency | None = None,
     ) -> None:
         if not 2 <= bins <= 256:
             raise ValueError(f"bins is {bins}; it must be from 2 to 256")
         self._chunk, self._bins, self._values, self._temperature = chunk, bins, values, temperature
-        self._latency_s = latency_s
+        self._latency = latency or Latency(0.0)
         self.tokens_per_action = env.action_dim
         self._cameras, self._has_state = tuple(env.cameras), env.state_dim > 0
         inputs = env.state_dim or 3 * POOL * POOL * len(env.cameras)
@@ -79,8 +79,7 @@ class LinearModel(VLAModel):
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        if self._latency_s:
-            time.sleep(self._latency_s)
+        self._latency.wait()
         features = self._features(obs)
         log_probs = self._log_softmax(features)
         if greedy:

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.testing.latency import Latency
 from vla_rl.core.types import (
     ChunkResult,
     Context,
@@ -71,7 +72,7 @@ class ScriptedEnv(SimEnv):
         step_reward: reward of every executed action, added to the 1.0 of a success.
         stamp: write (row, episode, step, state) into the first four pixels, see `seen`. Then observations are no
             function of state and step alone.
-        latency_s: sleep this long in each `chunk_step`.
+        latency_s, latency_sigma: sleep so long in each `chunk_step`, see `Latency`.
         fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
             `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
     """
@@ -93,6 +94,7 @@ class ScriptedEnv(SimEnv):
         step_reward: float = 0.0,
         stamp: bool = True,
         latency_s: float = 0.0,
+        latency_sigma: float = 0.0,
         fault: Fault = "none",
         fault_at: int = 0,
     ) -> None:
@@ -111,7 +113,8 @@ class ScriptedEnv(SimEnv):
         )
         self._ends, self._chunk, self._length, self._num_states = ends, chunk, length, num_states
         self._image, self._first_row, self._holds, self._step_reward = image, first_row, holds, step_reward
-        self._stamp, self._latency_s, self._fault, self._fault_at = stamp, latency_s, fault, fault_at
+        self._stamp, self._fault, self._fault_at = stamp, fault, fault_at
+        self._latency = Latency(latency_s, latency_sigma, seed=1 + first_row)
         self._calls = 0
         self.seeds = np.zeros(num_envs, np.int64)
         """Seed of the last reset of each row."""
@@ -139,8 +142,7 @@ class ScriptedEnv(SimEnv):
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         actions, running = to_numpy(actions), to_numpy(active).copy()
-        if self._latency_s:
-            time.sleep(self._latency_s)
+        self._latency.wait()
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
         terminated, truncated, executed, succeeded = (np.zeros(shape, bool) for _ in range(4))
@@ -251,6 +253,8 @@ class ScriptedConfig:
     """Write row, episode, step and state into the first pixels."""
     latency_s: float = 0.0
     """Sleep in each chunk step, seconds."""
+    latency_sigma: float = 0.0
+    """Spread of that, as the standard deviation of its logarithm."""
     fault: Fault = "none"
     """How to misbehave from the `fault_at`-th chunk step on."""
     fault_at: int = 0
@@ -265,6 +269,8 @@ class LinearConfig:
     """Folder written by `save`; None starts from small random weights."""
     latency_s: float = 0.0
     """Sleep in each `sample_chunk`, seconds."""
+    latency_sigma: float = 0.0
+    """Spread of that, as the standard deviation of its logarithm."""
 
 
 def _build_env(config: ScriptedConfig, context: Context) -> ScriptedEnv:
@@ -288,7 +294,7 @@ def _build_model(config: LinearConfig, context: Context) -> Any:
         device=context.device,
         temperature=context.temperature,
         checkpoint=config.checkpoint,
-        latency_s=config.latency_s,
+        latency=Latency(config.latency_s, config.latency_sigma),
     )
 
 

@@ -106,7 +106,25 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     took = f" in {clock(seconds)}" if seconds is not None else ""
     done = f"[bold]{escape(run.name)}[/] finished{took}"
     where = f"[dim]results, checkpoints and curves: {escape(str(run.folder))}[/]"
-    return Group("", done, *([table] if table.row_count else []), where)
+    roles = results.get("roles")
+    return Group("", done, *([table] if table.row_count else []), *(["", _roles(roles)] if roles else []), where)
+
+
+def _roles(roles: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Who worked and who waited for whom, of the time of all training iterations."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("role", no_wrap=True)
+    table.add_column("workers", justify="right", style="dim")
+    table.add_column("busy", justify="right", style="bold")
+    causes = list(next(iter(roles.values()))["waits_for"])
+    for i, cause in enumerate(causes):
+        table.add_column(f"{'waits: ' if i == 0 else ''}{cause}", justify="right", no_wrap=True)
+    table.add_column("bubbles", justify="right")
+    for name, usage in roles.items():
+        shares = [usage["busy"], *(usage["waits_for"][cause] for cause in causes), usage["bubbles"]]
+        cells = [f"{100 * share:.1f} %" if share else "-" for share in shares]
+        table.add_row(Text(name, style=COLOURS[{"sim": "env"}.get(name, name)]), str(usage["workers"]), *cells)
+    return table
 
 
 def _rows(status: Status) -> Iterator[tuple[str, RenderableType]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core.devices import Devices, Offload, as_text, well_formed
 from vla_rl.core.types import Context, Plugin
 
 if TYPE_CHECKING:
@@ -16,7 +17,17 @@ if TYPE_CHECKING:
 @frozen(kw_only=True)
 class CollocatedConfig:
     workers: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Workers, each with an equal share of the rows; null: one a GPU, or one on a machine without."""
+    """Workers, each with an equal share of the rows, on the first so many devices; null: one a GPU, or one on a machine
+    without."""
+    devices: Devices = field(default=None, converter=as_text, validator=well_formed)
+    """Or the devices, one worker each, such as 0-3."""
+    offload: Offload = field(factory=Offload)
+    """What is moved to host memory between phases."""
+
+    @devices.validator
+    def _one_of_both(self, attribute: object, value: str | None) -> None:
+        if value is not None and self.workers is not None:
+            raise ValueError("has one worker a device; leave out workers")
 
 
 def build(config: CollocatedConfig, context: Context) -> Placement:

@@ -1,0 +1,155 @@
+"""The runtime's own cost: simulators and policies with given latencies, on Ray, beside the ideal.
+
+    python benchmarks/runtime.py [--only control lanes strategies] [--rounds 5] [--json FILE]
+
+control      a chunk step without any latency, simulator and policy in separate processes
+lanes        100 ms of simulation and 100 ms of inference, one and two lanes
+strategies   unequal and lognormal latencies (one in a hundred takes 5 times the median) under every strategy
+
+A lane of a k-th of the rows takes a k-th of the time. The ideal is `vla_rl.core.planning`'s forecast with messages that
+take no time. Cases of a section are started together and play in turn; medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from attrs import frozen
+
+from vla_rl.core.plan import Cluster
+from vla_rl.core.planning.profile import Cost, Profile
+from vla_rl.core.planning.simulate import forecast
+from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.runtime.seating import plan_for, seats_for
+from vla_rl.core.spec import Spec, parse_spec
+from vla_rl.core.testing.latency import Latency
+
+STEPS, TAIL = 32, 0.7
+COLLOCATED = {"type": "collocated", "workers": 1}
+
+
+@frozen(kw_only=True)
+class Case:
+    name: str
+    rows: int = 16
+    image: int = 224
+    sim: float = 0.0
+    """Seconds of a chunk step of all rows."""
+    policy: float = 0.0
+    sigma: float = 0.0
+    lanes: int = 1
+    """0: collocated, in one process."""
+    steps: int = STEPS
+
+    def spec(self) -> Spec:
+        share = max(self.lanes, 1)
+        return parse_spec(
+            {
+                "name": "runtime",
+                "plugins": ["vla_rl.core.testing.scripted", "vla_rl.core.testing.slots"],
+                "model": {"type": "linear", "latency_s": self.policy / share, "latency_sigma": self.sigma},
+                "env": {
+                    "type": "scripted",
+                    "num_envs": self.rows,
+                    "image": self.image,
+                    "length": 10**6,
+                    "max_steps": self.steps,
+                    "latency_s": self.sim / share,
+                    "latency_sigma": self.sigma,
+                },
+                "rollout": {"chunk": 1, "episodes": self.rows},
+                "algorithm": {"type": "ppo"},
+                "placement": {"type": "slots", "stages": self.lanes} if self.lanes else COLLOCATED,
+                "train": {"steps": 1, "lr": 1e-3, "micro_batch": 64},
+                "hooks": [],
+            }
+        )
+
+    def ideal(self) -> float:
+        """Seconds of a rollout whose messages take no time."""
+        plan = plan_for(self.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
+        sim, policy = (self._cost(seconds) for seconds in (self.sim, self.policy))
+        profile = Profile(chunk_steps=self.steps, sim=sim, policy=policy, message=0.0)
+        return forecast(plan, seats_for(plan, self.rows, one_process=False), profile, rounds=1, chunk=1).rollout
+
+    def _cost(self, seconds: float) -> Cost:
+        latency = Latency(seconds, self.sigma, seed=10**6)
+        return Cost(seconds=tuple(latency.draw() for _ in range(5000 if self.sigma else 1)), rows=self.rows)
+
+
+SECTIONS = {
+    "control": [
+        Case(name="16 rows of 8 px", image=8, steps=128),
+        Case(name="16 rows of 224 px", steps=128),
+        Case(name="64 rows of 224 px", rows=64, steps=128),
+    ],
+    "lanes": [
+        Case(name=f"100 + 100 ms, {lanes} lane{'s' * (lanes > 1)}", sim=0.1, policy=0.1, lanes=lanes)
+        for lanes in (1, 2)
+    ],
+    "strategies": [
+        Case(name=f"{label}, {strategy}", sim=sim, policy=policy, sigma=sigma, lanes=lanes)
+        for label, sim, policy, sigma in (
+            ("150 + 50 ms", 0.15, 0.05, 0.0),
+            ("50 + 150 ms", 0.05, 0.15, 0.0),
+            ("lognormal 100 + 100 ms", 0.1, 0.1, TAIL),
+        )
+        for strategy, lanes in (("collocated", 0), ("one lane", 1), ("two lanes", 2), ("four lanes", 4))
+    ],
+}
+
+
+def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
+    """-> median seconds of a rollout of each case."""
+    runtimes = []
+    try:
+        for case in cases:
+            runtimes.append(Runtime(case.spec()))
+            runtimes[-1].rollout(0)
+        times: list[list[float]] = [[] for _ in cases]
+        for step in range(1, rounds + 1):
+            for runtime, own in zip(runtimes, times, strict=True):
+                before = perf_counter()
+                runtime.rollout(step)
+                own.append(perf_counter() - before)
+    finally:
+        for runtime in runtimes:
+            runtime.close()
+    for case, own in zip(cases, times, strict=True):
+        yield case, statistics.median(own)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    import ray
+
+    ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
+    figures: dict[str, Any] = {}
+    for section in options.only:
+        print(f"{section:40} {'measured':>12} {'ideal':>10} {'ratio':>7}")
+        for case, seconds in measure(SECTIONS[section], options.rounds):
+            key = case.name.replace(" ", "_")
+            if section == "control":
+                figures[f"{key}_ms"] = 1e3 * seconds / case.steps
+                print(f"{case.name:40} {figures[f'{key}_ms']:9.2f} ms {'0':>10}")
+                continue
+            ideal = case.ideal()
+            figures |= {f"{key}_s": seconds, f"{key}_ratio": seconds / ideal}
+            print(f"{case.name:40} {seconds:10.2f} s {ideal:8.2f} s {seconds / ideal:7.3f}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

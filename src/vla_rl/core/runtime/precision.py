@@ -1,0 +1,57 @@
+"""Mixed precision (Micikevicius et al. 2018): networks computed in bfloat16, weights and gradients kept as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from vla_rl.core.hookspecs import hookimpl
+from vla_rl.core.types import Chunk, Scores
+
+
+class Autocast:
+    """A wrapper around a model's calls: bfloat16 inside, float32 for what they give. Acting and learning go through the
+    same, so that recomputed log-probs equal the recorded ones."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device).type
+
+    @hookimpl(wrapper=True)
+    def sample_chunk(self) -> Generator[None, Chunk, Chunk]:
+        with self._narrow():
+            chunk = yield
+        return evolve(chunk, log_probs=_wide(chunk.log_probs), values=_wide(chunk.values))
+
+    @hookimpl(wrapper=True)
+    def chunk_log_probs(self) -> Generator[None, Scores, Scores]:
+        with self._narrow():
+            scores = yield
+        return Scores(log_probs=_wide(scores.log_probs), entropy=_wide(scores.entropy), values=_wide(scores.values))
+
+    @hookimpl(wrapper=True)
+    def values(self) -> Generator[None, torch.Tensor, torch.Tensor]:
+        with self._narrow():
+            values = yield
+        return values.float()
+
+    @hookimpl(wrapper=True)
+    def reference_log_probs(self) -> Generator[None, torch.Tensor, torch.Tensor]:
+        with self._narrow():
+            log_probs = yield
+        return log_probs.float()
+
+    @hookimpl(wrapper=True)
+    def imitation_loss(self) -> Generator[None, torch.Tensor, torch.Tensor]:
+        with self._narrow():
+            loss = yield
+        return loss.float()
+
+    def _narrow(self) -> torch.autocast:
+        return torch.autocast(self.device, torch.bfloat16)
+
+
+def _wide(tensor: Any) -> Any:
+    return None if tensor is None else tensor.float()

@@ -1,0 +1,126 @@
+"""What Ray has, and the part of it that a plan's workers reserve: a placement group with a bundle for each device."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import psutil
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.plan import DoesNotFit, Node, Slot
+
+SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps what processes share
+LEAST_SHARED = 2**28
+PATIENCE_S = 60.0
+"""Seconds that other work on the cluster gets to end, and a lost node to come back."""
+NODE_LABEL = "ray.io/node-id"
+
+
+def nodes_of(ray: Any) -> list[tuple[str, Node]]:
+    """Ray id and resources of each node that lives. Nodes of one name are told apart by a number: `a`, `a#2`."""
+    seen: dict[str, int] = {}
+    found = []
+    for node in sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeName"], n["NodeID"])):
+        name, resources = node["NodeName"], node["Resources"]
+        seen[name] = seen.get(name, 0) + 1
+        found.append(
+            (
+                node["NodeID"],
+                Node(
+                    name=name if seen[name] == 1 else f"{name}#{seen[name]}",
+                    cpus=resources.get("CPU", 0.0),
+                    gpus=int(resources.get("GPU", 0)),
+                    memory=int(resources.get("memory", 0)),
+                ),
+            )
+        )
+    return found
+
+
+def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str | None], list[int]]:
+    """-> (resources of each bundle, its node, bundle of each slot). Slots that share a GPU share a bundle: Ray then
+    gives all of them the same one."""
+    bundles: list[dict[str, float]] = []
+    nodes: list[str | None] = []
+    bundle_of: list[int] = []
+    shared: dict[tuple[str | None, int], int] = {}
+    for slot in slots:
+        here = shared.get((slot.node, slot.index)) if slot.gpus and slot.index is not None else None
+        if here is None:
+            here = len(bundles)
+            bundles.append({"CPU": 0.0})
+            nodes.append(slot.node)
+            if slot.gpus:
+                bundles[here]["GPU"] = 0.0
+                if slot.index is not None:
+                    shared[slot.node, slot.index] = here
+        bundles[here]["CPU"] = round(bundles[here]["CPU"] + slot.cpus, 4)
+        if slot.gpus:
+            bundles[here]["GPU"] = 1.0 if slot.index is not None else slot.gpus
+        bundle_of.append(here)
+    return bundles, nodes, bundle_of
+
+
+def reserve(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list[int]]:
+    """Reserve what the slots need. -> (placement group, bundle of each slot). Raises DoesNotFit when the cluster does
+    not have it, or others use it."""
+    bundles, nodes, bundle_of = bundles_of(slots)
+    patience = min(PATIENCE_S, deadline)
+    until = monotonic() + patience
+    while True:
+        ids = {node.name: identity for identity, node in nodes_of(ray)}
+        gone = sorted({name for name in nodes if name is not None and name not in ids})
+        if not gone:
+            break
+        if monotonic() > until:
+            raise DoesNotFit(
+                f"node {gone[0]!r} left the cluster and did not come back within {patience:g} s; there are: "
+                f"{', '.join(ids)}"
+            )
+        sleep(0.5)
+    selectors = [{} if name is None else {NODE_LABEL: ids[name]} for name in nodes]
+    group = ray.util.placement_group(bundles, strategy="PACK", bundle_label_selector=selectors)
+    if not group.wait(patience):
+        ray.util.remove_placement_group(group)
+        free = ray.available_resources()
+        raise DoesNotFit(
+            f"the workers need {_said(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} and of its "
+            f"GPUs {free.get('GPU', 0):g} are free after {patience:g} s of waiting; stop what uses the others, or "
+            f"place on fewer devices"
+        )
+    return group, bundle_of
+
+
+def holds(ray: Any, group: Any, bundle: int) -> bool:
+    """Whether the node of a bundle lives."""
+    node = ray.util.placement_group_table(group)["bundles_to_node_id"].get(bundle)
+    return any(node == identity for identity, _ in nodes_of(ray))
+
+
+def object_store(shared: Path = SHARED) -> int | None:
+    """Size in bytes for Ray's object store on this machine; None: Ray's own choice. Raises UserError when shared memory
+    is too small: Ray would go on through files, slowly."""
+    if not shared.is_dir():
+        return None
+    free = shutil.disk_usage(shared).free
+    if free < LEAST_SHARED:
+        raise UserError(
+            f"{shared} has {free / 2**20:.0f} MiB free, and workers need {LEAST_SHARED / 2**20:.0f} MiB at least to "
+            f"exchange observations; enlarge it (docker run --shm-size=8g, or mount -o remount,size=8g {shared}), or "
+            f"set runtime.backend to local"
+        )
+    return int(0.9 * free) if free < 0.35 * psutil.virtual_memory().total else None
+
+
+def _said(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None]) -> str:
+    texts = []
+    for name in dict.fromkeys(nodes):
+        here = [bundle for bundle, node in zip(bundles, nodes, strict=True) if node == name]
+        cpus, gpus = (sum(bundle.get(kind, 0.0) for bundle in here) for kind in ("CPU", "GPU"))
+        where = "" if name is None else f" on node {name!r}"
+        texts.append(f"{cpus:g} CPUs and {gpus:g} GPUs{where}")
+    return ", ".join(texts)

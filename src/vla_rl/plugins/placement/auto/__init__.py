@@ -1,0 +1,28 @@
+"""Automatic placement: measures the job's roles and takes the split of devices that promises most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from vla_rl.core.devices import Offload
+from vla_rl.core.types import Context, Plugin
+
+if TYPE_CHECKING:
+    from vla_rl.core.hookspecs import Placement
+
+
+@frozen(kw_only=True)
+class AutoConfig:
+    offload: Offload = field(factory=Offload)
+    """What is moved to host memory between phases."""
+
+
+def build(config: AutoConfig, context: Context) -> Placement:
+    from vla_rl.plugins.placement.auto.impl import Auto
+
+    return Auto(config)
+
+
+plugin = Plugin(config=AutoConfig, build=build, summary="measures the roles, then takes the fastest split of devices")

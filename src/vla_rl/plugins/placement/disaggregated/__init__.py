@@ -1,0 +1,27 @@
+"""Disaggregated placement: every role on devices of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from vla_rl.core.devices import RoleDevices
+from vla_rl.core.types import Context, Plugin
+
+if TYPE_CHECKING:
+    from vla_rl.core.hookspecs import Placement
+
+
+@frozen(kw_only=True)
+class DisaggregatedConfig(RoleDevices):
+    """Roles without a list share the devices that are left evenly, learners taking the rest of the division."""
+
+
+def build(config: DisaggregatedConfig, context: Context) -> Placement:
+    from vla_rl.plugins.placement.disaggregated.impl import Disaggregated
+
+    return Disaggregated(config)
+
+
+plugin = Plugin(config=DisaggregatedConfig, build=build, summary="each role on devices of its own")

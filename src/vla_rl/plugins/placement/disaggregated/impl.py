@@ -1,0 +1,33 @@
+"""Each role on devices of its own (RLinf-VLA 4.1.2)."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from vla_rl.core.devices import ROLES, Place, arrange, find, free, refuse_overlap
+from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
+from vla_rl.plugins.placement.disaggregated import DisaggregatedConfig
+
+
+class Disaggregated(Placement):
+    def __init__(self, config: DisaggregatedConfig):
+        self.config = config
+
+    def plan(self, cluster: Cluster, job: Job) -> Plan:
+        config = self.config
+        named = {role: getattr(config, role) for role in ROLES}
+        of: dict[str, list[Place]] = {r: find(r, text, cluster) for r, text in named.items() if text is not None}
+        for a, b in combinations(of, 2):
+            refuse_overlap(a, b, of, cluster, "each role has devices of its own here; hybrid lets learners share")
+        missing = [role for role in ROLES if role not in of]
+        left = free(cluster, [place for places in of.values() for place in places], len(missing))
+        if len(left) < len(missing):
+            raise DoesNotFit(
+                f"{' and '.join(missing)} need a device of their own each, and there are {len(left)} left; "
+                f"put simulators on CPUs (sim: cpu), or choose hybrid or collocated, where roles share devices"
+            )
+        for i, role in enumerate(missing):
+            each = len(left) // len(missing)
+            of[role] = left[i * each : len(left) if i == len(missing) - 1 else (i + 1) * each]
+        return arrange(cluster, job, of, sim_workers=config.sim_workers, offload=config.offload.roles)

@@ -1,0 +1,31 @@
+"""Hybrid placement: simulators and policies side by side, learners on all devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core.devices import RoleDevices
+from vla_rl.core.types import Context, Plugin
+
+if TYPE_CHECKING:
+    from vla_rl.core.hookspecs import Placement
+
+
+@frozen(kw_only=True)
+class HybridConfig(RoleDevices):
+    """Without lists, simulators get the first half of the devices, policies the other and learners all."""
+
+    pipeline_stages: int = field(default=1, validator=v.ge(1))
+    """Lanes of each sim worker: with 2, one lane simulates while the policy acts for the other."""
+
+
+def build(config: HybridConfig, context: Context) -> Placement:
+    from vla_rl.plugins.placement.hybrid.impl import Hybrid
+
+    return Hybrid(config)
+
+
+plugin = Plugin(config=HybridConfig, build=build, summary="simulators beside policies as a pipeline, learners on all")

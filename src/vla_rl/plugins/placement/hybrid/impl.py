@@ -1,0 +1,41 @@
+"""Simulators and policies on devices of their own, which learners share (RLinf-VLA 4.1.3)."""
+
+from __future__ import annotations
+
+from vla_rl.core.devices import ROLES, Place, arrange, find, free, refuse_overlap
+from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
+from vla_rl.plugins.placement.hybrid import HybridConfig
+
+
+class Hybrid(Placement):
+    def __init__(self, config: HybridConfig):
+        self.config = config
+
+    def plan(self, cluster: Cluster, job: Job) -> Plan:
+        config = self.config
+        named = {role: getattr(config, role) for role in ROLES}
+        of: dict[str, list[Place]] = {r: find(r, text, cluster) for r, text in named.items() if text is not None}
+        missing = [role for role in ("sim", "policy") if role not in of]
+        left = free(cluster, [p for role in ("sim", "policy") for p in of.get(role, ())], len(missing))
+        if len(left) < len(missing):
+            raise DoesNotFit(
+                f"{' and '.join(missing)} need a device of their own each, and there are {len(left)} left; put "
+                f"simulators on CPUs (sim: cpu), let both share a GPU (sim: 0, policy: 0, sim_workers: 1), or choose "
+                f"collocated"
+            )
+        for i, role in enumerate(missing):
+            of[role] = left[i * len(left) // len(missing) : (i + 1) * len(left) // len(missing)]
+        if "learner" not in of:
+            rollout = [place for role in ("sim", "policy") for place in of[role] if place.index is not None]
+            of["learner"] = free(cluster, (), 0) or list(dict.fromkeys(rollout))
+        if config.sim_workers is None:
+            refuse_overlap("sim", "policy", of, cluster, "they run side by side; workers share a device by sim_workers")
+        return arrange(
+            cluster,
+            job,
+            of,
+            sim_workers=config.sim_workers,
+            stages=config.pipeline_stages,
+            offload=config.offload.roles,
+        )

@@ -1,0 +1,144 @@
+"""Lists of devices: what they name, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from vla_rl.core.devices import Place, RoleDevices, arrange, find
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, checked
+
+GIB = 2**30
+BOX = Cluster(cpus=16, gpus=4, memory=64 * GIB)
+CORES = Cluster(cpus=2, gpus=0, memory=8 * GIB)
+RACK = Cluster(
+    cpus=72,
+    gpus=8,
+    memory=384 * GIB,
+    nodes=(
+        Node(name="sims-1", cpus=32, gpus=0, memory=128 * GIB),
+        Node(name="gpu-2", cpus=16, gpus=4, memory=128 * GIB),
+        Node(name="gpu-1", cpus=24, gpus=4, memory=128 * GIB),
+    ),
+)
+JOB = Job(num_envs=8, group_size=2, env="sim", row_memory=GIB)
+
+
+def indices(text, cluster):
+    return [place.index for place in find("sim", text, cluster)]
+
+
+def test_ranges_lists_and_cores():
+    assert indices("0-3", BOX) == [0, 1, 2, 3]
+    assert indices("3, 0", BOX) == [3, 0]
+    assert indices("0-3", CORES) == [0, 1, 2, 3]
+    assert find("sim", "cpu", BOX) == [Place("this machine", None)]
+
+
+def test_numbers_go_over_the_nodes_in_the_order_of_their_names():
+    assert find("sim", "3-4", RACK) == [Place("gpu-1", 3), Place("gpu-2", 0)]
+    assert find("sim", "gpu-2:0-1", RACK) == [Place("gpu-2", 0), Place("gpu-2", 1)]
+    assert find("sim", "gpu-*:3", RACK) == [Place("gpu-1", 3), Place("gpu-2", 3)]
+    assert find("sim", "sims-*:cpu", RACK) == [Place("sims-1", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "message"),
+    [
+        ("0-4", BOX, r"placement.sim: device 4 is needed, and there are 4 GPUs: 0-3"),
+        ("4", CORES, r"device 4 is needed, and there are 4 CPU slots \(2 a core\): 0-3"),
+        ("gpu-1:4", RACK, r"device 4 is needed, and there are 4 GPUs on node 'gpu-1': 0-3"),
+        ("sims-1:0", RACK, r"device 0 is needed, and there are 0 GPUs on node 'sims-1'$"),
+        ("gpu-3:0", RACK, r"no node is named 'gpu-3'; there are: gpu-1, gpu-2, sims-1"),
+        ("0-1,1", BOX, r"names device 1 twice"),
+    ],
+)
+def test_devices_that_are_not_there(text, cluster, message):
+    with pytest.raises(DoesNotFit, match=message):
+        find("sim", text, cluster)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"sim": "0..3"}, r"'0..3' names no device; write 0, 0-3"),
+        ({"sim": "3-0"}, "'3-0' counts downwards; write 0-3"),
+        ({"policy": "cpu"}, "only simulators are placed on CPUs by name"),
+    ],
+)
+def test_text_that_names_no_device(keys, message):
+    with pytest.raises(ValueError, match=message):
+        RoleDevices(**keys)
+
+
+def test_all_forms_of_a_list_are_one():
+    assert RoleDevices(sim=(0, 2), policy=1).sim == "0,2"
+    assert RoleDevices(policy=1).policy == "1"
+
+
+def test_roles_of_one_device_share_a_worker():
+    on = [Place("this machine", i) for i in range(2)]
+    plan = arrange(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})
+    assert [(s.roles, s.device, s.cpus, s.gpus, s.index) for s in plan.slots] == [
+        (("sim", "learner"), "cuda", 15.0, 1.0, 0),
+        (("policy", "learner"), "cuda", 1.0, 1.0, 1),
+    ]
+
+
+def test_sim_workers_share_their_gpu_equally():
+    on = [Place("this machine", 0)]
+    plan = arrange(BOX, JOB, dict.fromkeys(("sim", "policy", "learner"), on), sim_workers=2)
+    assert [(s.roles, s.gpus, s.index) for s in plan.slots] == [
+        (("sim",), 0.333, 0),
+        (("sim",), 0.333, 0),
+        (("policy", "learner"), 0.333, 0),
+    ]
+
+
+def test_simulators_on_nodes_without_gpus():
+    gpus = find("policy", "0-7", RACK)
+    plan = arrange(RACK, JOB, {"sim": find("sim", "sims-1:cpu", RACK), "policy": gpus, "learner": gpus}, sim_workers=8)
+    assert {(s.node, s.device, s.cpus, s.gpus) for s in plan.slots if "sim" in s.roles} == {("sims-1", "cpu", 4.0, 0.0)}
+    assert [s.node for s in plan.slots if "policy" in s.roles] == ["gpu-1"] * 4 + ["gpu-2"] * 4
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "message"),
+    [
+        ({}, {"sim_workers": 3}, "3 sim workers cannot be spread evenly over 2 places"),
+        ({}, {"stages": 3}, r"8 rows cannot be shared evenly by 6 lanes \(2 sim workers x 3\); .* a multiple of 6"),
+        ({"global_batch": 33}, {}, r"33 samples \(train.global_batch\) cannot be shared evenly by 2 learners"),
+        ({"num_envs": 80}, {}, r"80 rows of sim need about 80.0 GiB .* there are 64.0 GiB; at most 64 rows fit"),
+        ({}, {"offload": frozenset({"policy"})}, "offload.policy has nothing to free"),
+    ],
+)
+def test_what_does_not_add_up_says_the_numbers(job, options, message):
+    on = [Place("this machine", i) for i in range(4)]
+    with pytest.raises(DoesNotFit, match=message):
+        arrange(BOX, evolve(JOB, **job), {"sim": on[:2], "policy": on[2:], "learner": on[2:]}, **options)
+
+
+@pytest.mark.parametrize(
+    ("slot", "message"),
+    [
+        ({"cpus": 25.0, "node": "gpu-1"}, "1 workers need 25 CPUs on node 'gpu-1', and there are 24"),
+        ({"gpus": 9.0}, "1 workers need 9 GPUs, and there are 8"),
+        ({"node": "gpu-3"}, "no node is named 'gpu-3'; there are: sims-1, gpu-2, gpu-1"),
+        ({"roles": ("sim", "policy")}, "the placement has no slot for the learner role"),
+    ],
+)
+def test_what_any_strategy_answers_is_checked(slot, message):
+    with pytest.raises(DoesNotFit, match=message):
+        checked(Plan(slots=(Slot(**{"roles": ("sim", "policy", "learner"), **slot}),)), RACK, JOB)
+
+
+def test_simulators_are_counted_where_they_are():
+    on = find("sim", "gpu-1:0", RACK)
+    with pytest.raises(DoesNotFit, match=r"200 rows of sim need about 200.0 GiB .* 128.0 GiB on node 'gpu-1'"):
+        arrange(RACK, evolve(JOB, num_envs=200), dict.fromkeys(("sim", "policy", "learner"), on))
+
+
+def test_a_policy_without_a_lane():
+    on = [Place("this machine", i) for i in range(4)]
+    with pytest.raises(DoesNotFit, match="3 policy workers need a lane each, and there are 1"):
+        arrange(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})

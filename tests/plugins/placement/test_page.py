@@ -1,0 +1,26 @@
+"""The examples of docs/placement.md and of the strategies' own pages are right."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vla_rl.core.plan import Cluster
+from vla_rl.core.runtime.seating import plan_for
+from vla_rl.core.spec import load_spec
+from vla_rl.core.testing.placements import MEASURED
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "docs" / "placement.md", *(ROOT / "src" / "vla_rl" / "plugins" / "placement").glob("*/README.md")]
+GPUS8 = Cluster(cpus=96, gpus=8, memory=2**40)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_examples_plan_on_eight_gpus(page):
+    examples = re.findall(r"^placement: (\{.*\})", page.read_text(), flags=re.MULTILINE)
+    assert examples
+    for example in examples:
+        spec = load_spec(ROOT / "examples" / "tabletop_grpo.yaml", [f"placement={example}"])
+        assert plan_for(spec, GPUS8, lambda spec, cluster: MEASURED).hosting("learner")
