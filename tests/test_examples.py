@@ -56,3 +56,21 @@ def test_libero_clones_trains_and_films(tmp_path):
     assert lines[0]["warmup/samples"] >= 20
     assert sum("env/success_rate" in line for line in lines) == 2
     assert list((tmp_path / "run" / "videos").glob("*.mp4"))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.sim
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install 'vla-rl[libero]'")
+def test_libero_under_other_placements(tmp_path):
+    short = ["warmup=null", "train.steps=1", "rollout.episodes=2", "rollout.max_steps=16"]
+    quiet = ["algorithm={type: ppo}", "eval={before: false, episodes_per_task: 1}", "hooks=[{type: jsonl}]"]
+    found = []
+    for kind in ("{type: disaggregated}", "{type: hybrid, pipeline_stages: 2}"):
+        folder = tmp_path / str(len(found))
+        start("libero_spatial_oft_tiny", folder, *SHORT, *short, *quiet, f"placement={kind}")
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        found.append(next((m["rollout/env_steps"], m["loss/policy"]) for m in lines if "loss/policy" in m))
+    assert found[0][0] == found[1][0] == 32
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-5)

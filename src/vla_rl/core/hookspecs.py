@@ -145,7 +145,8 @@ class SimEnv(ABC):
 
     @hookspec(firstresult=True)
     def snapshot(self) -> Any:
-        """Optional, for offload: everything `restore` needs to go on where this left off."""
+        """Optional, for offload: everything that `restore` of a newly built simulator needs to go on where this left
+        off. Its tensors lie in host memory."""
         raise TypeError(f"{type(self).__name__} cannot be offloaded")
 
     @hookspec(firstresult=True)
@@ -204,7 +205,8 @@ class Placement(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def plan(self, cluster: Cluster, job: Job) -> Plan:
-        """Slots of each role, stages, window, max_lag, offload. Raises `DoesNotFit` with the numbers."""
+        """Slots of each role, stages, window, max_lag, offload. Raises `DoesNotFit` with the numbers, or
+        `MeasureFirst` to be asked again with `Job.measured`."""
 
 
 class Demonstrations(ABC):
