@@ -104,6 +104,7 @@ class Session(ABC):
                 )
                 return cls(spec, runtime, home, state, listeners(spec), about, interrupts).play()
             finally:
+                interrupts.closing = True
                 runtime.close()
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:

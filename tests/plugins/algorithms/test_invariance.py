@@ -78,7 +78,9 @@ def learn(algorithm, micro_batches, ranks, global_batch=None):
     for share in shares:
         model = LinearModel(INFO, CHUNK, values=values)
         train = TrainSpec(steps=1, lr=0.1, micro_batch=size)
-        learner = Watched(model, algorithm, train, name="linear", device="cpu", world=1, beat=lambda: None)
+        learner = Watched(
+            model, algorithm, train, name="linear", device="cpu", world=1, info=INFO, acting=True, beat=lambda: None
+        )
         learner.gradients, learner.version = [], 3
         of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
         results.append(learner.update(1, heavy.take(share.samples), of_rank, share.steps))

@@ -11,6 +11,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Any
@@ -31,6 +32,10 @@ if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interp
 
 HERE = "\0reference"
 """Stands for an argument that travels by reference."""
+
+
+LINGER_S = 5.0
+"""Seconds that Ray's processes get to end after a shutdown; its agents sometimes miss the end of their node."""
 
 
 class WorkerDied(UserError):
@@ -250,7 +255,11 @@ class RayBackend(Backend):
         for group in groups:
             self.ray.util.remove_placement_group(group)
         if self.owner:
+            started = _ray_processes()
             self.ray.shutdown()
+            _, left = psutil.wait_procs(started, timeout=LINGER_S)
+            for process in left:
+                process.kill()
 
     def _result(self, reference: Any) -> Any:
         errors = self.ray.exceptions
@@ -312,6 +321,16 @@ def _interpreter(python: Path) -> dict[str, Any]:
     prefixes = (sys.prefix, sys.base_prefix)
     own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
     return {"py_executable": str(python), "env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))}}
+
+
+def _ray_processes() -> list[psutil.Process]:
+    """Those that this process started, and all of theirs."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any("/ray/" in part for part in child.cmdline()):
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 def _check_reachable(address: str) -> None:

@@ -20,10 +20,11 @@ class StopRequested(Exception):
 
 
 class Interrupts:
-    """While entered, the first signal is noted and `check` raises StopRequested; the second is a KeyboardInterrupt."""
+    """While entered, the first signal is noted and `check` raises StopRequested; the second is a KeyboardInterrupt,
+    unless the run is `closing`: workers that are being ended are never left alone."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = self.closing = False
 
     def check(self) -> None:
         if self.requested:
@@ -38,6 +39,8 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.closing:
+            return
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
