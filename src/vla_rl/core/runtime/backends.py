@@ -142,6 +142,8 @@ class RayBackend(Backend):
         self.held: list[tuple[Any, int]] = []
         """Placement group and bundle of each worker."""
         self.owner = not ray.is_initialized()
+        self.alone = address is None
+        """Ray was started for this run."""
         if self.owner:
             try:
                 ray.init(
@@ -255,7 +257,7 @@ class RayBackend(Backend):
         for group in groups:
             self.ray.util.remove_placement_group(group)
         if self.owner:
-            started = _ray_processes()
+            started = _ray_processes() if self.alone else []
             self.ray.shutdown()
             _, left = psutil.wait_procs(started, timeout=LINGER_S)
             for process in left:
