@@ -82,7 +82,9 @@ class _Simulation:
     def _rounds(self, policy: Seat, rounds: int) -> Driving:
         for r in range(rounds):
             if r:
-                yield [_Reference(self.now + self.profile.between)]
+                between = _Reference(self.now + self.profile.between)
+                yield [between]
+                self._value_of(between)
             yield from self._round(policy)
 
     def _round(self, policy: Seat) -> Driving:

@@ -86,10 +86,10 @@ def drive(
 
 def side_by_side(drivings: Sequence[Driving], ready: Callable[[Sequence[Any], float | None], list[Any]]) -> None:
     """Run several to their ends, each going on as soon as what it waits for is there: lanes of one policy never wait
-    for those of another."""
+    for those of another. One that is alone waits by itself, without asking what is there."""
     begun = {i: next(driving, None) for i, driving in enumerate(drivings)}
     left = {i: references for i, references in begun.items() if references is not None}
-    while left:
+    while len(left) > 1:
         there = set(ready([reference for references in left.values() for reference in references], None))
         for i, references in list(left.items()):
             left[i] = [reference for reference in references if reference not in there]
@@ -98,6 +98,9 @@ def side_by_side(drivings: Sequence[Driving], ready: Callable[[Sequence[Any], fl
                 more = next(drivings[i], None)
                 if more is not None:
                     left[i] = more
+    for i in left:
+        for _ in drivings[i]:
+            pass
 
 
 def _act_and_step(group: Sequence[Lane], requests: Sequence[Any], policy: Call, mode: Mode) -> list[list[Any]]:
