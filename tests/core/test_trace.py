@@ -20,7 +20,9 @@ from vla_rl.core.spec import parse_spec
 def seat(index, *roles):
     lanes = (LaneSlice(index=index, first_row=0, rows=4),)
     slot = Slot(roles=roles)
-    return Seat(index=index, slot=slot, lanes=lanes, served=lanes, window=Window(), rank=0, world=1)
+    return Seat(
+        index=index, slot=slot, lanes=lanes, served=lanes, homes=(index,) * len(lanes), window=Window(), rank=0, world=1
+    )
 
 
 def trace_of(seats, monkeypatch, now=(0.0,)):

@@ -155,9 +155,8 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     if not any(r.acts for r in rounds):
         raise UserError(f"{source} holds no training iteration; give that of a run that trained")
     between = _between(rounds, spans)
-    if not any(seat["windowed"] for seat in seats.values()):  # the last ones of a round find nothing to do
-        for played in rounds:
-            del played.steps[-1:], played.acts[-1:]
+    for played in rounds:
+        del played.acts[-1:]  # it finds nothing to do
     sims = next(seat for seat in seats.values() if seat["rows"])
     rows = max(sims["rows"].values())
     batch = statistics.mode(

@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from vla_rl.core.plan import Plan
 from vla_rl.core.planning.profile import Cost, Profile
-from vla_rl.core.runtime.lanes import Driving, Lane, LaneSlice, Mode, drive, side_by_side
+from vla_rl.core.runtime.lanes import Driving, Lane, LaneSlice, Mode, Wait, drive
 from vla_rl.core.runtime.worker import Seat
 
 ROLES = ("sim", "policy", "learner")
@@ -59,6 +59,11 @@ class _Server:
     free: float = 0.0
 
 
+@frozen(kw_only=True)
+class _Request:
+    done: bool
+
+
 @define(eq=False)
 class _Reference:
     at: float
@@ -73,18 +78,28 @@ class _Simulation:
     home: dict[int, Seat]
     busy: dict[str, float] = field(factory=lambda: dict.fromkeys(ROLES, 0.0))
     now: float = 0.0
-    """The driver's clock."""
 
     def rollout(self, policies: Sequence[Seat], rounds: int) -> None:
-        """All rounds of all policies, as `core/runtime/rounds.py` plays them."""
-        side_by_side([self._rounds(policy, rounds) for policy in policies], self._ready)
+        """All rounds of all policies, each of which goes on as soon as what it waits for is there."""
+        drivings = [self._rounds(policy, rounds) for policy in policies]
+        begun = {i: next(driving, None) for i, driving in enumerate(drivings)}
+        waiting: dict[int, Wait] = {i: wait for i, wait in begun.items() if wait is not None}
+        while waiting:
+            ends = [until for _, until in waiting.values() if until is not None]
+            patience = max(0.0, min(ends) - self.now) if ends else None
+            there = {id(r) for r in self._ready([r for needs, _ in waiting.values() for r in needs], patience)}
+            for i, (needs, until) in list(waiting.items()):
+                if not there.isdisjoint(map(id, needs)) or (until is not None and self.now >= until):
+                    del waiting[i]
+                    further = next(drivings[i], None)
+                    if further is not None:
+                        waiting[i] = further
 
     def _rounds(self, policy: Seat, rounds: int) -> Driving:
         for r in range(rounds):
             if r:
                 between = _Reference(self.now + self.profile.between)
-                yield [between]
-                self._value_of(between)
+                yield [between], None
             yield from self._round(policy)
 
     def _round(self, policy: Seat) -> Driving:
@@ -103,7 +118,7 @@ class _Simulation:
             return server.free
 
         def simulator(lane: LaneSlice) -> Callable[..., Any]:
-            def call(method: str, *arguments: Any, returns: int = 1) -> list[_Reference]:
+            def call(method: str, *arguments: Any) -> _Reference:
                 first = method == "begin_train"
                 if first:
                     lengths = profile.chunk_steps
@@ -111,14 +126,14 @@ class _Simulation:
                 cost = profile.reset if first else profile.sim if left[lane.index] else None
                 at = work(self.home[lane.index], "sim", cost, lane.rows, arguments)
                 left[lane.index] = max(0, left[lane.index] - (not first))
-                return [_Reference(at), _Reference(at, left[lane.index] == 0)]
+                return _Reference(at + message, _Request(done=left[lane.index] == 0))
 
             return call
 
-        def act(method: str, mode: Mode, lanes: tuple[int, ...], *requests: Any, returns: int = 1) -> Any:
+        def act(method: str, mode: Mode, lanes: tuple[int, ...], *requests: Any) -> _Reference:
             rows = sum(sizes[lane] for lane in lanes if left[lane])
             at = work(policy, "policy", profile.policy if rows else None, rows, requests)
-            return [_Reference(at) for _ in lanes] if returns > 1 else _Reference(at)
+            return _Reference(at, [_Reference(at) for _ in lanes])
 
         lanes = [Lane(slice=lane, sim=simulator(lane)) for lane in policy.served]
         window = evolve(policy.window, max_wait=None) if near else policy.window

@@ -10,7 +10,7 @@ import socket
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -22,6 +22,7 @@ import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
+from vla_rl.core.runtime.peers import RayPeers
 from vla_rl.core.runtime.reservation import holds, nodes_of, object_store, reserve
 from vla_rl.core.runtime.worker import Seat, Worker
 from vla_rl.core.spec import Spec
@@ -58,6 +59,10 @@ class Backend(ABC):
     @abstractmethod
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
         """-> a reference, or a list of `returns` references. Arguments may be references."""
+
+    def introduce(self, worker: int, others: Sequence[int]) -> Any:
+        """Let a worker call others. -> a reference."""
+        assert not others, "one process has no others"
 
     @abstractmethod
     def get(self, reference: Any) -> Any:
@@ -227,6 +232,9 @@ class RayBackend(Backend):
         plain = [HERE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
         return handle.remote(pickle.dumps((role, method, plain)), *references)
 
+    def introduce(self, worker: int, others: Sequence[int]) -> Any:
+        return self.actors[worker].meet.remote({other: self.actors[other] for other in others})
+
     def get(self, reference: Any) -> Any:
         while True:
             try:
@@ -310,6 +318,9 @@ class _Actor:
         return self.worker.call(
             role, method, *(next(came) if isinstance(a, str) and a == HERE else a for a in arguments)
         )
+
+    def meet(self, actors: Mapping[int, Any]) -> None:
+        self.worker.meet(RayPeers(actors))
 
     def doing(self) -> tuple[str, float]:
         return self.worker.doing

@@ -4,7 +4,6 @@ references between them; frames and weights never go through here."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,7 +18,6 @@ from vla_rl.core.plan import Plan
 from vla_rl.core.runtime.assemble import Block, find_samples, light_arrays, share_out
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
 from vla_rl.core.runtime.imitation import Imitation, of_data, of_expert
-from vla_rl.core.runtime.lanes import Driving, Lane, Mode, drive, side_by_side
 from vla_rl.core.runtime.measure import measure
 from vla_rl.core.runtime.needs import check_needs
 from vla_rl.core.runtime.offload import Phases
@@ -30,7 +28,7 @@ from vla_rl.core.runtime.rounds import roll_out
 from vla_rl.core.runtime.seating import plan_for, ranks_of, seats_for
 from vla_rl.core.runtime.sim import EvalItem, too_many_faults
 from vla_rl.core.runtime.trace import Trace, traced
-from vla_rl.core.runtime.worker import Seat, build_algorithm
+from vla_rl.core.runtime.worker import build_algorithm
 from vla_rl.core.spec import Spec
 from vla_rl.core.statistics import read_all
 from vla_rl.core.types import Advantages, Episode, Rollout
@@ -160,29 +158,16 @@ class Runtime:
         items = self._eval_items(frames)
         episodes: list[Episode] = []
         recorded: list[Any] = []
-        mode = Mode(purpose="evaluation", greedy=spec.eval.greedy, keep=False)
         rounds = -(-len(items) // num_envs)
         for r in range(rounds):
             self.progress("eval", min(r * num_envs, len(items)), len(items))
             round_items = [items[i] if i < len(items) else None for i in range(r, num_envs * rounds, rounds)]
-            of_lane: dict[int, Sequence[EvalItem | None]] = {
-                s.index: round_items[s.first_row : s.first_row + s.rows] for s in self.lanes
-            }
-            pending = [
-                self.call(
-                    s.index, "worker", "play_eval", {lane.index: of_lane[lane.index] for lane in s.lanes}, mode.greedy
-                )
-                for s in self.seats
-                if s.near
-            ]
-            far = [place for place in self.policies if not place.near]
-            driving = [self.drive_lanes(place, mode, partial(_begin_eval, of_lane)) for place in far]
-            side_by_side(driving, self.backend.ready)
-            indices = [lane.index for place in far for lane in place.served]
-            collecting = [self.call(self.home[index], "sim", "collect", index) for index in indices]
-            results = self.backend.get_all(collecting)
-            for played in self.backend.get_all(pending):
-                results.extend(played)
+            of_lane = {s.index: round_items[s.first_row : s.first_row + s.rows] for s in self.lanes}
+            pending = []
+            for place in self.policies:
+                own = {lane.index: of_lane[lane.index] for lane in place.served}
+                pending.append(self.call(place.index, "worker", "play_eval", own, spec.eval.greedy))
+            results = [result for played in self.backend.get_all(pending) for result in played]
             self._report_faults(results)
             for result in results:
                 episodes.extend(result["episodes"])
@@ -282,6 +267,7 @@ class Runtime:
             if {"policy", "learner"} & set(s.slot.roles)
         ]
         self.backend.get_all(starting)
+        self.introduce()
         if len(self.learners) > 1:
             address = self.backend.get(self.call(self.learners[0].index, "worker", "rendezvous"))
             joining = [self.call(s.index, "learner", "join", address, s.rank) for s in self.learners]
@@ -310,13 +296,10 @@ class Runtime:
         """Call all learners, which may have to work together. -> their results, by rank."""
         return self.backend.get_all([self.call(s.index, "learner", method, *arguments) for s in self.learners])
 
-    def drive_lanes(self, place: Seat, mode: Mode, begin: Callable[[Lane], tuple[Any, ...]]) -> Driving:
-        def handle(worker: int, role: str) -> Callable[..., Any]:
-            return lambda method, *arguments, returns=1: self.call(worker, role, method, *arguments, returns=returns)
-
-        lanes = [Lane(slice=lane, sim=handle(self.home[lane.index], "sim")) for lane in place.served]
-        policy = handle(place.index, "policy")
-        return drive(lanes, policy, mode, place.window, begin, self.backend.get, self.backend.ready)
+    def introduce(self) -> None:
+        """Let every policy's worker call the simulators that it acts for."""
+        meeting = [self.backend.introduce(s.index, s.sim_workers) for s in self.policies if s.sim_workers]
+        self.backend.get_all(meeting)
 
     def _eval_items(self, frames: int) -> list[EvalItem]:
         spec, states = self.spec, list(self.eval_states)
@@ -367,10 +350,6 @@ class Runtime:
             "time/env": max(busy["env"].values()),
             "time/policy": max(busy["policy"].values()),
         }
-
-
-def _begin_eval(items: dict[int, Sequence[EvalItem | None]], lane: Lane) -> tuple[Any, ...]:
-    return "begin_eval", lane.slice.index, items[lane.slice.index]
 
 
 def _rate(episodes: Sequence[Episode]) -> Rate:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 WORKS_IN = {"sim": "act", "policy": "act", "learner": "learn"}
 BEGINS = {
-    **dict.fromkeys([("sim", "begin_train"), ("sim", "begin_eval"), ("sim", "demonstrate")], "act"),
-    **dict.fromkeys([("worker", "play_train"), ("worker", "play_eval"), ("policy", "revalue")], "act"),
+    **dict.fromkeys([("worker", "play_train"), ("worker", "play_eval")], "act"),
+    **dict.fromkeys([("sim", "demonstrate"), ("policy", "revalue")], "act"),
     **dict.fromkeys([("learner", method) for method in ("imitate", "load", "save", "weights")], "learn"),
     ("worker", "update"): "learn",
 }

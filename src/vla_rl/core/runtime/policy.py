@@ -20,7 +20,6 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.lanes import Mode
 from vla_rl.core.runtime.publication import Published, receive
-from vla_rl.core.runtime.wire import pack, unpack
 from vla_rl.core.types import Chunk, Observation, to_numpy
 
 Array = np.ndarray[Any, Any]
@@ -66,11 +65,9 @@ class PolicyRole:
         self.records: dict[int, list[_Record]] = {}
         self.shelf: dict[tuple[int, int], list[Heavy]] = {}
 
-    def act(self, mode: Mode, lanes: tuple[int, ...], *messages: Any) -> Any:
-        """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions (a single
-        array for a single lane); packed like the requests."""
+    def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
+        """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions."""
         before = perf_counter()
-        requests: list[Request] = [unpack(message) for message in messages]
         if mode.keep:
             self._value_finals(lanes, requests)
         busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]
@@ -96,12 +93,7 @@ class PolicyRole:
                 start = part.stop
         self.seconds += perf_counter() - before
         empty = np.zeros((0, 0, 0), np.float32)
-        chosen_by_lane = [actions.get(lane, empty) for lane in lanes]
-        answers = tuple(
-            pack(array, array.nbytes) if isinstance(message, bytes) else array
-            for array, message in zip(chosen_by_lane, messages, strict=True)
-        )
-        return answers if len(answers) > 1 else answers[0]
+        return [actions.get(lane, empty) for lane in lanes]
 
     def collect(
         self, lane: int, round_index: int, rows: int, frames: tuple[Array, ...] | None = None

@@ -42,6 +42,7 @@ class Restarts:
         self.count += 1
         runtime.backend.revive(dead)
         runtime.backend.get_all([runtime.call(worker, "worker", "start_sim") for worker in dead])
+        runtime.introduce()
         runtime.backend.get_all([runtime.call(place.index, "policy", "clear_shelf") for place in runtime.policies])
         workers = ", ".join(str(worker) for worker in dead)
         lost = sum(lane.rows for worker in dead for lane in runtime.seats[worker].lanes)

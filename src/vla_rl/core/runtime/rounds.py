@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.draws import Weights
 from vla_rl.core.groups import groups_in
 from vla_rl.core.runtime.assemble import Block, assemble
-from vla_rl.core.runtime.lanes import Driving, Lane, Mode, side_by_side
 from vla_rl.core.types import Rollout
 
 if TYPE_CHECKING:
     from vla_rl.core.runtime.driver import Runtime
-    from vla_rl.core.runtime.worker import Seat
 
 Array = np.ndarray[Any, Any]
-TRAINING = Mode(purpose="action", greedy=False, keep=True)
 
 
 def roll_out(runtime: Runtime, step: int) -> tuple[list[Block], Rollout, Array, Array]:
@@ -49,27 +44,14 @@ def roll_out(runtime: Runtime, step: int) -> tuple[list[Block], Rollout, Array, 
 
 def play(runtime: Runtime, step: int, rounds: range) -> list[Block]:
     """These rounds, everywhere."""
-    weights, framed = runtime.task_weights, "frames" in runtime.algorithm.needs
-    near = {
-        s.index: runtime.call(s.index, "worker", "play_train", step, rounds, weights) for s in runtime.seats if s.near
-    }
+    pending = [
+        runtime.call(place.index, "worker", "play_train", step, rounds, runtime.task_weights)
+        for place in runtime.policies
+    ]
     played: dict[tuple[int, int], tuple[Any, Any]] = {}
-
-    def far(place: Seat) -> Driving:
-        for r in rounds:
-            yield from runtime.drive_lanes(place, TRAINING, partial(_begin_train, step, r, weights))
-            for lane in place.served:
-                home = runtime.home[lane.index]
-                frames = runtime.call(home, "sim", "take_frames", lane.index) if framed else None
-                sim = runtime.call(home, "sim", "collect", lane.index)
-                policy = runtime.call(place.index, "policy", "collect", lane.index, r, lane.rows, frames)
-                yield [sim, policy]
-                played[r, lane.index] = (runtime.backend.get(sim), runtime.backend.get(policy))
-
-    side_by_side([far(place) for place in runtime.policies if not place.near], runtime.backend.ready)
-    for index, played_here in zip(near, runtime.backend.get_all(list(near.values())), strict=True):
-        for r, results in zip(rounds, played_here, strict=True):
-            for lane, pair in zip(runtime.seats[index].lanes, results, strict=True):
+    for place, of_rounds in zip(runtime.policies, runtime.backend.get_all(pending), strict=True):
+        for r, results in zip(rounds, of_rounds, strict=True):
+            for lane, pair in zip(place.served, results, strict=True):
                 played[r, lane.index] = pair
     rows = runtime.spec.env.num_envs
     return [
@@ -95,7 +77,3 @@ def _with_fresh_values(runtime: Runtime, blocks: Sequence[Block]) -> list[Block]
 
 def _all_policies(runtime: Runtime, method: str) -> None:
     runtime.backend.get_all([runtime.call(place.index, "policy", method) for place in runtime.policies])
-
-
-def _begin_train(step: int, round_index: int, weights: Weights, lane: Lane) -> tuple[Any, ...]:
-    return "begin_train", lane.slice.index, step, round_index, weights

@@ -80,6 +80,7 @@ def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
                 slot=slot,
                 lanes=tuple(lanes),
                 served=tuple(lanes),
+                homes=(0,) * len(lanes),
                 window=window,
                 rank=0,
                 world=1,
@@ -88,6 +89,7 @@ def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
         ]
     spread = len(sims) >= len(policies)  # then a policy serves whole sim workers, else single lanes
     of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
+    home = {lane.index: slot for slot, own in of_sim.items() for lane in own}
     server = {
         lane.index: slot if slot in policies else policies[(i if spread else lane.index) % len(policies)]
         for i, slot in enumerate(sims)
@@ -99,6 +101,7 @@ def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
             slot=slot,
             lanes=of_sim.get(i, ()),
             served=tuple(lane for lane in lanes if server[lane.index] == i),
+            homes=tuple(home[lane.index] for lane in lanes if server[lane.index] == i),
             window=Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait),
             rank=learners.index(i) if i in learners else -1,
             world=len(learners),

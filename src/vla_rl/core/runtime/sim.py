@@ -15,7 +15,7 @@ from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.runtime.lanes import LaneSlice
-from vla_rl.core.runtime.wire import pack, unpack
+from vla_rl.core.runtime.wire import Outbox
 from vla_rl.core.spec import Spec
 from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
 
@@ -55,11 +55,14 @@ class SimRole:
             envs: lane index -> its simulator.
             grouped: the algorithm compares trajectories within groups, so these must not share a state.
             framed: the algorithm embeds the frames of training episodes, so these are recorded.
-            near: the policy is in this process, so observations stay where they are.
+            near: the policy is in this process, so observations stay as they are.
             beat: says that a long call goes on.
         """
         self.spec, self.envs, self.slices, self.near, self.beat = spec, envs, {s.index: s for s in slices}, near, beat
         self.framed = framed
+        self.outboxes = {s.index: Outbox() for s in slices}
+        self.shared = False
+        """The policy's process shares memory with this one."""
         rollout = spec.rollout
         shared: dict[str, Any] = {
             "name": spec.env.type,
@@ -119,7 +122,7 @@ class SimRole:
     def train_tasks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(state.task for state in self.states))
 
-    def begin_train(self, lane: int, step: int, round_index: int, weights: Weights) -> tuple[Any, bool]:
+    def begin_train(self, lane: int, step: int, round_index: int, weights: Weights) -> Any:
         """Reset the lane's rows to the states of this rollout's round, drawn by these weights of tasks, and ask for
         actions."""
         place, rollout = self.slices[lane], self.spec.rollout
@@ -137,18 +140,18 @@ class SimRole:
         chunk_steps = None if rollout.auto_reset == "off" else (rollout.steps or 0) // rollout.chunk
         self.running[lane] = self.train[lane]
         starts = [start(p, round_index) for p in range(place.rows)]
-        return self._answer(self.running[lane].begin(starts, chunk_steps, start))
+        return self._answer(lane, self.running[lane].begin(starts, chunk_steps, start))
 
-    def begin_eval(self, lane: int, items: Sequence[EvalItem | None]) -> tuple[Any, bool]:
+    def begin_eval(self, lane: int, items: Sequence[EvalItem | None]) -> Any:
         """One evaluation episode a row (None: idle)."""
         starts = [
             None if i is None else Start(state=i.state, row=i.index, episode=i.repeat, record=i.record) for i in items
         ]
         self.running[lane] = self.eval[lane]
-        return self._answer(self.running[lane].begin(starts, None, None))
+        return self._answer(lane, self.running[lane].begin(starts, None, None))
 
-    def step(self, lane: int, actions: Any) -> tuple[Any, bool]:
-        return self._answer(self.running[lane].step(unpack(actions)))
+    def step(self, lane: int, actions: Any) -> Any:
+        return self._answer(lane, self.running[lane].step(actions))
 
     def take_frames(self, lane: int) -> tuple[Array, ...]:
         """Frames of the first camera of each row's episode in the round that ended, uint8 [frames, H, W, 3] a row: the
@@ -231,6 +234,8 @@ class SimRole:
         return (observations, actions), (len(actions), good, tried)
 
     def close(self) -> None:
+        for outbox in self.outboxes.values():
+            outbox.close()
         for env in self.envs.values():
             env.close()
 
@@ -248,13 +253,13 @@ class SimRole:
         if self.fault_count > limit:
             raise too_many_faults(self.fault_count, limit, self.spec.env.type, text)
 
-    def _answer(self, request: Request) -> tuple[Any, bool]:
+    def _answer(self, lane: int, request: Request) -> Any:
+        """The request, or the message that it travels in."""
         if self.near:
-            return request, request.done
+            return request
         obs = None if request.obs is None else request.obs.numpy()
         final = None if request.final is None else request.final.numpy()
-        size = sum(image.nbytes for part in (obs, final) if part is not None for image in part.images.values())
-        return pack(evolve(request, obs=obs, final=final), size), request.done
+        return self.outboxes[lane].put(evolve(request, obs=obs, final=final), shared=self.shared)
 
     def _frames(self, episodes: Episodes) -> list[EpisodeFrames]:
         frames = []

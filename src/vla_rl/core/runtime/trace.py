@@ -227,7 +227,6 @@ class Trace:
                 "device": s.slot.device,
                 "cpus": s.slot.cpus,
                 "near": s.near,
-                "windowed": s.window.max_wait is not None and not s.near,
                 "rows": {lane.index: lane.rows for lane in s.lanes},
                 "served": {lane.index: lane.rows for lane in s.served},
             }

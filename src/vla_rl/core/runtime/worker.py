@@ -6,7 +6,8 @@ Every process rebuilds its components from the spec; live components are never p
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic, time
 from typing import Any
 
@@ -19,20 +20,23 @@ from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv, VLAModel
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.heavy import Heavy
-from vla_rl.core.runtime.lanes import Lane, LaneSlice, Mode, drive
+from vla_rl.core.runtime.lanes import Call, Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
 from vla_rl.core.runtime.offload import Offload, check_offload
+from vla_rl.core.runtime.peers import Line, RayPeers, connect, serve
 from vla_rl.core.runtime.policy import PolicyRole
 from vla_rl.core.runtime.precision import Autocast
 from vla_rl.core.runtime.preflight import ask_plugin, on_this_machine
 from vla_rl.core.runtime.reference import check_reference
 from vla_rl.core.runtime.sim import EvalItem, SimRole
 from vla_rl.core.runtime.trace import Event, Recorder, clock
+from vla_rl.core.runtime.wire import Inbox
 from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec, parse_spec
 from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 
 Result = dict[str, Any]
+TRAINING = Mode(purpose="action", greedy=False, keep=True)
 ROLE_WORK = {"start_sim", "start_model", "update", "leave", "come_back"}
 """Methods of a worker that are the work of a role: simulators of the first of its slot, models of the last, on whose
 track offloading is as well."""
@@ -48,6 +52,8 @@ class Seat:
     """Of its sim role."""
     served: tuple[LaneSlice, ...]
     """Lanes that its policy role acts for."""
+    homes: tuple[int, ...]
+    """Workers of these lanes' simulators."""
     window: Window
     rank: int
     world: int
@@ -59,6 +65,19 @@ class Seat:
     def near(self) -> bool:
         """Simulators and policy call each other directly."""
         return bool(self.served) and self.served == self.lanes
+
+    @property
+    def sim_workers(self) -> list[int]:
+        """Other workers whose simulators its policy role acts for."""
+        return sorted(set(self.homes) - {self.index})
+
+
+@frozen(eq=False)
+class _Far:
+    """What a simulator in another process answers."""
+
+    lane: int
+    reference: Any
 
 
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
@@ -84,6 +103,10 @@ class Worker:
         self.trace = Recorder()
         self.offload = Offload(self.roles, place, self._make_env)
         self.doing: tuple[str, float] = ("starting", time())
+        self.peers: RayPeers | None = None
+        self.line: Line | None = None
+        """To the worker whose policy acts for the simulators here."""
+        self.inboxes = {lane.index: Inbox() for lane in place.served}
         if place.slot.device == "cpu":
             torch.set_num_threads(max(1, int(place.slot.cpus)))
 
@@ -136,6 +159,23 @@ class Worker:
     def data_statistics(self) -> Any:
         assert self.data is not None
         return self.data.data_statistics()
+
+    def meet(self, peers: RayPeers) -> None:
+        """From now on these are the workers whose simulators the policy role acts for."""
+        self.peers = peers
+        peers.connect()
+
+    def open_line(self, reader: Any, address: str) -> bool:
+        """Let the policy's worker, which is `here()` as `reader` says, talk to the simulators directly. -> whether."""
+        self.line = connect(reader, address)
+        self.roles["sim"].shared = self.line is not None
+        return self.line is not None
+
+    def serve(self) -> None:
+        """Answer what comes through the line, while a rollout is played."""
+        assert self.line is not None
+        self.doing = ("idle", time())
+        serve(self.line, self.call)
 
     def start_model(self, info: EnvInfo, statistics: Any) -> None:
         """Build the model once, for the policy and the learner of this worker."""
@@ -198,27 +238,29 @@ class Worker:
                 self.trace.add(role, method, arguments, start)
 
     def play_train(self, step: int, rounds: range, weights: Weights) -> list[list[tuple[Result, Result]]]:
-        """Roll out all lanes of this worker, policy included. -> [round][lane] (sim, policy) results."""
-        sim, policy, framed = self._direct("sim"), self._direct("policy"), "frames" in self.algorithm.needs
+        """Roll out all lanes that this worker acts for. -> [round][lane] (sim, policy) results."""
+        lanes, policy, framed = self._lanes(), self._direct("policy"), "frames" in self.algorithm.needs
         results: list[list[tuple[Result, Result]]] = []
-        for round_index in rounds:
-            self._drive(
-                Mode(purpose="action", greedy=False, keep=True),
-                lambda lane, r=round_index: ("begin_train", lane, step, r, weights),
-            )
-            results.append([])
-            for lane in self.place.lanes:
-                frames = sim("take_frames", lane.index) if framed else None
-                chosen = policy("collect", lane.index, round_index, lane.rows, frames)
-                results[-1].append((sim("collect", lane.index), chosen))
+        with self._talking():
+            for r in rounds:
+                self._drive(lanes, TRAINING, lambda lane: ("begin_train", lane, step, r, weights))  # noqa: B023 - used at once
+                frames = [lane.sim("take_frames", lane.slice.index) if framed else None for lane in lanes]
+                played = [lane.sim("collect", lane.slice.index) for lane in lanes]
+                chosen = [
+                    policy("collect", lane.slice.index, r, lane.slice.rows, self._value_of(own))
+                    for lane, own in zip(lanes, frames, strict=True)
+                ]
+                results.append(list(zip(map(self._value_of, played), chosen, strict=True)))
         return results
 
-    def play_eval(self, items: dict[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:
-        """One evaluation round of all lanes of this worker."""
-        self._drive(
-            Mode(purpose="evaluation", greedy=greedy, keep=False), lambda lane: ("begin_eval", lane, items[lane])
-        )
-        return [self.roles["sim"].collect(lane.index) for lane in self.place.lanes]
+    def play_eval(self, items: Mapping[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:
+        """One evaluation round of all lanes that this worker acts for; `items` by lane."""
+        lanes = self._lanes()
+        mode = Mode(purpose="evaluation", greedy=greedy, keep=False)
+        with self._talking():
+            self._drive(lanes, mode, lambda lane: ("begin_eval", lane, items[lane]))
+            played = [lane.sim("collect", lane.slice.index) for lane in lanes]
+            return [self._value_of(result) for result in played]
 
     def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
         """Train this rank: heavy samples from the own shelf (`wanted`) or from other policies (`parts`)."""
@@ -274,11 +316,11 @@ class Worker:
     def _plugin(self, role: str) -> str:
         return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
 
-    def _direct(self, name: str) -> Any:
+    def _direct(self, name: str) -> Call:
         """Calls to a role in this worker, as a lane makes them."""
         role = self.roles[name]
 
-        def call(method: str, *arguments: Any, returns: int = 1) -> Any:
+        def call(method: str, *arguments: Any) -> Any:
             lane = f", lane {arguments[0]}" if name == "sim" else ""
             self.beat(f"{name} worker {self.place.index}{lane} ({self._plugin(name)}): {method}")
             start = monotonic()
@@ -288,9 +330,49 @@ class Worker:
 
         return call
 
-    def _drive(self, mode: Mode, begin: Any) -> None:
-        sim, policy = self._direct("sim"), self._direct("policy")
-        lanes = [Lane(slice=lane, sim=sim) for lane in self.place.lanes]
-        window = evolve(self.place.window, max_wait=None)
-        for _ in drive(lanes, policy, mode, window, lambda lane: begin(lane.slice.index), lambda value: value):
-            pass  # calls return results themselves; there is nothing to wait for
+    def _lanes(self) -> list[Lane]:
+        """Those that this worker acts for."""
+        return [
+            Lane(slice=lane, sim=self._sim_of(lane.index, home))
+            for lane, home in zip(self.place.served, self.place.homes, strict=True)
+        ]
+
+    def _sim_of(self, lane: int, home: int) -> Call:
+        if home == self.place.index:
+            direct, inbox = self._direct("sim"), self.inboxes[lane]
+            return lambda method, *arguments: inbox.take(direct(method, *arguments))
+        peers = self.peers
+        assert peers is not None  # the driver introduces them before anything is played
+        return lambda method, *arguments: _Far(lane, peers.call(home, "sim", method, *arguments))
+
+    def _talking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.peers is None else self.peers.talking()
+
+    def _value_of(self, reference: Any) -> Any:
+        if not isinstance(reference, _Far):
+            return reference
+        assert self.peers is not None
+        self.doing = ("idle", time())
+        return self.inboxes[reference.lane].take(self.peers.value_of(reference.reference))
+
+    def _ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+        near = [reference for reference in references if not isinstance(reference, _Far)]
+        if near or self.peers is None:
+            return near
+        self.doing = ("idle", time())
+        far = {far.reference: far for far in references}
+        return [far[reference] for reference in self.peers.ready(list(far), timeout)]
+
+    def _drive(self, lanes: Sequence[Lane], mode: Mode, begin: Callable[[int], tuple[Any, ...]]) -> None:
+        window = evolve(self.place.window, max_wait=None) if self.place.near else self.place.window
+        driving = drive(
+            lanes,
+            self._direct("policy"),
+            mode,
+            window,
+            lambda lane: begin(lane.slice.index),
+            self._value_of,
+            self._ready,
+        )
+        for _ in driving:
+            pass  # the calls of this function wait themselves
