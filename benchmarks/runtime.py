@@ -2,7 +2,8 @@
 
     python benchmarks/runtime.py [--only control lanes strategies] [--rounds 5] [--json FILE]
 
-control      a chunk step without any latency, simulator and policy in separate processes
+control      a chunk step without any latency, simulator and policy in separate processes; its ideal is the same spec in
+             one process, which does the same work without messages
 lanes        100 ms of simulation and 100 ms of inference, one and two lanes
 strategies   unequal and lognormal latencies (one in a hundred takes 5 times the median) under every strategy
 
@@ -46,6 +47,7 @@ class Case:
     sigma: float = 0.0
     lanes: int = 1
     """0: collocated, in one process."""
+    backend: str = "ray"
     steps: int = STEPS
 
     def spec(self) -> Spec:
@@ -67,6 +69,7 @@ class Case:
                 "rollout": {"chunk": 1, "episodes": self.rows},
                 "algorithm": {"type": "ppo"},
                 "placement": {"type": "slots", "stages": self.lanes} if self.lanes else COLLOCATED,
+                "runtime": {"backend": self.backend},
                 "train": {"steps": 1, "lr": 1e-3, "micro_batch": 64},
                 "hooks": [],
             }
@@ -86,9 +89,13 @@ class Case:
 
 SECTIONS = {
     "control": [
-        Case(name="16 rows of 8 px", image=8, steps=128),
-        Case(name="16 rows of 224 px", steps=128),
-        Case(name="64 rows of 224 px", rows=64, steps=128),
+        Case(name=name, rows=rows, image=image, steps=128, backend=backend)
+        for name, rows, image in (
+            ("16 rows of 8 px", 16, 8),
+            ("16 rows of 224 px", 16, 224),
+            ("64 rows of 224 px", 64, 224),
+        )
+        for backend in ("local", "ray")
     ],
     "lanes": [
         Case(name=f"100 + 100 ms, {lanes} lane{'s' * (lanes > 1)}", sim=0.1, policy=0.1, lanes=lanes)
@@ -138,11 +145,18 @@ def main() -> None:
     figures: dict[str, Any] = {}
     for section in options.only:
         print(f"{section:40} {'measured':>12} {'ideal':>10} {'ratio':>7}")
+        work = 0.0
         for case, seconds in measure(SECTIONS[section], options.rounds):
             key = case.name.replace(" ", "_")
+            if case.backend == "local":
+                work = 1e3 * seconds / case.steps
+                continue
             if section == "control":
                 figures[f"{key}_ms"] = 1e3 * seconds / case.steps
-                print(f"{case.name:40} {figures[f'{key}_ms']:9.2f} ms {'0':>10}")
+                figures[f"{key}_work_ms"] = work
+                print(
+                    f"{case.name:40} {figures[f'{key}_ms']:9.2f} ms {work:7.2f} ms {figures[f'{key}_ms'] / work:7.3f}"
+                )
                 continue
             ideal = case.ideal()
             figures |= {f"{key}_s": seconds, f"{key}_ratio": seconds / ideal}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vla_rl.core.runtime.peers import Caller, Line, RayPeers, connect, serve
+from vla_rl.core.runtime.peers import Answering, Caller, Line, RayPeers
 from vla_rl.core.runtime.wire import here
 
 
@@ -16,22 +16,40 @@ class SimFault(RuntimeError):
     pass
 
 
+POLICY, OTHER = 7, 8
+
+
 @pytest.fixture
-def ends():
-    """(line of the policy, line of the simulators)."""
-    ours, theirs = socket.socketpair()
-    yield Line(ours), Line(theirs)
-    ours.close()
-    theirs.close()
+def door(tmp_path):
+    """(listening socket, its address)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "door"))
+        listening.listen()
+        yield listening, str(tmp_path / "door")
+
+
+@pytest.fixture
+def ends(door):
+    """(simulators, {policy worker: its line to them})."""
+    answering, lines = Answering(), {}
+    for policy in (POLICY, OTHER):
+        assert answering.connect(policy, here(), door[1])
+        lines[policy] = Line(door[0].accept()[0])
+    yield answering, lines
+    for line in [*lines.values(), *(o.line for o in answering.lines.values())]:
+        line.close()
 
 
 @pytest.fixture
 def served(ends):
-    """-> begin(call): a caller whose other end answers by `call`, in a thread that stands for the other process."""
+    """-> begin(call, policy): a caller; a thread stands for the process of the simulators, which does one thing at a
+    time."""
+    answering, lines = ends
     with ThreadPoolExecutor(1) as pool:
 
-        def begin(call):
-            return Caller(ends[0], pool.submit(serve, ends[1], call), lambda future: future.result(timeout=20))
+        def begin(call, policy=POLICY):
+            serving = pool.submit(answering.serve, policy, call)
+            return Caller(lines[policy], serving, lambda future: future.result(timeout=20))
 
         yield begin
 
@@ -63,7 +81,7 @@ def test_messages_of_any_size_arrive_whole(served):
     caller.end()
 
 
-def test_what_a_call_raises_is_raised_by_the_caller_and_the_line_lives_on(served, ends):
+def test_what_a_call_raises_is_raised_by_the_caller_and_the_line_lives_on(served):
     caller = served(double)
     good, bad, later = (caller.call("sim", method, 1) for method in ("step", "break", "step"))
     assert waited(good) == 2
@@ -86,29 +104,50 @@ def test_answers_that_nobody_waits_for_are_dropped(served):
     again.end()
 
 
+def test_simulators_answer_several_policies_at_a_time(served):
+    first, second = served(double), served(double, OTHER)
+    assert waited(second.call("sim", "step", 3)) == 6, "while the first one's rollout goes on"
+    assert waited(first.call("sim", "step", 4)) == 8
+    first.end()
+    assert waited(second.call("sim", "step", 5)) == 10
+    second.end()
+
+
+def test_each_policy_hears_of_its_own_failures(served):
+    first, second = served(double), served(double, OTHER)
+    bad = second.call("sim", "break", 2)
+    first.end()
+    with pytest.raises(SimFault, match="row 2"):
+        waited(bad)
+
+
+def test_a_policy_that_is_gone_stops_nobody(served, ends):
+    ends[1][OTHER].close()
+    caller = served(double)
+    assert waited(caller.call("sim", "step", 4)) == 8
+    caller.end()
+
+
 def test_a_worker_that_is_gone_is_told_by_whoever_knows(ends):
     def died(serving):
         raise SimFault("the actor died")
 
-    caller = Caller(ends[0], "serving", died)
+    answering, lines = ends
+    caller = Caller(lines[POLICY], "serving", died)
     ticket = caller.call("sim", "step", 1)
-    ends[1].close()
+    answering.lines[POLICY].line.close()
     with pytest.raises(SimFault, match="the actor died"):
         waited(ticket)
 
 
-def test_only_workers_of_one_machine_have_a_line(tmp_path):
-    assert connect(None, str(tmp_path / "door")) is None
-    assert connect(("another machine", 1), str(tmp_path / "door")) is None
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind(str(tmp_path / "door"))
-        door.listen()
-        line = connect(here(), str(tmp_path / "door"))
-        assert line is not None
-        line.close()
+def test_only_workers_of_one_machine_have_a_line():
+    answering = Answering()
+    assert not answering.connect(POLICY, None, "nowhere")
+    assert not answering.connect(POLICY, ("another machine", 1), "nowhere")
+    assert not answering.lines
 
 
-def test_the_first_answer_is_there_from_whichever_line_it_comes(served, ends):
+def test_the_first_answer_is_there_from_whichever_line_it_comes(served):
     slow, _ = socket.socketpair()
     silent = Caller(Line(slow), None, lambda serving: None)
     quick = served(double)

@@ -24,17 +24,21 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.runtime.peers import RayPeers
 from vla_rl.core.runtime.reservation import holds, nodes_of, object_store, reserve
-from vla_rl.core.runtime.worker import Seat, Worker
+from vla_rl.core.runtime.worker import IDLE, Seat, Worker
 from vla_rl.core.spec import Spec
 
 if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
     sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
 
 
+SWAP = ("policy", "load")
+"""(role, method) that is called while another call of the worker goes on."""
 HERE = "\0reference"
 """Stands for an argument that travels by reference."""
 
 
+LOOKS = 4
+"""How often within a deadline it is asked who is stuck."""
 LINGER_S = 5.0
 """Seconds that Ray's processes get to end after a shutdown; its agents sometimes miss the end of their node."""
 
@@ -134,9 +138,11 @@ class RayBackend(Backend):
         self.ray, self.deadline = ray, deadline_s
         self.actors: list[Any] = []
         self.names: list[str] = []
-        self.handles: dict[tuple[int, int], Any] = {}
+        self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
         """What each worker was last asked to do."""
+        self.silent: dict[str, float] = {}
+        """Since when workers have not even said what they do."""
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
         if address is not None:
@@ -188,7 +194,7 @@ class RayBackend(Backend):
     def _launch(self, place: Seat) -> Any:
         """A worker's actor, on the device that it holds."""
         group, bundle = self.held[place.index]
-        actor = self.ray.remote(concurrency_groups={"monitor": 1})(_Actor)  # type: ignore[call-overload]
+        actor = self.ray.remote(concurrency_groups={"monitor": 1, "weights": 1})(_Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
             "num_cpus": place.slot.cpus,
             "num_gpus": place.slot.gpus,
@@ -225,9 +231,11 @@ class RayBackend(Backend):
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
         self.last[self.names[worker]] = f"{role} {method}"
-        handle = self.handles.get((worker, returns))
+        door = "swap" if (role, method) == SWAP else "call"
+        handle = self.handles.get((worker, door, returns))
         if handle is None:
-            handle = self.handles[worker, returns] = self.actors[worker].call.options(num_returns=returns)
+            handle = getattr(self.actors[worker], door).options(num_returns=returns)
+            self.handles[worker, door, returns] = handle
         references = [a for a in arguments if isinstance(a, self.ray.ObjectRef)]
         plain = [HERE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
         return handle.remote(pickle.dumps((role, method, plain)), *references)
@@ -244,7 +252,7 @@ class RayBackend(Backend):
 
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         while True:
-            limit = self.deadline if timeout is None else timeout
+            limit = self.deadline / LOOKS if timeout is None else timeout
             there, _ = self.ray.wait(list(references), num_returns=1, timeout=limit)
             if there or timeout is not None:
                 break
@@ -275,7 +283,7 @@ class RayBackend(Backend):
         errors = self.ray.exceptions
         lost = (errors.RayActorError, errors.ObjectLostError)
         try:
-            return self.ray.get(reference, timeout=self.deadline)
+            return self.ray.get(reference, timeout=self.deadline / LOOKS)
         except (errors.RayTaskError, *lost) as exc:
             cause = exc.cause if isinstance(exc, errors.RayTaskError) else exc
             if isinstance(cause, lost):  # this call's worker, or the one that an argument was to come from
@@ -289,15 +297,18 @@ class RayBackend(Backend):
     def _raise_if_hung(self) -> None:
         """Ask every worker what it is doing; a second thread answers while the first is stuck."""
         for actor, name in zip(self.actors, self.names, strict=True):
-            answer = actor.doing.remote()
-            there, _ = self.ray.wait([answer], timeout=10)
+            asked, answer = time(), actor.doing.remote()
+            there, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
             if not there:
+                if time() - self.silent.setdefault(name, asked) < self.deadline:
+                    continue
                 raise CallHung(
                     f"{name} has not answered for {self.deadline:g} s (runtime.deadline_s); last call: "
                     f"{self.last.get(name, 'none')}; its output is above"
                 )
+            self.silent.pop(name, None)
             what, since = self._result(answer)
-            if what != "idle" and time() - since > self.deadline:
+            if what != IDLE and time() - since > self.deadline:
                 raise CallHung(
                     f"{what} has not returned for {time() - since:.0f} s (deadline {self.deadline:g} s, "
                     f"runtime.deadline_s); its output is above"
@@ -319,8 +330,14 @@ class _Actor:
             role, method, *(next(came) if isinstance(a, str) and a == HERE else a for a in arguments)
         )
 
+    def swap(self, order: bytes, *referenced: Any) -> Any:
+        """`SWAP`, in a thread of its own, since the policy may be playing a rollout."""
+        return self.call(order, *referenced)
+
+    swap.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
+
     def meet(self, actors: Mapping[int, Any]) -> None:
-        self.worker.meet(RayPeers(actors))
+        self.worker.meet(RayPeers(self.worker.place.index, actors))
 
     def doing(self) -> tuple[str, float]:
         return self.worker.doing

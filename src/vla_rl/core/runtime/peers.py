@@ -59,30 +59,62 @@ class Line:
         return data
 
 
-def connect(reader: Any, address: str) -> Line | None:
-    """The simulator's end; None where the reader is on another machine."""
-    if reader is None or reader != here():
-        return None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(address)
-    return Line(connection)
+@define(eq=False)
+class _Open:
+    """A line that simulators answer."""
 
-
-def serve(line: Line, call: Callable[..., Any]) -> None:
-    """Answer the orders that come through the line, until its end is ordered. What a call raises is raised here, after
-    the caller has heard that it failed."""
+    line: Line
+    ended: bool = False
     error: Exception | None = None
-    while (order := line.receive()) != END:
+
+    def fileno(self) -> int:
+        return self.line.fileno()
+
+
+class Answering:
+    """The simulators' end of the lines to the policies that act for them, by their workers."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, _Open] = {}
+
+    def connect(self, policy: int, reader: Any, address: str) -> bool:
+        """Open a line to a policy's worker, which is `here()` as `reader` says. -> False: on another machine."""
+        if reader is None or reader != here():
+            return False
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(address)
+        self.lines[policy] = _Open(Line(connection))
+        return True
+
+    def serve(self, policy: int, call: Callable[..., Any]) -> None:
+        """Answer what comes through any line until this policy orders the end of its own. What one of its calls raised
+        is raised then; the policy has heard at once that it failed."""
+        own = self.lines[policy]
+        while not own.ended:
+            for asking in select.select([o for o in self.lines.values() if not o.ended], [], [])[0]:
+                self._answer(asking, call)
+        own.ended = False
+        error, own.error = own.error, None
         if error is not None:
-            continue
+            raise error
+
+    def _answer(self, asking: _Open, call: Callable[..., Any]) -> None:
         try:
-            line.send(pickle.dumps(call(*pickle.loads(order)), protocol=5))  # noqa: S301 - from our own workers
+            order = asking.line.receive()
+            if order == END:
+                asking.ended = True
+                asking.line.send(END)
+            elif asking.error is None:
+                asking.line.send(self._result(asking, order, call))
+        except (EOFError, OSError) as gone:
+            asking.ended, asking.error = True, gone
+
+    def _result(self, asking: _Open, order: bytes, call: Callable[..., Any]) -> bytes:
+        try:
+            return pickle.dumps(call(*pickle.loads(order)), protocol=5)  # noqa: S301 - from our own workers
         except Exception as exc:
-            error = exc
-            line.send(FAILED)
-    line.send(END)
-    if error is not None:
-        raise error
+            asking.error = exc
+            return FAILED
 
 
 @define(eq=False)
@@ -143,29 +175,32 @@ class Caller:
 class RayPeers:
     """Ray actors as another actor calls them; how long that takes is watched by the driver."""
 
-    def __init__(self, actors: Mapping[int, Any]):
+    def __init__(self, own: int, actors: Mapping[int, Any]):
+        """`own`: the worker that calls."""
         import ray
 
-        self.ray, self.actors = ray, actors
+        self.ray, self.own, self.actors = ray, own, actors
         self.lines: dict[int, Line] = {}
         self.callers: dict[int, Caller] = {}
 
-    def connect(self) -> None:
-        """Open a line to each of them that is on this machine."""
+    def connect(self, lanes: Mapping[int, Sequence[int]]) -> None:
+        """Open a line to each of them that is on this machine; `lanes`: those of each that the policy acts for."""
         with tempfile.TemporaryDirectory(prefix="vla-rl-") as folder:
             address = str(Path(folder, str(os.getpid())))
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
                 door.bind(address)
                 door.listen()
                 for worker in self.actors:
-                    if self.value_of(self.call(worker, "worker", "open_line", here(), address)):
+                    if self.value_of(
+                        self.call(worker, "worker", "open_line", self.own, lanes[worker], here(), address)
+                    ):
                         self.lines[worker] = Line(door.accept()[0])
 
     @contextmanager
     def talking(self) -> Iterator[None]:
         """Calls go through the lines meanwhile."""
         self.callers = {
-            worker: Caller(line, self.call(worker, "worker", "serve"), self.value_of)
+            worker: Caller(line, self.call(worker, "worker", "serve", self.own), self.value_of)
             for worker, line in self.lines.items()
         }
         callers = list(self.callers.values())

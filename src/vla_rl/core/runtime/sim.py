@@ -61,8 +61,8 @@ class SimRole:
         self.spec, self.envs, self.slices, self.near, self.beat = spec, envs, {s.index: s for s in slices}, near, beat
         self.framed = framed
         self.outboxes = {s.index: Outbox() for s in slices}
-        self.shared = False
-        """The policy's process shares memory with this one."""
+        self.shared: dict[int, bool] = {}
+        """Lane -> the process of its policy shares memory with this one."""
         rollout = spec.rollout
         shared: dict[str, Any] = {
             "name": spec.env.type,
@@ -259,7 +259,7 @@ class SimRole:
             return request
         obs = None if request.obs is None else request.obs.numpy()
         final = None if request.final is None else request.final.numpy()
-        return self.outboxes[lane].put(evolve(request, obs=obs, final=final), shared=self.shared)
+        return self.outboxes[lane].put(evolve(request, obs=obs, final=final), shared=self.shared.get(lane, False))
 
     def _frames(self, episodes: Episodes) -> list[EpisodeFrames]:
         frames = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock, get_ident
 from time import monotonic, time
 from typing import Any
 
@@ -23,7 +24,7 @@ from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.lanes import Call, Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
 from vla_rl.core.runtime.offload import Offload, check_offload
-from vla_rl.core.runtime.peers import Line, RayPeers, connect, serve
+from vla_rl.core.runtime.peers import Answering, RayPeers
 from vla_rl.core.runtime.policy import PolicyRole
 from vla_rl.core.runtime.precision import Autocast
 from vla_rl.core.runtime.preflight import ask_plugin, on_this_machine
@@ -37,6 +38,7 @@ from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 
 Result = dict[str, Any]
 TRAINING = Mode(purpose="action", greedy=False, keep=True)
+IDLE = "idle"
 ROLE_WORK = {"start_sim", "start_model", "update", "leave", "come_back"}
 """Methods of a worker that are the work of a role: simulators of the first of its slot, models of the last, on whose
 track offloading is as well."""
@@ -102,10 +104,12 @@ class Worker:
         self.data: Demonstrations | None = None
         self.trace = Recorder()
         self.offload = Offload(self.roles, place, self._make_env)
-        self.doing: tuple[str, float] = ("starting", time())
+        self.doings: dict[int, tuple[str, float]] = {}
+        """Of each thread: weights are published while a rollout is played."""
+        self.between_requests = Lock()
+        """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
         self.peers: RayPeers | None = None
-        self.line: Line | None = None
-        """To the worker whose policy acts for the simulators here."""
+        self.answering = Answering()
         self.inboxes = {lane.index: Inbox() for lane in place.served}
         if place.slot.device == "cpu":
             torch.set_num_threads(max(1, int(place.slot.cpus)))
@@ -163,19 +167,21 @@ class Worker:
     def meet(self, peers: RayPeers) -> None:
         """From now on these are the workers whose simulators the policy role acts for."""
         self.peers = peers
-        peers.connect()
+        of_worker: dict[int, list[int]] = {}
+        for lane, home in zip(self.place.served, self.place.homes, strict=True):
+            of_worker.setdefault(home, []).append(lane.index)
+        peers.connect(of_worker)
 
-    def open_line(self, reader: Any, address: str) -> bool:
-        """Let the policy's worker, which is `here()` as `reader` says, talk to the simulators directly. -> whether."""
-        self.line = connect(reader, address)
-        self.roles["sim"].shared = self.line is not None
-        return self.line is not None
+    def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
+        """Let the worker of the policy that acts for these lanes talk to the simulators directly; -> whether it can."""
+        opened = self.answering.connect(policy, reader, address)
+        self.roles["sim"].shared.update(dict.fromkeys(lanes, opened))
+        return opened
 
-    def serve(self) -> None:
-        """Answer what comes through the line, while a rollout is played."""
-        assert self.line is not None
-        self.doing = ("idle", time())
-        serve(self.line, self.call)
+    def serve(self, policy: int) -> None:
+        """Answer what policies want of the simulators, while this one plays a rollout."""
+        self.beat(IDLE)
+        self.answering.serve(policy, self.call)
 
     def start_model(self, info: EnvInfo, statistics: Any) -> None:
         """Build the model once, for the policy and the learner of this worker."""
@@ -227,15 +233,10 @@ class Worker:
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         """Call a method of a hosted role; `role` "worker" is this object."""
         self.beat(f"{role} worker {self.place.index} ({self._plugin(role)}): {method}")
-        start = monotonic()
         try:
-            return getattr(self if role == "worker" else self.roles[role], method)(*arguments)
+            return self._timed(role, method, arguments)
         finally:
-            self.doing = ("idle", time())
-            if method in ROLE_WORK:
-                role = self.place.slot.roles[0 if method == "start_sim" else -1]
-            if role != "worker":
-                self.trace.add(role, method, arguments, start)
+            self.beat(IDLE)
 
     def play_train(self, step: int, rounds: range, weights: Weights) -> list[list[tuple[Result, Result]]]:
         """Roll out all lanes that this worker acts for. -> [round][lane] (sim, policy) results."""
@@ -311,24 +312,39 @@ class Worker:
 
     def beat(self, doing: str | None = None) -> None:
         """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
-        self.doing = (doing or self.doing[0], time())
+        thread = get_ident()
+        self.doings[thread] = (doing or self.doings.get(thread, (IDLE, 0.0))[0], time())
+
+    @property
+    def doing(self) -> tuple[str, float]:
+        """What has gone on for longest without a word, and since when."""
+        busy = [doing for doing in tuple(self.doings.values()) if doing[0] != IDLE]
+        return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
 
     def _plugin(self, role: str) -> str:
         return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
 
     def _direct(self, name: str) -> Call:
         """Calls to a role in this worker, as a lane makes them."""
-        role = self.roles[name]
 
         def call(method: str, *arguments: Any) -> Any:
             lane = f", lane {arguments[0]}" if name == "sim" else ""
             self.beat(f"{name} worker {self.place.index}{lane} ({self._plugin(name)}): {method}")
-            start = monotonic()
-            answer = getattr(role, method)(*arguments)
-            self.trace.add(name, method, arguments, start)
-            return answer
+            return self._timed(name, method, arguments)
 
         return call
+
+    def _timed(self, role: str, method: str, arguments: Sequence[Any]) -> Any:
+        """A call on the trace of its role."""
+        with self.between_requests if role == "policy" else nullcontext():
+            start = monotonic()
+            try:
+                return getattr(self if role == "worker" else self.roles[role], method)(*arguments)
+            finally:
+                if method in ROLE_WORK:
+                    role = self.place.slot.roles[0 if method == "start_sim" else -1]
+                if role != "worker":
+                    self.trace.add(role, method, arguments, start)
 
     def _lanes(self) -> list[Lane]:
         """Those that this worker acts for."""
@@ -352,14 +368,14 @@ class Worker:
         if not isinstance(reference, _Far):
             return reference
         assert self.peers is not None
-        self.doing = ("idle", time())
+        self.beat(IDLE)
         return self.inboxes[reference.lane].take(self.peers.value_of(reference.reference))
 
     def _ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         near = [reference for reference in references if not isinstance(reference, _Far)]
         if near or self.peers is None:
             return near
-        self.doing = ("idle", time())
+        self.beat(IDLE)
         far = {far.reference: far for far in references}
         return [far[reference] for reference in self.peers.ready(list(far), timeout)]
 
