@@ -1,6 +1,6 @@
 """Ablations of design choices on the built-in simulator: runs, success curves, and a picture of each comparison.
 
-    python benchmarks/ablations.py                       # everything: 51 runs of one to seven minutes on a core each
+    python benchmarks/ablations.py                       # everything: 48 runs of one to seven minutes on a core each
     python benchmarks/ablations.py --only filter lag-4   # some comparisons
     python benchmarks/ablations.py --list                # what there is
     python benchmarks/ablations.py --plot                # pictures and table of what has been run so far
@@ -49,11 +49,8 @@ PPO: Keys = {**CRITIC, "algorithm": {**CRITIC["algorithm"], "type": "ppo"}}
 PARTIAL: Keys = {"episodes": None, "steps": 48, "auto_reset": "immediate"}
 LAGGED: Keys = merged(CRITIC, {"train": {"steps": 100, "global_batch": 128, "lr": 1e-4, "lr_warmup_steps": 5}})
 """Few and small optimiser steps a version, and a run that is long beside a lag of 16."""
-TRUST_OR_CLIP: dict[str, Keys] = {
-    "GIPO": {"algorithm": {"type": "gipo"}},
-    "GIPO with KL": {"algorithm": {"type": "gipo", "sigma": 0.3, "behaviour_kl_coef": 0.3}},
-    "PPO": {"algorithm": {"type": "ppo"}},
-}
+TRUST_OR_CLIP: dict[str, Keys] = {"GIPO": {"algorithm": {"type": "gipo"}}, "PPO": {"algorithm": {"type": "ppo"}}}
+WITH_KL: dict[str, Keys] = {"GIPO with KL": {"algorithm": {"type": "gipo", "sigma": 0.3, "behaviour_kl_coef": 0.3}}}
 COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "value": (
         PPO,
@@ -84,9 +81,10 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
             "no filter": {"algorithm": {"filter": None, "filter_identical": False}},
         },
     ),
+    "trust-or-clip": (merged(CRITIC, {"rollout": PARTIAL}), TRUST_OR_CLIP),
     "lag-0": (LAGGED, TRUST_OR_CLIP),
     "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}}), TRUST_OR_CLIP),
-    "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}}), TRUST_OR_CLIP),
+    "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}}), {**TRUST_OR_CLIP, **WITH_KL}),
 }
 """Name -> what its variants share, and the variants."""
 

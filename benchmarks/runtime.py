@@ -8,7 +8,7 @@ lanes        100 ms of simulation and 100 ms of inference, one and two lanes
 strategies   unequal and lognormal latencies (one in a hundred takes 5 times the median) under every strategy
 
 A lane of a k-th of the rows takes a k-th of the time. The ideal is `vla_rl.core.planning`'s forecast with messages that
-take no time. Cases of a section are started together and play in turn; medians of the rounds.
+take no time. Cases of a group are started together and play in turn; medians of the rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.plan import Cluster
+from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.planning.profile import Cost, Profile
 from vla_rl.core.planning.simulate import forecast
 from vla_rl.core.runtime.driver import Runtime
@@ -33,7 +33,8 @@ from vla_rl.core.spec import Spec, parse_spec
 from vla_rl.core.testing.latency import Latency
 
 STEPS, TAIL = 32, 0.7
-COLLOCATED = {"type": "collocated", "workers": 1}
+ONE_PROCESS = Plan(slots=(Slot(roles=("sim", "policy", "learner"), cpus=0.1),))
+"""Collocated, on a share of the cores, so that other cases have room."""
 
 
 @frozen(kw_only=True)
@@ -68,16 +69,21 @@ class Case:
                 },
                 "rollout": {"chunk": 1, "episodes": self.rows},
                 "algorithm": {"type": "ppo"},
-                "placement": {"type": "slots", "stages": self.lanes} if self.lanes else COLLOCATED,
+                "placement": {"type": "slots", "stages": share},
                 "runtime": {"backend": self.backend},
                 "train": {"steps": 1, "lr": 1e-3, "micro_batch": 64},
                 "hooks": [],
             }
         )
 
+    def plan(self) -> Plan:
+        if not self.lanes:
+            return ONE_PROCESS
+        return plan_for(self.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
+
     def ideal(self) -> float:
         """Seconds of a rollout whose messages take no time."""
-        plan = plan_for(self.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
+        plan = self.plan()
         sim, policy = (self._cost(seconds) for seconds in (self.sim, self.policy))
         profile = Profile(chunk_steps=self.steps, sim=sim, policy=policy, message=0.0)
         return forecast(plan, seats_for(plan, self.rows, one_process=False), profile, rounds=1, chunk=1).rollout
@@ -87,30 +93,38 @@ class Case:
         return Cost(seconds=tuple(latency.draw() for _ in range(5000 if self.sigma else 1)), rows=self.rows)
 
 
+STRATEGIES = (("collocated", 0), ("one lane", 1), ("two lanes", 2), ("four lanes", 4))
 SECTIONS = {
     "control": [
-        Case(name=name, rows=rows, image=image, steps=128, backend=backend)
-        for name, rows, image in (
-            ("16 rows of 8 px", 16, 8),
-            ("16 rows of 224 px", 16, 224),
-            ("64 rows of 224 px", 64, 224),
-        )
-        for backend in ("local", "ray")
+        [
+            Case(name=name, rows=rows, image=image, steps=128, backend=backend)
+            for name, rows, image in (
+                ("16 rows of 8 px", 16, 8),
+                ("16 rows of 224 px", 16, 224),
+                ("64 rows of 224 px", 64, 224),
+            )
+            for backend in ("local", "ray")
+        ]
     ],
     "lanes": [
-        Case(name=f"100 + 100 ms, {lanes} lane{'s' * (lanes > 1)}", sim=0.1, policy=0.1, lanes=lanes)
-        for lanes in (1, 2)
+        [
+            Case(name=f"100 + 100 ms, {lanes} lane{'s' * (lanes > 1)}", sim=0.1, policy=0.1, lanes=lanes)
+            for lanes in (1, 2)
+        ]
     ],
     "strategies": [
-        Case(name=f"{label}, {strategy}", sim=sim, policy=policy, sigma=sigma, lanes=lanes)
+        [
+            Case(name=f"{label}, {strategy}", sim=sim, policy=policy, sigma=sigma, lanes=lanes)
+            for strategy, lanes in STRATEGIES
+        ]
         for label, sim, policy, sigma in (
             ("150 + 50 ms", 0.15, 0.05, 0.0),
             ("50 + 150 ms", 0.05, 0.15, 0.0),
             ("lognormal 100 + 100 ms", 0.1, 0.1, TAIL),
         )
-        for strategy, lanes in (("collocated", 0), ("one lane", 1), ("two lanes", 2), ("four lanes", 4))
     ],
 }
+"""Groups of cases; those of a group are alive side by side."""
 
 
 def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
@@ -118,7 +132,7 @@ def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
     runtimes = []
     try:
         for case in cases:
-            runtimes.append(Runtime(case.spec()))
+            runtimes.append(Runtime(case.spec(), plan=case.plan()))
             runtimes[-1].rollout(0)
         times: list[list[float]] = [[] for _ in cases]
         for step in range(1, rounds + 1):
@@ -146,7 +160,7 @@ def main() -> None:
     for section in options.only:
         print(f"{section:40} {'measured':>12} {'ideal':>10} {'ratio':>7}")
         work = 0.0
-        for case, seconds in measure(SECTIONS[section], options.rounds):
+        for case, seconds in (pair for group in SECTIONS[section] for pair in measure(group, options.rounds)):
             key = case.name.replace(" ", "_")
             if case.backend == "local":
                 work = 1e3 * seconds / case.steps
@@ -160,7 +174,7 @@ def main() -> None:
                 continue
             ideal = case.ideal()
             figures |= {f"{key}_s": seconds, f"{key}_ratio": seconds / ideal}
-            print(f"{case.name:40} {seconds:10.2f} s {ideal:8.2f} s {seconds / ideal:7.3f}")
+            print(f"{case.name:40} {seconds:10.2f} s {ideal:8.2f} s {seconds / ideal:7.3f}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -18,7 +18,7 @@ from vla_rl.core.yaml import dotted
 
 Event = Mapping[str, Any]
 Seconds = float | tuple[float, ...]
-MESSAGE = 0.001
+MESSAGE = 0.0002
 """Seconds, where none were measured."""
 ROLLOUT = ("begin_train", "step", "act")
 
@@ -156,7 +156,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
         raise UserError(f"{source} holds no training iteration; give that of a run that trained")
     between = _between(rounds, spans)
     for played in rounds:
-        del played.acts[-1:]  # it finds nothing to do
+        del played.acts[-1:]  # it chooses nothing, and values final observations at most
     sims = next(seat for seat in seats.values() if seat["rows"])
     rows = max(sims["rows"].values())
     batch = statistics.mode(

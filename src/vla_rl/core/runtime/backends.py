@@ -32,7 +32,7 @@ if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interp
 
 
 SWAP = ("policy", "load")
-"""(role, method) that is called while another call of the worker goes on."""
+"""(role, method) that, with weights that were published, is called while another call of the worker goes on."""
 HERE = "\0reference"
 """Stands for an argument that travels by reference."""
 
@@ -76,14 +76,14 @@ class Backend(ABC):
         """Wait for all, in whatever order they come, so that the first error is raised even if others never return."""
         left = list(references)
         while left:
-            for reference in self.ready(left, None):
+            for reference in self.ready(left):
                 left.remove(reference)
                 self.get(reference)
         return [self.get(reference) for reference in references]
 
     @abstractmethod
-    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        """Wait until at least one is there (or the timeout), -> those that are."""
+    def ready(self, references: Sequence[Any]) -> list[Any]:
+        """Wait until at least one is there, -> those that are."""
 
     def dead(self) -> list[int]:
         """Workers whose process ended."""
@@ -120,7 +120,7 @@ class LocalBackend(Backend):
     def get_all(self, references: Sequence[Any]) -> list[Any]:
         return list(references)
 
-    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+    def ready(self, references: Sequence[Any]) -> list[Any]:
         return list(references)
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class LocalBackend(Backend):
 
 
 class RayBackend(Backend):
-    """One Ray actor a worker; arguments and results travel through Ray's object store, by reference."""
+    """One Ray actor a worker; what the driver passes on travels through Ray's object store, by reference."""
 
     def __init__(self, address: str | None, deadline_s: float):
         import ray
@@ -231,7 +231,7 @@ class RayBackend(Backend):
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
         self.last[self.names[worker]] = f"{role} {method}"
-        door = "swap" if (role, method) == SWAP else "call"
+        door = "swap" if (role, method) == SWAP and arguments[-1] is not None else "call"
         handle = self.handles.get((worker, door, returns))
         if handle is None:
             handle = getattr(self.actors[worker], door).options(num_returns=returns)
@@ -244,26 +244,28 @@ class RayBackend(Backend):
         return self.actors[worker].meet.remote({other: self.actors[other] for other in others})
 
     def get(self, reference: Any) -> Any:
+        self.silent.clear()
         while True:
             try:
                 return self._result(reference)
             except self.ray.exceptions.GetTimeoutError:
                 self._raise_if_hung()
 
-    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        while True:
-            limit = self.deadline / LOOKS if timeout is None else timeout
-            there, _ = self.ray.wait(list(references), num_returns=1, timeout=limit)
-            if there or timeout is not None:
-                break
+    def ready(self, references: Sequence[Any]) -> list[Any]:
+        self.silent.clear()
+        while not self.ray.wait(list(references), num_returns=1, timeout=self.deadline / LOOKS)[0]:
             self._raise_if_hung()
-        more, _ = self.ray.wait(list(references), num_returns=len(references), timeout=0)
-        return list(more)
+        return list(self.ray.wait(list(references), num_returns=len(references), timeout=0)[0])
 
     def close(self) -> None:
         actors, self.actors = self.actors, []
         if not self.ray.is_initialized():
             return
+        hosting = [bool(place.lanes) for place in self.seats[: len(actors)]]
+        for actor, simulates in zip(actors, hosting, strict=True):
+            if not simulates:  # at once, so that simulators stop answering and can close
+                self.ray.kill(actor)
+        actors = [actor for actor, simulates in zip(actors, hosting, strict=True) if simulates]
         closing = [actor.call.remote(pickle.dumps(("worker", "close", []))) for actor in actors]
         if closing:
             self.ray.wait(closing, num_returns=len(closing), timeout=10)

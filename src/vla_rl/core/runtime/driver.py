@@ -1,5 +1,5 @@
-"""The runtime as the loop sees it: roll out, update, evaluate, warm up, save. It starts the plan's workers and passes
-references between them; frames and weights never go through here."""
+"""The runtime as the loop sees it: roll out, update, evaluate, warm up, save. It starts the plan's workers and tells
+them what to do; frames and weights of training never go through here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lanes: the stream observe -> act -> chunk_step of a slice of simulator rows, and the window that batches them.
 
-A policy's worker drives the lanes that it acts for: it calls simulators of its own process directly and the others by
-Ray, so observations and actions go from worker to worker, and lanes overlap by themselves.
+A policy's worker drives the lanes that it acts for: it calls simulators of its own process directly and the others
+through its peers, so observations and actions go from worker to worker, and lanes overlap by themselves.
 """
 
 from __future__ import annotations

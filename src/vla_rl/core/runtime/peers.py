@@ -1,20 +1,20 @@
 """Calls from a policy's worker to the simulators that it acts for.
 
-Workers of one machine talk through a socket while a rollout is played, which takes a tenth of the time of a Ray call;
-Ray carries the rest: calls to other machines, and the ends of those that fail.
+Workers of one machine talk through a socket while a rollout is played, which takes a tenth of the time of a Ray call.
+Ray carries calls to other machines, and says which worker died.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import select
 import socket
 import struct
 import tempfile
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -24,9 +24,19 @@ from attrs import define
 from vla_rl.core.runtime.wire import here
 
 LENGTH = struct.Struct("!Q")
-END, FAILED = b"end", b"failed"
+END, GOOD, FAILED = b"e", b"g", b"f"
+"""First byte of a message; an order that is not END has none."""
+LOOK_S = 1.0
+"""How often someone who waits for an answer asks Ray whether the other worker still serves."""
 MIXED_POLL_S = 0.001
 """Between two looks at Ray where some simulators are on this machine and some are not."""
+
+
+class RemoteTraceback(Exception):
+    """Where in the other worker an exception was raised, as its cause."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 class Line:
@@ -38,12 +48,24 @@ class Line:
     def fileno(self) -> int:
         return self.connection.fileno()
 
-    def send(self, message: bytes) -> None:
-        self.connection.sendall(LENGTH.pack(len(message)) + message)
+    def send(self, message: bytes, while_full: Callable[[], None] | None = None) -> None:
+        """Give the whole message; `while_full` takes in what the other end says meanwhile, so that two that send to
+        each other do not wait for each other."""
+        for part in (LENGTH.pack(len(message)), message):
+            if while_full is None:
+                self.connection.sendall(part)
+                continue
+            rest = memoryview(part)
+            while rest:
+                try:
+                    rest = rest[self.connection.send(rest, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    if readable([self], 0.01):
+                        while_full()
 
-    def receive(self) -> bytes:
+    def receive(self) -> bytearray:
         """Wait for the next message. Raises EOFError when the other end is gone."""
-        return bytes(self._exactly(LENGTH.unpack(self._exactly(LENGTH.size))[0]))
+        return self._exactly(LENGTH.unpack(self._exactly(LENGTH.size))[0])
 
     def close(self) -> None:
         self.connection.close()
@@ -59,62 +81,76 @@ class Line:
         return data
 
 
-@define(eq=False)
-class _Open:
-    """A line that simulators answer."""
-
-    line: Line
-    ended: bool = False
-    error: Exception | None = None
-
-    def fileno(self) -> int:
-        return self.line.fileno()
+def readable(lines: Iterable[Any], seconds: float | None) -> list[Any]:
+    """Those of the lines (or what has one's `fileno`) on which something has come, after waiting at most so long."""
+    of_file = {line.fileno(): line for line in lines}
+    polling = select.poll()  # select() ends at file 1024
+    for file in of_file:
+        polling.register(file, select.POLLIN)
+    return [of_file[file] for file, _ in polling.poll(None if seconds is None else 1e3 * seconds)]
 
 
 class Answering:
-    """The simulators' end of the lines to the policies that act for them, by their workers."""
+    """The simulators' end of the lines to the policies that act for them, by the policies' workers."""
 
     def __init__(self) -> None:
-        self.lines: dict[int, _Open] = {}
+        self.lines: dict[int, Line] = {}
+        self.ended: set[int] = set()
+        """Policies whose rollout has ended before their `serve` has begun."""
 
     def connect(self, policy: int, reader: Any, address: str) -> bool:
-        """Open a line to a policy's worker, which is `here()` as `reader` says. -> False: on another machine."""
+        """Open a line to a policy's worker, which is `here()` as `reader` says. -> whether that can be."""
         if reader is None or reader != here():
             return False
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.connect(address)
-        self.lines[policy] = _Open(Line(connection))
+        try:
+            connection.connect(address)
+        except OSError:  # another file system
+            connection.close()
+            return False
+        if policy in self.lines:
+            self.lines[policy].close()
+        self.lines[policy] = Line(connection)
+        self.ended.discard(policy)
         return True
 
     def serve(self, policy: int, call: Callable[..., Any]) -> None:
-        """Answer what comes through any line until this policy orders the end of its own. What one of its calls raised
-        is raised then; the policy has heard at once that it failed."""
-        own = self.lines[policy]
-        while not own.ended:
-            for asking in select.select([o for o in self.lines.values() if not o.ended], [], [])[0]:
-                self._answer(asking, call)
-        own.ended = False
-        error, own.error = own.error, None
-        if error is not None:
-            raise error
-
-    def _answer(self, asking: _Open, call: Callable[..., Any]) -> None:
+        """Answer what comes through any line until this policy says that its rollout has ended, or is gone."""
         try:
-            order = asking.line.receive()
-            if order == END:
-                asking.ended = True
-                asking.line.send(END)
-            elif asking.error is None:
-                asking.line.send(self._result(asking, order, call))
-        except (EOFError, OSError) as gone:
-            asking.ended, asking.error = True, gone
+            while policy not in self.ended:
+                open_lines = {line: other for other, line in self.lines.items() if other not in self.ended}
+                for line in readable(open_lines, None):
+                    self._answer(open_lines[line], line, call)
+        except BaseException:
+            for line in self.lines.values():  # or they would wait for answers for ever
+                line.close()
+            raise
+        self.ended.discard(policy)
 
-    def _result(self, asking: _Open, order: bytes, call: Callable[..., Any]) -> bytes:
+    def _answer(self, policy: int, line: Line, call: Callable[..., Any]) -> None:
         try:
-            return pickle.dumps(call(*pickle.loads(order)), protocol=5)  # noqa: S301 - from our own workers
-        except Exception as exc:
-            asking.error = exc
-            return FAILED
+            order = line.receive()
+            if order != END:
+                line.send(_result(order, call))
+                return
+            line.send(END)
+        except (EOFError, OSError):
+            line.close()
+            del self.lines[policy]
+        self.ended.add(policy)
+
+
+def _result(order: bytearray, call: Callable[..., Any]) -> bytes:
+    try:
+        return GOOD + pickle.dumps(call(*pickle.loads(order)), protocol=5)  # noqa: S301 - from our own workers
+    except Exception as exc:
+        where = traceback.format_exc()
+        try:
+            told = pickle.dumps((exc, where))
+            pickle.loads(told)  # noqa: S301 - some classes can be written and not be read
+        except Exception:
+            told = pickle.dumps((RuntimeError(f"{type(exc).__name__}: {exc}"), where))
+        return FAILED + told
 
 
 @define(eq=False)
@@ -127,53 +163,53 @@ class _Ticket:
 
 
 class Caller:
-    """The policy's end of a line: answers come in the order of the calls."""
+    """The policy's end of a line, for one rollout: answers come in the order of the calls."""
 
-    def __init__(self, line: Line, serving: Any, result_of: Callable[[Any], Any]):
-        """`serving`: the reference to the other worker's `serve`."""
-        self.line, self.serving, self.result_of = line, serving, result_of
+    def __init__(self, line: Line, check: Callable[[bool], None]):
+        """`check` raises what has ended the other worker's `serve`; if told so, it waits for the end."""
+        self.line, self.check = line, check
         self.waiting: deque[_Ticket] = deque()
-        self.over = False
 
     def fileno(self) -> int:
         return self.line.fileno()
 
     def call(self, *order: Any) -> _Ticket:
         ticket = _Ticket(self)
-        try:
-            self.line.send(pickle.dumps(order, protocol=5))
-        except OSError:
-            self.end()
-            raise
+        self._through(lambda: self.line.send(pickle.dumps(order, protocol=5), self.receive))
         self.waiting.append(ticket)
         return ticket
 
     def receive(self) -> None:
         """Wait for the oldest answer. Raises what the call raised."""
-        try:
-            answer = self.line.receive()
-        except (EOFError, OSError):
-            self.end()
-            raise
-        if answer == FAILED:
-            self.end()
+        answer = memoryview(self._next())
+        if answer[:1] == FAILED:
+            error, where = pickle.loads(answer[1:])  # noqa: S301 - from our own workers
+            raise error from RemoteTraceback(where)
         ticket = self.waiting.popleft()
-        ticket.done, ticket.value = True, pickle.loads(answer)  # noqa: S301 - from our own workers
+        ticket.done, ticket.value = True, pickle.loads(answer[1:])  # noqa: S301 - from our own workers
 
     def end(self) -> None:
-        """Take leave, once. Answers that nobody waits for any more are dropped; raises what ended the other end."""
-        if self.over:
-            return
-        self.over = True
-        with suppress(EOFError, OSError):
-            self.line.send(END)
-            while self.line.receive() != END:
-                pass
-        self.result_of(self.serving)
+        """Take leave; answers that nobody waits for any more are dropped."""
+        self._through(lambda: self.line.send(END))
+        while self._next() != END:
+            pass
+
+    def _next(self) -> bytearray:
+        while not readable([self], LOOK_S):
+            self.check(False)
+        message: bytearray = self._through(self.line.receive)
+        return message
+
+    def _through(self, talk: Callable[[], Any]) -> Any:
+        try:
+            return talk()
+        except (EOFError, ConnectionError):
+            self.check(True)  # says better why
+            raise
 
 
 class RayPeers:
-    """Ray actors as another actor calls them; how long that takes is watched by the driver."""
+    """Workers that are Ray actors, as another one calls them; how long that takes is watched by the driver."""
 
     def __init__(self, own: int, actors: Mapping[int, Any]):
         """`own`: the worker that calls."""
@@ -185,36 +221,41 @@ class RayPeers:
 
     def connect(self, lanes: Mapping[int, Sequence[int]]) -> None:
         """Open a line to each of them that is on this machine; `lanes`: those of each that the policy acts for."""
-        with tempfile.TemporaryDirectory(prefix="vla-rl-") as folder:
-            address = str(Path(folder, str(os.getpid())))
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        with (
+            tempfile.TemporaryDirectory(prefix="vla-rl-") as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
+        ):
+            address = str(Path(folder, "door"))
+            try:
                 door.bind(address)
-                door.listen()
-                for worker in self.actors:
-                    if self.value_of(
-                        self.call(worker, "worker", "open_line", self.own, lanes[worker], here(), address)
-                    ):
-                        self.lines[worker] = Line(door.accept()[0])
+            except OSError:  # the path is too long for a socket
+                return
+            door.listen()
+            for worker in self.actors:
+                opening = self.call(worker, "worker", "open_line", self.own, lanes[worker], here(), address)
+                if self.value_of(opening):
+                    self.lines[worker] = Line(door.accept()[0])
+
+    def close(self) -> None:
+        """Close the lines; whoever serves one hears of it."""
+        lines, self.lines = self.lines, {}
+        for line in lines.values():
+            line.close()
 
     @contextmanager
     def talking(self) -> Iterator[None]:
-        """Calls go through the lines meanwhile."""
-        self.callers = {
-            worker: Caller(line, self.call(worker, "worker", "serve", self.own), self.value_of)
-            for worker, line in self.lines.items()
-        }
-        callers = list(self.callers.values())
+        """Calls go through the lines meanwhile. After an error there are no lines any more, and no waiting for answers
+        that are still to come."""
+        self.callers = {worker: self._caller(worker, line) for worker, line in self.lines.items()}
         try:
             yield
+            for caller in self.callers.values():
+                caller.end()
         except BaseException:
-            for caller in callers:
-                with suppress(Exception):  # the first error is the one to tell of
-                    caller.end()
+            self.close()
             raise
         finally:
             self.callers = {}
-        for caller in callers:
-            caller.end()
 
     def call(self, worker: int, role: str, method: str, *arguments: Any) -> Any:
         """-> a reference."""
@@ -238,18 +279,33 @@ class RayPeers:
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         """Wait until at least one is there (or the timeout), -> those that are."""
         end = None if timeout is None else monotonic() + timeout
+        tickets = [reference for reference in references if isinstance(reference, _Ticket)]
         calls = [reference for reference in references if not isinstance(reference, _Ticket)]
+        patience: float | None = 0.0
         while True:
-            open_ones = {r.caller for r in references if isinstance(r, _Ticket) and not r.done}
-            there: list[Any] = [r for r in references if isinstance(r, _Ticket) and r.done]
+            callers = {ticket.caller for ticket in tickets if not ticket.done}
+            for caller in readable(callers, patience) if callers else ():
+                while not all(ticket.done for ticket in tickets if ticket.caller is caller) and readable([caller], 0):
+                    caller.receive()
+            there: list[Any] = [ticket for ticket in tickets if ticket.done]
             if calls:
-                there.extend(self.ray.wait(calls, num_returns=len(calls), timeout=0)[0])
+                wait = patience if not callers else 0.0
+                count = 1 if wait is None or wait else len(calls)
+                there.extend(self.ray.wait(calls, num_returns=count, timeout=wait)[0])
             left = None if end is None else max(0.0, end - monotonic())
             if there or left == 0.0:
                 return there
-            if not open_ones:
-                self.ray.wait(calls, num_returns=1, timeout=left)
-                continue
-            patience = min(MIXED_POLL_S, left or MIXED_POLL_S) if calls else left
-            for caller in select.select(list(open_ones), [], [], patience)[0]:
-                caller.receive()
+            limits = [MIXED_POLL_S] if calls and callers else [LOOK_S] if callers else []
+            patience = min([*limits, *([] if left is None else [left])], default=None)
+            if callers and patience == LOOK_S:
+                for caller in callers:
+                    caller.check(False)
+
+    def _caller(self, worker: int, line: Line) -> Caller:
+        serving = self.call(worker, "worker", "serve", self.own)
+
+        def check(wait: bool) -> None:
+            if wait or self.ray.wait([serving], timeout=0)[0]:
+                self.value_of(serving)
+
+        return Caller(line, check)

@@ -2,16 +2,15 @@
 
 Ray's object store is right for what many read, or what is read later; to put one 2 MB observation there takes
 milliseconds. A request has one reader, who answers before the next one is made: small ones go as one pickled string,
-which Ray sends inline, and the arrays of larger ones through a piece of memory that both processes have mapped.
+and the arrays of larger ones through a piece of memory that both processes have mapped.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import secrets
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import count
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,16 @@ from attrs import frozen
 
 SMALL = 64 * 1024
 """Bytes of arrays that go in the message itself."""
-FOLDER = Path("/dev/shm")  # noqa: S108 - memory, not a temporary file
 ALIGNMENT = 64
-_serial = count()
 
 
-def here() -> tuple[str, int] | None:
-    """Two processes share memory if this is equal in both. None: not on this system."""
+def here() -> tuple[str, str] | None:
+    """Two processes can share memory if this is equal in both: the machine since its start, and the name space of its
+    processes. None: not on this system."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(), FOLDER.stat().st_dev
+        if not hasattr(os, "memfd_create"):
+            return None
+        return Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return None
 
@@ -38,16 +38,20 @@ class Shared:
     """A value whose arrays lie in shared memory."""
 
     path: str
+    key: str
+    """Of this memory and no other."""
     header: bytes
     spans: Sequence[tuple[int, int]]
     """(offset, bytes) of each array."""
 
 
 class Outbox:
-    """The simulator's end, one a lane; what was put is overwritten by what is put next."""
+    """The simulator's end, one a lane; what was put is overwritten by what is put next. The memory has no name of its
+    own, so that it goes with the processes, however they end."""
 
     def __init__(self) -> None:
-        self.path = ""
+        self.file = -1
+        self.key = ""
         self.memory: mmap | None = None
 
     def put(self, value: Any, *, shared: bool) -> Any:
@@ -68,35 +72,34 @@ class Outbox:
         assert self.memory is not None
         for array, (offset, size) in zip(arrays, spans, strict=True):
             self.memory[offset : offset + size] = array
-        return pickle.dumps(Shared(path=self.path, header=header, spans=spans))
+        path = f"/proc/{os.getpid()}/fd/{self.file}"
+        return pickle.dumps(Shared(path=path, key=self.key, header=header, spans=spans))
 
     def close(self) -> None:
         if self.memory is not None:
             self.memory.close()
             self.memory = None
-            with suppress(FileNotFoundError):  # the reader has it
-                Path(self.path).unlink()
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
 
     def _grow(self, size: int) -> bool:
         self.close()
-        path = FOLDER / f"vla-rl-{os.getpid()}-{next(_serial)}"
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            os.posix_fallocate(handle, 0, size)  # fails now, where a write would end the process
-            self.memory, self.path = mmap(handle, size), str(path)
+            self.file = os.memfd_create("vla-rl")
+            os.posix_fallocate(self.file, 0, size)  # fails now, where a write would end the process
+            self.memory, self.key = mmap(self.file, size), secrets.token_hex(16)
         except OSError:
-            path.unlink()
+            self.close()
             return False
-        finally:
-            os.close(handle)
         return True
 
 
 class Inbox:
-    """The policy's end, one a lane. It unlinks what it has mapped, so that the memory goes with the processes."""
+    """The policy's end, one a lane."""
 
     def __init__(self) -> None:
-        self.path = ""
+        self.key = ""
         self.memory: mmap | None = None
 
     def take(self, message: Any) -> Any:
@@ -106,11 +109,10 @@ class Inbox:
         value = pickle.loads(message)  # noqa: S301 - from our own actors
         if not isinstance(value, Shared):
             return value
-        if value.path != self.path:
-            handle = os.open(value.path, os.O_RDWR)
-            self.memory, self.path = mmap(handle, 0), value.path
-            os.close(handle)
-            Path(value.path).unlink()
+        if value.key != self.key:
+            file = os.open(value.path, os.O_RDWR)
+            self.memory, self.key = mmap(file, 0), value.key
+            os.close(file)
         assert self.memory is not None
         with memoryview(self.memory) as view:
             arrays = [bytearray(view[offset : offset + size]) for offset, size in value.spans]

@@ -166,6 +166,8 @@ class Worker:
 
     def meet(self, peers: RayPeers) -> None:
         """From now on these are the workers whose simulators the policy role acts for."""
+        if self.peers is not None:
+            self.peers.close()
         self.peers = peers
         of_worker: dict[int, list[int]] = {}
         for lane, home in zip(self.place.served, self.place.homes, strict=True):
@@ -373,11 +375,13 @@ class Worker:
 
     def _ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         near = [reference for reference in references if not isinstance(reference, _Far)]
-        if near or self.peers is None:
+        far = {far.reference: far for far in references if isinstance(far, _Far)}
+        if not far:
             return near
+        assert self.peers is not None
         self.beat(IDLE)
-        far = {far.reference: far for far in references}
-        return [far[reference] for reference in self.peers.ready(list(far), timeout)]
+        there = self.peers.ready(list(far), 0.0 if near else timeout)
+        return [*near, *(far[reference] for reference in there)]
 
     def _drive(self, lanes: Sequence[Lane], mode: Mode, begin: Callable[[int], tuple[Any, ...]]) -> None:
         window = evolve(self.place.window, max_wait=None) if self.place.near else self.place.window
