@@ -81,7 +81,7 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
             "no filter": {"algorithm": {"filter": None, "filter_identical": False}},
         },
     ),
-    "trust-or-clip": (merged(CRITIC, {"rollout": PARTIAL}), TRUST_OR_CLIP),
+    "trust-or-clip": (merged(CRITIC, {"rollout": PARTIAL}), {"PPO": TRUST_OR_CLIP["PPO"], **WITH_KL}),
     "lag-0": (LAGGED, TRUST_OR_CLIP),
     "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}}), TRUST_OR_CLIP),
     "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}}), {**TRUST_OR_CLIP, **WITH_KL}),
