@@ -261,15 +261,14 @@ class RayBackend(Backend):
         actors, self.actors = self.actors, []
         if not self.ray.is_initialized():
             return
-        hosting = [bool(place.lanes) for place in self.seats[: len(actors)]]
-        for actor, simulates in zip(actors, hosting, strict=True):
-            if not simulates:  # at once, so that simulators stop answering and can close
+        simulating = [actor for actor, place in zip(actors, self.seats, strict=False) if place.lanes]
+        for actor in actors:
+            if actor not in simulating:  # at once, so that simulators stop answering and can close
                 self.ray.kill(actor)
-        actors = [actor for actor, simulates in zip(actors, hosting, strict=True) if simulates]
-        closing = [actor.call.remote(pickle.dumps(("worker", "close", []))) for actor in actors]
+        closing = [actor.call.remote(pickle.dumps(("worker", "close", []))) for actor in simulating]
         if closing:
             self.ray.wait(closing, num_returns=len(closing), timeout=10)
-        for actor in actors:
+        for actor in simulating:
             self.ray.kill(actor)
         groups, self.groups = self.groups, []
         for group in groups:
