@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test check format base-checkpoint clean
+.PHONY: quickstart test check format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP)
@@ -28,6 +28,9 @@ format: $(VENV)/.test
 
 base-checkpoint: $(VENV)/.run
 	$(BIN)/python tools/base_checkpoint.py
+
+progress-encoder: $(VENV)/.test
+	$(BIN)/python tools/progress_encoder.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

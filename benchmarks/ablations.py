@@ -27,6 +27,8 @@ from vla_rl.core.loop import run
 from vla_rl.core.spec import parse_spec
 
 Keys = Mapping[str, Any]
+REACHED = 0.9
+"""Success whose first step is printed."""
 
 
 def merged(*parts: Keys) -> dict[str, Any]:
@@ -47,10 +49,41 @@ CRITIC: Keys = {
 }
 PPO: Keys = {**CRITIC, "algorithm": {**CRITIC["algorithm"], "type": "ppo"}}
 PARTIAL: Keys = {"episodes": None, "steps": 48, "auto_reset": "immediate"}
-LAGGED: Keys = merged(CRITIC, {"train": {"steps": 100, "global_batch": 128, "lr": 1e-4, "lr_warmup_steps": 5}})
-"""Few and small optimiser steps a version, and a run that is long beside a lag of 16."""
-TRUST_OR_CLIP: dict[str, Keys] = {"GIPO": {"algorithm": {"type": "gipo"}}, "PPO": {"algorithm": {"type": "ppo"}}}
-WITH_KL: dict[str, Keys] = {"GIPO with KL": {"algorithm": {"type": "gipo", "sigma": 0.3, "behaviour_kl_coef": 0.3}}}
+LAGGED: Keys = merged(
+    CRITIC,
+    {
+        "env": {"tasks": ["pick_red", "put_red"], "num_envs": 64},
+        "rollout": {"episodes": None, "steps": 24, "auto_reset": "immediate"},
+        "train": {"global_batch": 128, "lr_warmup_steps": 5},
+        "eval": {"every": 20, "episodes_per_task": 100},
+    },
+)
+"""Three optimiser steps a version, and two tasks, so that a run can have many times more versions than its lag."""
+OLD_DATA: Keys = merged(
+    CRITIC,
+    {"train": {"steps": 100, "global_batch": 128, "lr": 1e-4, "lr_warmup_steps": 5}, "rollout": {"lag": 16}},
+)
+PPO_OR_GIPO: dict[str, Keys] = {
+    "PPO": {"algorithm": {"type": "ppo"}},
+    "GIPO": {"algorithm": {"type": "gipo", "sigma": 0.5, "behaviour_kl_coef": 0.1}},
+}
+WITH_KL: Keys = {"algorithm": {"type": "gipo", "sigma": 0.3, "behaviour_kl_coef": 0.3}}
+POOR_START: Keys = merged(
+    GRPO,
+    {
+        "env": {"tasks": ["put_red", "put_green", "put_blue", "put_yellow"]},
+        "train": {"steps": 120},
+        "eval": {"every": 5, "episodes_per_task": 50},
+    },
+)
+"""Tasks in which the base checkpoint seldom succeeds."""
+
+
+def srpo(**keys: Any) -> Keys:
+    """With groups of failures, which are what it is for."""
+    return {"algorithm": {"type": "srpo", "filter": None, "frames": 4, "image_size": 64, **keys}}
+
+
 COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "value": (
         PPO,
@@ -81,10 +114,22 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
             "no filter": {"algorithm": {"filter": None, "filter_identical": False}},
         },
     ),
-    "trust-or-clip": (merged(CRITIC, {"rollout": PARTIAL}), {"PPO": TRUST_OR_CLIP["PPO"], **WITH_KL}),
-    "lag-0": (LAGGED, TRUST_OR_CLIP),
-    "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}}), TRUST_OR_CLIP),
-    "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}}), {**TRUST_OR_CLIP, **WITH_KL}),
+    "trust-or-clip": (
+        merged(CRITIC, {"rollout": PARTIAL}),
+        {"PPO": PPO_OR_GIPO["PPO"], "GIPO": WITH_KL, "GIPO, 60 steps": merged(WITH_KL, {"train": {"steps": 60}})},
+    ),
+    "gipo-kl": (OLD_DATA, {"no KL": {"algorithm": {"type": "gipo"}}, "KL 0.3, sigma 0.3": WITH_KL}),
+    "lag-0": (merged(LAGGED, {"train": {"steps": 100}}), PPO_OR_GIPO),
+    "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}, "train": {"steps": 100}}), PPO_OR_GIPO),
+    "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 220}}), PPO_OR_GIPO),
+    "srpo": (
+        POOR_START,
+        {
+            "GRPO": {},
+            "SRPO, trained encoder": srpo(encoder="builtin:tabletop", camera="wrist"),
+            "SRPO, random encoder": srpo(encoder="tiny"),
+        },
+    ),
 }
 """Name -> what its variants share, and the variants."""
 
@@ -117,6 +162,11 @@ def curve(folder: Path) -> dict[int, float]:
     file = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return {line["step"]: line["eval/success_rate"] for line in lines if "eval/success_rate" in line}
+
+
+def first_step(curve: Mapping[int, float], rate: float) -> int | None:
+    """The first evaluated step with that success."""
+    return min((step for step, found in curve.items() if found >= rate), default=None)
 
 
 def home(options: argparse.Namespace, comparison: str, variant: str, seed: int) -> Path:
@@ -225,7 +275,9 @@ def main() -> None:
             mean = statistics.mean(last)
             figures[f"{comparison}/{variant}"] = mean
             each = ", ".join(f"{100 * rate:.1f}" for rate in last)
-            print(f"{comparison:22} {variant:22} {100 * mean:5.1f} %   (seeds: {each}; step {max(seeds[0])})")
+            reached = ", ".join(str(first_step(seed, REACHED)) for seed in seeds)
+            print(f"{comparison:22} {variant:22} {100 * mean:5.1f} %   (seeds: {each}; step {max(seeds[0])})", end="")
+            print(f"   {REACHED:.0%} at step {reached}")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

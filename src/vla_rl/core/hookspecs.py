@@ -168,10 +168,12 @@ class Algorithm(ABC):
     impossible."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
+    camera: str | None = None
+    """Whose frames `features` gets; none: those of the first camera."""
 
     @hookspec(firstresult=True)
     def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
-        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of the first camera, N
+        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of `camera`, N
         arrays uint8 [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D] for
         `Rollout.features`."""
         return None

@@ -144,6 +144,27 @@ def test_frames_are_recorded_only_for_who_needs_them():
     assert rollout.features is None and not lane.recorded and not lane.frames
 
 
+def test_the_algorithm_chooses_the_camera(monkeypatch):
+    table = {
+        "env": {"type": "tabletop", "num_envs": 8},
+        "model": {"type": "openvla_oft", "checkpoint": "builtin:tabletop"},
+        "rollout": {"chunk": 4, "episodes": 8, "group_size": 4},
+    }
+
+    def first_frames(**keys: Any) -> list[np.ndarray[Any, Any]]:
+        _, films = recorded(monkeypatch, **table, algorithm={**SCRIPTED["algorithm"], **keys})
+        return [film[0] for film in films]
+
+    start = Runtime(parse_spec({**SCRIPTED, **table}))
+    try:
+        sim = start.backend.worker.roles["sim"]
+        seen = sim.begin_train(0, 1, 0, None).obs.images
+    finally:
+        start.close()
+    for keys, camera in (({}, "overhead"), ({"camera": "wrist"}, "wrist"), ({"camera": "overhead"}, "overhead")):
+        np.testing.assert_array_equal(first_frames(**keys), seen[camera])
+
+
 def test_the_algorithm_learns_of_its_workers_device():
     assert build_algorithm(parse_spec(SCRIPTED), "cuda:3").device == "cuda:3"
 
@@ -186,7 +207,7 @@ def test_the_report_holds_what_was_measured(local):
     files = sorted(path.name for path in (local / "srpo").iterdir())
     assert files == ["step_000001.npz", "step_000001.png", "step_000002.npz", "step_000002.png"]
     saved = np.load(local / "srpo" / "step_000002.npz")
-    assert saved["embedding"].shape == (16, 48) and saved["embedding"].any(1).all()
+    assert saved["embedding"].shape == (16, 72) and saved["embedding"].any(1).all()
     shaped = ~np.isnan(saved["distance"])
     assert shaped.any() and not saved["success"][shaped].any()
     sigmoid = 0.6 / (1 + np.exp(-10 * (0.5 - saved["normalized_distance"][shaped])))
@@ -213,6 +234,10 @@ def test_the_keys_of_the_report_count(tmp_path):
     ("changes", "message"),
     [
         ({"env": {"type": "blind", "num_envs": 8}}, "looks at the frames of episodes, and env 'blind' has no cameras"),
+        (
+            {"algorithm": {"type": "srpo", "encoder": "tiny", "camera": "nose"}},
+            "camera 'nose', and env 'scripted' has none of that name; it has: ",
+        ),
         ({"algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}}, "hf download facebook/vjepa2"),
         (
             {"algorithm": {"type": "grpo"}, "hooks": [{"type": "srpo_report"}]},

@@ -47,6 +47,7 @@ class SimRole:
         bootstrap: bool,
         grouped: bool,
         framed: bool,
+        camera: str | None,
         near: bool,
         beat: Callable[[], None],
     ):
@@ -55,6 +56,7 @@ class SimRole:
             envs: lane index -> its simulator.
             grouped: the algorithm compares trajectories within groups, so these must not share a state.
             framed: the algorithm embeds the frames of training episodes, so these are recorded.
+            camera: whose frames; None: the first one's.
             near: the policy is in this process, so observations stay as they are.
             beat: says that a long call goes on.
         """
@@ -92,11 +94,8 @@ class SimRole:
         self.states = first.reset_states("train")
         if not self.states:
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
-        if framed and not first.info.cameras:
-            raise UserError(
-                f"algorithm {spec.algorithm.type!r} looks at the frames of episodes, and env {spec.env.type!r} has no "
-                "cameras; give it one, or choose another algorithm"
-            )
+        if framed:
+            self.camera = camera_of(first.info, spec, camera)
         groups = spec.env.num_envs // rollout.group_size
         if grouped and groups > len(self.states):
             raise UserError(
@@ -154,12 +153,13 @@ class SimRole:
         return self._answer(lane, self.running[lane].step(actions))
 
     def take_frames(self, lane: int) -> tuple[Array, ...]:
-        """Frames of the first camera of each row's episode in the round that ended, uint8 [frames, H, W, 3] a row: the
-        first observation and one after each chunk. To be taken before `collect`; none for a row that did not play."""
+        """What the algorithm's camera saw of each row's episode in the round that ended, uint8 [frames, H, W, 3] a row:
+        the first observation and one after each chunk. To be taken before `collect`; none for a row that did not
+        play."""
         episodes, place = self.running[lane], self.slices[lane]
-        camera, (height, width) = next(iter(episodes.env.info.cameras.items()))
+        height, width = episodes.env.info.cameras[self.camera]
         recorded, episodes.recorded = episodes.recorded, {}
-        of_row = {row - place.first_row: images[camera] for (row, _), images in recorded.items()}
+        of_row = {row - place.first_row: images[self.camera] for (row, _), images in recorded.items()}
         none = np.zeros((0, height, width, 3), np.uint8)
         return tuple(of_row.get(position, none) for position in range(place.rows))
 
@@ -271,3 +271,19 @@ class SimRole:
                     EpisodeFrames(task=episode.task, instruction=text, success=episode.success_once, images=images)
                 )
         return frames
+
+
+def camera_of(info: EnvInfo, spec: Spec, asked: str | None) -> str:
+    """The camera whose frames the algorithm sees. Raises UserError where there is none, or none of that name."""
+    name, there = spec.algorithm.type, tuple(info.cameras)
+    if not there:
+        raise UserError(
+            f"algorithm {name!r} looks at the frames of episodes, and env {spec.env.type!r} has no cameras; give it "
+            "one, or choose another algorithm"
+        )
+    if asked is not None and asked not in there:
+        raise UserError(
+            f"algorithm {name!r} looks at the frames of camera {asked!r}, and env {spec.env.type!r} has none of that "
+            f"name; it has: {', '.join(there)}"
+        )
+    return asked or there[0]

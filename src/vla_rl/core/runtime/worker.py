@@ -130,6 +130,7 @@ class Worker:
             bootstrap=bootstrap,
             grouped="groups" in self.algorithm.needs,
             framed="frames" in self.algorithm.needs,
+            camera=self.algorithm.camera,
             near=self.place.near,
             beat=self.beat,
         )

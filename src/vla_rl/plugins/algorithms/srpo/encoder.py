@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import VJEPA2Model
 
 TINY = "tiny"
+TABLETOP = "builtin:tabletop"
+BUILTIN = Path(__file__).parent / "checkpoints"
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 EXAMPLE = "facebook/vjepa2-vitg-fpc64-384"
@@ -56,13 +58,13 @@ def preprocess(frames: Frames, size: int, device: str | torch.device) -> Tensor:
 
 
 def check_checkpoint(name: str) -> None:
-    """Raise EncoderError unless `name` is "tiny", a folder with a V-JEPA 2 checkpoint, or a hub name whose
-    configuration is in the cache or can be fetched into it."""
+    """Raise EncoderError unless `name` is "tiny", a folder with a V-JEPA 2 checkpoint (or `builtin:NAME`, beside this
+    file), or a hub name whose configuration is in the cache or can be fetched into it."""
     if name == TINY:
         return
     from transformers import AutoConfig, VJEPA2Config
 
-    folder = Path(name).expanduser()
+    folder = _folder(name)
     if not folder.is_dir() and (folder.exists() or not HUB_NAME.fullmatch(name)):
         raise _missing(f"{name!r} is neither a folder (looked at {folder.absolute()}) nor OWNER/NAME of the hub")
     try:
@@ -75,11 +77,16 @@ def check_checkpoint(name: str) -> None:
         raise _missing(f"{name} is a {config.model_type!r} model, and no V-JEPA 2")
 
 
+def _folder(name: str) -> Path:
+    prefix = "builtin:"
+    return BUILTIN / name.removeprefix(prefix) if name.startswith(prefix) else Path(name).expanduser()
+
+
 def _missing(problem: str) -> EncoderError:
     return EncoderError(
         f"algorithm.encoder: {problem}\n"
         f"  where there is network: hf download {EXAMPLE} --local-dir FOLDER (config.json and *.safetensors), then set "
-        f"algorithm.encoder: FOLDER; or encoder: {TINY} (small, random) to try the path out"
+        f"algorithm.encoder: FOLDER; or encoder: {TINY} (small, random) to try the path out, {TABLETOP} on the tabletop"
     )
 
 
@@ -102,7 +109,7 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
             torch.manual_seed(0)
             model = VJEPA2Model(config)
     else:
-        folder = Path(name).expanduser()
+        folder = _folder(name)
         try:
             model, report = VJEPA2Model.from_pretrained(
                 folder if folder.is_dir() else name, dtype=torch.float32, output_loading_info=True

@@ -22,6 +22,7 @@ class SRPO(Algorithm):
     def __init__(self, config: SRPOConfig, device: str):
         self.config, self.device = config, config.device or device
         self.needs = frozenset({"groups", "frames", *config.needs})
+        self.camera = config.camera
         self.encoder: TrajectoryEncoder | None = None
 
     def features(self, frames: tuple[Frames, ...]) -> Tensor:

@@ -16,11 +16,14 @@ class EncoderSettings:
 
     encoder: str = field(validator=v.min_len(1))
     """V-JEPA 2 checkpoint: a folder (config.json, *.safetensors), a name of the Hugging Face hub such as
-    facebook/vjepa2-vitg-fpc64-384, or "tiny" (small and random, for tests)."""
+    facebook/vjepa2-vitg-fpc64-384, "builtin:tabletop" (small, taught on the wrist camera of the built-in simulator), or
+    "tiny" (small and random, for tests)."""
     frames: int = field(default=64, validator=v.ge(2))
     """Frames seen of each trajectory, evenly from first to last; a multiple of the encoder's tubelet (2)."""
     image_size: int | None = field(default=None, validator=v.optional(v.ge(16)))
     """Side of the crop in pixels, a multiple of the encoder's patch (16); none: as the checkpoint was trained."""
+    camera: str | None = None
+    """Whose frames are embedded; none: the simulator's first camera."""
     encoder_batch: int = field(default=8, validator=v.ge(1))
     """Trajectories of one forward pass."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -1,0 +1,69 @@
+"""The encoder that ships with SRPO: what it needs, what it knows of the built-in simulator, and the script that makes
+it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from vla_rl.core.randomness import generator
+from vla_rl.core.types import Context
+from vla_rl.plugins.algorithms.srpo.encoder import TrajectoryEncoder
+from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
+from vla_rl.plugins.algorithms.srpo.settings import RewardSettings
+from vla_rl.plugins.envs.tabletop import TabletopConfig
+from vla_rl.plugins.envs.tabletop import plugin as tabletop
+from vla_rl.plugins.envs.tabletop.tasks import TASKS
+
+SCRIPT = Path(__file__).parents[1] / "tools" / "progress_encoder.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("progress_encoder", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def encoder(name: str) -> TrajectoryEncoder:
+    return TrajectoryEncoder(name, frames=4, size=64, batch=64, dtype=torch.float32, device="cpu")
+
+
+def test_it_is_small_and_holds_safetensors(tool: ModuleType):
+    files = {path.name: path.stat().st_size for path in tool.OUT.iterdir()}
+    assert files.keys() == {"config.json", "model.safetensors"}
+    assert sum(files.values()) <= 2_000_000
+
+
+def test_its_rewards_rank_failures_by_what_was_missing(tool: ModuleType):
+    """Trajectories of a disturbed expert in new scenes: the failures' rewards beside their distances to the goal."""
+    rows = 256
+    env = tabletop.build(TabletopConfig(), Context(num_envs=rows, chunk=tool.CHUNK))
+    films = tool.play(env, generator(7, "test of the encoder"))
+    frames = tuple(film[:length] for film, length in zip(films.frames, films.length, strict=True))
+    missing = films.distance[np.arange(rows), films.length - 1]
+    tasks = [TASKS[task].name for task in films.task]
+    ranks = {}
+    for name in ("builtin:tabletop", "tiny"):
+        embeddings = encoder(name)(frames).numpy()
+        progress = progress_rewards(embeddings, films.success, tasks, np.ones(rows, bool), RewardSettings())
+        failures = ~films.success
+        ranks[name] = spearmanr(progress.rewards[failures], -missing[failures]).statistic
+    assert ranks["builtin:tabletop"] > 0.6 > ranks["tiny"]
+
+
+def test_the_script_makes_a_loadable_checkpoint(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "out"
+    few = f"--steps 2 --films 8 --batch 4 --width 24 --layers 1 --threads {torch.get_num_threads()} --out {out}"
+    monkeypatch.setattr("sys.argv", ["progress_encoder", *few.split()])
+    tool.main()
+    assert encoder(str(out)).width == 24
