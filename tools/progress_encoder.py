@@ -1,9 +1,10 @@
 """Make SRPO's encoder for the built-in simulator: a small V-JEPA 2 that has learned what progress looks like there.
 
-It sees the wrist camera, and is taught with the simulator's own geometry on scenes of its own: the embedding of a clip
-lies as far from its task's prototype as the gripper (or the block in it) is from the goal at the end of the clip.
-Clips are the beginnings of a scripted expert's trajectories, most of which are disturbed. So this is the stand-in, in
-a world of squares and rings, for an encoder that knows the domain; it says nothing about V-JEPA 2's own features.
+It sees the wrist camera, and is taught with the simulator's own geometry on scenes of its own. An embedding says how
+near the gripper (or the block in it) is, at the end of a clip, to what each task asks for: 1 at the place, falling with
+the distance, 0 where the scene has no such thing; what numbers are left are 0. Clips are the beginnings of a scripted
+expert's trajectories, most of which are disturbed. So this is the stand-in, in a world of squares and rings, for an
+encoder that knows the domain; it says nothing about V-JEPA 2's own features.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from attrs import frozen
 from scipy.stats import spearmanr
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import VJEPA2Config, VJEPA2Model
 
 from vla_rl.core.randomness import generator
@@ -27,12 +28,12 @@ from vla_rl.plugins.envs.tabletop import TabletopConfig
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.scenes import draw_scenes
 from vla_rl.plugins.envs.tabletop.simulator import Tabletop
-from vla_rl.plugins.envs.tabletop.tasks import TASKS
+from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS
 
 OUT = BUILTIN / "tabletop"
 CHUNK, CHUNKS, FRAMES, SIZE = 4, 5, 4, 64
-UNIT = 4.0
-"""Length in the embedding of one unit of the table."""
+REACH = 0.4
+"""Distance on the table at which nearness has fallen to 1 / e."""
 
 
 @frozen(eq=False)
@@ -43,8 +44,8 @@ class Films:
     """uint8 [N, chunks + 1, H, W, 3] of the wrist camera."""
     length: Frames
     """int64 [N]: frames until the episode ended."""
-    distance: Frames
-    """float32 [N, chunks + 1] to the goal, in units of the table."""
+    nearness: Frames
+    """float32 [N, chunks + 1, tasks] to what each task asks for."""
     task: Frames
     """int64 [N]."""
     success: Frames
@@ -58,7 +59,7 @@ def play(env: Tabletop, rng: np.random.Generator) -> Films:
     env.place(torch.arange(rows), scenes, np.arange(rows))
     noise = rng.uniform(0, 1, rows) * (rng.random(rows) < 0.8)
     length, active, success = np.ones(rows, np.int64), np.ones(rows, bool), np.zeros(rows, bool)
-    frames, distance = [wrist(env)], [to_goal(env)]
+    frames, near = [wrist(env)], [nearness(env)]
     for _ in range(CHUNKS):
         aim = rng.normal(size=(rows, 1, 3)) * [1.0, 1.0, 0.6]
         tremor = 0.3 * rng.normal(size=(rows, CHUNK, 3))
@@ -67,9 +68,9 @@ def play(env: Tabletop, rng: np.random.Generator) -> Films:
         length += active
         success |= active & result.succeeded.cpu().numpy().any(1)
         frames.append(wrist(env))
-        distance.append(to_goal(env))
+        near.append(nearness(env))
         active &= ~result.terminated.cpu().numpy().any(1)
-    return Films(np.stack(frames, 1), length, np.stack(distance, 1), scenes.task, success)
+    return Films(np.stack(frames, 1), length, np.stack(near, 1), scenes.task, success)
 
 
 def wrist(env: Tabletop) -> Frames:
@@ -77,13 +78,14 @@ def wrist(env: Tabletop) -> Frames:
     return image
 
 
-def to_goal(env: Tabletop) -> Frames:
-    """From the gripper to the named block, or from the block that was in it to the named plate. float32 [N]."""
+def nearness(env: Tabletop) -> Frames:
+    """Of the gripper to the block of each colour, or of the block in it to the plate of each: float32 [N, tasks]."""
     now = env.snapshot()
-    goal = now["position"][torch.arange(env.num_envs), now["target"]]
     mover = torch.where(now["puts"][:, None], now["position"][:, -1], now["gripper"])
-    distance: Frames = (mover - goal).norm(dim=1).numpy()
-    return distance
+    near = torch.exp(-(now["position"][:, :-1] - mover[:, None]).norm(dim=2) / REACH)
+    verb = now["puts"][:, None].long() * len(COLOURS)
+    out: Frames = torch.zeros(env.num_envs, len(TASKS)).scatter(1, verb + now["colour"][:, :-1], near).numpy()
+    return out
 
 
 def prepared(films: Films) -> Tensor:
@@ -93,16 +95,15 @@ def prepared(films: Films) -> Tensor:
     )
 
 
-def distances(model: VJEPA2Model, prototypes: Tensor, seen: Tensor, task: Frames, ends: Frames) -> Tensor:
-    """Of the beginnings of B films, `ends` frames each, to their tasks' prototypes in the embedding, in units of the
-    table. float32 [B]."""
+def embeddings(model: VJEPA2Model, seen: Tensor, ends: Frames) -> Tensor:
+    """Of the beginnings of B films, `ends` frames each: float32 [B, D]."""
     chosen = np.stack([frame_indices(int(end), FRAMES) for end in ends])
     clips = seen[torch.arange(len(seen))[:, None], torch.from_numpy(chosen)]
-    embedding = model.get_vision_features(clips).mean(1)
-    return (embedding - prototypes[torch.from_numpy(task)]).square().sum(1).add(1e-8).sqrt() / UNIT
+    out: Tensor = model.get_vision_features(clips).mean(1)
+    return out
 
 
-def train(options: argparse.Namespace) -> tuple[VJEPA2Model, nn.Parameter]:
+def train(options: argparse.Namespace) -> VJEPA2Model:
     config = VJEPA2Config(
         crop_size=SIZE,
         frames_per_clip=FRAMES,
@@ -115,8 +116,7 @@ def train(options: argparse.Namespace) -> tuple[VJEPA2Model, nn.Parameter]:
     )
     torch.manual_seed(options.seed)
     model = VJEPA2Model(config)
-    prototypes = nn.Parameter(torch.randn(len(TASKS), options.width) / options.width**0.5)
-    optimizer = torch.optim.AdamW([*model.encoder.parameters(), prototypes], lr=options.lr, weight_decay=0.04)
+    optimizer = torch.optim.AdamW(model.encoder.parameters(), lr=options.lr, weight_decay=0.04)
     warmup = max(1, options.steps // 40)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warmup) * (1 - 0.95 * step / options.steps)
@@ -129,24 +129,29 @@ def train(options: argparse.Namespace) -> tuple[VJEPA2Model, nn.Parameter]:
             seen = prepared(films)
         which = rng.choice(options.films, options.batch)
         ends = rng.integers(1, films.length[which] + 1)
-        wanted = torch.from_numpy(films.distance[which, ends - 1])
-        loss = (distances(model, prototypes, seen[which], films.task[which], ends) - wanted).square().mean()
+        wanted = torch.from_numpy(films.nearness[which, ends - 1])
+        found = embeddings(model, seen[which], ends)[:, : len(TASKS)]
+        loss = (found - wanted).square().sum(1).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         if step % 200 == 0:
-            print(f"step {step}: squared error {loss.item():.4f}", flush=True)
-    return model.eval(), prototypes
+            print(f"step {step}: squared error of {len(TASKS)} numbers {loss.item():.4f}", flush=True)
+    with torch.no_grad():
+        for part in (model.encoder.layernorm.weight, model.encoder.layernorm.bias):
+            part[len(TASKS) :] = 0
+    return model.eval()
 
 
 @torch.inference_mode()
-def rank_correlation(model: VJEPA2Model, prototypes: Tensor, seed: int) -> float:
-    """Spearman's, of distances in the embedding and on the table at the ends of 512 new trajectories."""
+def rank_correlation(model: VJEPA2Model, seed: int) -> float:
+    """Spearman's, of the embedding's and the true nearness to the goal at the ends of 512 new trajectories."""
     env = tabletop.build(TabletopConfig(), Context(num_envs=512, chunk=CHUNK))
     films = play(env, generator(seed, "progress encoder, check"))
-    found = distances(model, prototypes, prepared(films), films.task, films.length)
-    return float(spearmanr(found.numpy(), films.distance[np.arange(512), films.length - 1]).statistic)
+    row = np.arange(512)
+    found = embeddings(model, prepared(films), films.length).numpy()[row, films.task]
+    return float(spearmanr(found, films.nearness[row, films.length - 1, films.task]).statistic)
 
 
 def main() -> None:
@@ -155,7 +160,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=64, help="clips of an update")
     parser.add_argument("--films", type=int, default=512, help="trajectories that clips are from; a multiple of 8")
     parser.add_argument("--refresh", type=int, default=40, help="updates between new trajectories")
@@ -165,10 +170,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     begun = time.perf_counter()
-    model, prototypes = train(options)
+    model = train(options)
     figures = {
         "minutes": (time.perf_counter() - begun) / 60,
-        "rank_correlation": rank_correlation(model, prototypes, options.seed),
+        "rank_correlation": rank_correlation(model, options.seed),
         "parameters": float(sum(p.numel() for p in model.encoder.parameters())),
     }
     model.save_pretrained(options.out)
