@@ -80,8 +80,9 @@ POOR_START: Keys = merged(
 
 
 def srpo(**keys: Any) -> Keys:
-    """With groups of failures, which are what it is for."""
-    return {"algorithm": {"type": "srpo", "filter": None, "frames": 4, "image_size": 64, **keys}}
+    """With groups of failures, which are what it is for, and successes well above any failure."""
+    fixed = {"type": "srpo", "filter": None, "reward_scale": 0.3, "frames": 4, "image_size": 64}
+    return {"algorithm": {**fixed, **keys}}
 
 
 COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
@@ -121,7 +122,10 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "gipo-kl": (OLD_DATA, {"no KL": {"algorithm": {"type": "gipo"}}, "KL 0.3, sigma 0.3": WITH_KL}),
     "lag-0": (merged(LAGGED, {"train": {"steps": 100}}), PPO_OR_GIPO),
     "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}, "train": {"steps": 100}}), PPO_OR_GIPO),
-    "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 220}}), PPO_OR_GIPO),
+    "lag-16": (
+        merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 220}}),
+        {**PPO_OR_GIPO, "GIPO, 320 steps": merged(PPO_OR_GIPO["GIPO"], {"train": {"steps": 320}})},
+    ),
     "srpo": (
         POOR_START,
         {
@@ -275,9 +279,9 @@ def main() -> None:
             mean = statistics.mean(last)
             figures[f"{comparison}/{variant}"] = mean
             each = ", ".join(f"{100 * rate:.1f}" for rate in last)
-            reached = ", ".join(str(first_step(seed, REACHED)) for seed in seeds)
+            reached = ", ".join(str(first_step(seed, REACHED) or "never") for seed in seeds)
             print(f"{comparison:22} {variant:22} {100 * mean:5.1f} %   (seeds: {each}; step {max(seeds[0])})", end="")
-            print(f"   {REACHED:.0%} at step {reached}")
+            print(f"   {REACHED:.0%} at: {reached}")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
