@@ -3,15 +3,14 @@ it."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
 
+import progress_encoder as tool
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import Context
 from vla_rl.plugins.algorithms.srpo.encoder import TrajectoryEncoder
@@ -21,30 +20,18 @@ from vla_rl.plugins.envs.tabletop import TabletopConfig
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
 from vla_rl.plugins.envs.tabletop.tasks import TASKS
 
-SCRIPT = Path(__file__).parents[1] / "tools" / "progress_encoder.py"
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("progress_encoder", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def encoder(name: str) -> TrajectoryEncoder:
     return TrajectoryEncoder(name, frames=4, size=64, batch=64, dtype=torch.float32, device="cpu")
 
 
-def test_it_is_small_and_holds_safetensors(tool: ModuleType):
+def test_it_is_small_and_holds_safetensors():
     files = {path.name: path.stat().st_size for path in tool.OUT.iterdir()}
     assert files.keys() == {"config.json", "model.safetensors"}
     assert sum(files.values()) <= 2_000_000
 
 
-def test_its_rewards_rank_failures_by_how_near_they_came(tool: ModuleType):
+def test_its_rewards_rank_failures_by_how_near_they_came():
     """Trajectories of a disturbed expert in new scenes."""
     rows = 256
     env = tabletop.build(TabletopConfig(), Context(num_envs=rows, chunk=tool.CHUNK))
@@ -61,7 +48,7 @@ def test_its_rewards_rank_failures_by_how_near_they_came(tool: ModuleType):
     assert ranks["builtin:tabletop"] > 0.5 > ranks["tiny"] + 0.1, ranks
 
 
-def test_the_script_makes_a_loadable_checkpoint(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_script_makes_a_loadable_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "out"
     few = f"--steps 2 --films 8 --batch 4 --width 24 --layers 1 --threads {torch.get_num_threads()} --out {out}"
     monkeypatch.setattr("sys.argv", ["progress_encoder", *few.split()])

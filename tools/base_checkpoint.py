@@ -13,7 +13,6 @@ The probes stay on as auxiliary losses and are thrown away at the end.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from figures import report
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Context, Observation
 from vla_rl.plugins.envs.tabletop import TabletopConfig
@@ -248,11 +248,7 @@ def main() -> None:
         "parameters": float(sum(p.numel() for p in policy.module.parameters())),
         "bytes": float(sum(path.stat().st_size for path in options.out.iterdir())),
     }
-    for name, value in figures.items():
-        print(f"{name:>30} {value:,.3f}" if value < 1000 else f"{name:>30} {value:,.0f}")
-    print(f"wrote {options.out}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    report(figures, options.out, options.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ encoder that knows the domain; it says nothing about V-JEPA 2's own features.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import VJEPA2Config, VJEPA2Model
 
+from figures import report
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import Context
+from vla_rl.core.types import Context, Observation, to_numpy
 from vla_rl.plugins.algorithms.srpo.encoder import BUILTIN, Frames, frame_indices, preprocess
 from vla_rl.plugins.envs.tabletop import TabletopConfig
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
@@ -59,7 +59,7 @@ def play(env: Tabletop, rng: np.random.Generator) -> Films:
     env.place(torch.arange(rows), scenes, np.arange(rows))
     noise = rng.uniform(0, 1, rows) * (rng.random(rows) < 0.8)
     length, active, success = np.ones(rows, np.int64), np.ones(rows, bool), np.zeros(rows, bool)
-    frames, near = [wrist(env)], [nearness(env)]
+    frames, near = [wrist(env.observe())], [nearness(env)]
     for _ in range(CHUNKS):
         aim = rng.normal(size=(rows, 1, 3)) * [1.0, 1.0, 0.6]
         tremor = 0.3 * rng.normal(size=(rows, CHUNK, 3))
@@ -67,15 +67,14 @@ def play(env: Tabletop, rng: np.random.Generator) -> Films:
         result = env.chunk_step(np.clip(actions, -1, 1).astype(np.float32), active, True)
         length += active
         success |= active & result.succeeded.cpu().numpy().any(1)
-        frames.append(wrist(env))
+        frames.append(wrist(result.obs))
         near.append(nearness(env))
         active &= ~result.terminated.cpu().numpy().any(1)
     return Films(np.stack(frames, 1), length, np.stack(near, 1), scenes.task, success)
 
 
-def wrist(env: Tabletop) -> Frames:
-    image: Frames = env.observe().images["wrist"].cpu().numpy()
-    return image
+def wrist(obs: Observation) -> Frames:
+    return to_numpy(obs.images["wrist"])
 
 
 def nearness(env: Tabletop) -> Frames:
@@ -177,11 +176,7 @@ def main() -> None:
         "parameters": float(sum(p.numel() for p in model.encoder.parameters())),
     }
     model.save_pretrained(options.out)
-    for name, value in figures.items():
-        print(f"{name:>20} {value:,.3f}" if value < 1000 else f"{name:>20} {value:,.0f}")
-    print(f"wrote {options.out}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    report(figures, options.out, options.json)
 
 
 if __name__ == "__main__":

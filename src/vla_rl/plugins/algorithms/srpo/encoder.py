@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vla_rl.core.checkpoints import resolve
 from vla_rl.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def preprocess(frames: Frames, size: int, device: str | torch.device) -> Tensor:
 
 
 def check_checkpoint(name: str) -> None:
-    """Raise EncoderError unless `name` is "tiny", a folder with a V-JEPA 2 checkpoint (or `builtin:NAME`, beside this
-    file), or a hub name whose configuration is in the cache or can be fetched into it."""
+    """Raise EncoderError unless `name` is "tiny", a folder with a V-JEPA 2 checkpoint, or a hub name whose
+    configuration is in the cache or can be fetched into it; CheckpointError for a `builtin:NAME` that there is not."""
     if name == TINY:
         return
     from transformers import AutoConfig, VJEPA2Config
@@ -78,8 +79,7 @@ def check_checkpoint(name: str) -> None:
 
 
 def _folder(name: str) -> Path:
-    prefix = "builtin:"
-    return BUILTIN / name.removeprefix(prefix) if name.startswith(prefix) else Path(name).expanduser()
+    return resolve(name, (), BUILTIN) if name.startswith("builtin:") else Path(name).expanduser()
 
 
 def _missing(problem: str) -> EncoderError:
