@@ -40,7 +40,7 @@ def merged(*parts: Keys) -> dict[str, Any]:
     return out
 
 
-GRPO: Keys = {"algorithm": {"type": "grpo"}}
+GRPO: Keys = {"algorithm": {"type": "grpo"}, "train": {"steps": 120}, "eval": {"every": 20}}
 CRITIC: Keys = {
     "model": {"value_head": {"hidden": [128], "detach": True}},
     "rollout": {"group_size": 1},
@@ -87,7 +87,7 @@ def srpo(**keys: Any) -> Keys:
 
 COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "value": (
-        PPO,
+        merged(PPO, {"rollout": PARTIAL}),
         {"chunk-level": {"algorithm": {"advantage": "chunk"}}, "action-level": {"algorithm": {"advantage": "action"}}},
     ),
     "reset": (
@@ -111,8 +111,9 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "filter": (
         GRPO,
         {
-            "success-rate filter": {"algorithm": {"filter": {"lower": 0.1, "upper": 0.9}}},
-            "no filter": {"algorithm": {"filter": None, "filter_identical": False}},
+            "equal scores": {},
+            "success 0.2 to 0.8": {"algorithm": {"filter": {"lower": 0.2, "upper": 0.8}}},
+            "none": {"algorithm": {"filter": None, "filter_identical": False}},
         },
     ),
     "trust-or-clip": (

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import tensor as t
 
 from vla_rl.core import functional as F
+from vla_rl.core.errors import UserError
+from vla_rl.core.guards import MaskError, NotFiniteError, ShapeError
 from vla_rl.core.statistics import EffectiveSize, Mean, RatioQuantiles
 
 
@@ -173,6 +175,15 @@ def test_value_clipped_is_where_the_clipped_branch_counts():
     assert F.value_clipped(t([0.0]), t([2.0]), t([-1.0]), clip=None, huber_delta=10.0).tolist() == [False]
 
 
+def test_value_clipped_does_not_count_rounding():
+    draws = torch.Generator().manual_seed(0)
+    old, moves, returns = torch.randn(3, 10_000, generator=draws)
+    values = old + 0.15 * moves
+    inside = (values - old).abs() <= 0.2
+    found = F.value_clipped(values, returns, old, clip=0.2, huber_delta=10.0)
+    assert not found[inside].any() and found[~inside].any()
+
+
 def test_kl_estimators_by_hand():
     d = math.log(0.5)
     assert float(F.kl_estimate(t([0.0]), t([d]), "k1")) == pytest.approx(-d)
@@ -200,7 +211,7 @@ def test_aggregations_by_hand():
     assert reduce("step-mean") == pytest.approx((6 + 1 + 2 + 3) / 4)
     assert reduce("trajectory-mean") == pytest.approx((6 + (1 + 2 + 3) / 3) / 2)
     assert reduce("rlinf") == pytest.approx((6 * 3 + 1 + 2 + 3) / 6)
-    with pytest.raises(F.UserError, match="step-mean, trajectory-mean, rlinf"):
+    with pytest.raises(UserError, match="step-mean, trajectory-mean, rlinf"):
         reduce("mean")
 
 
@@ -254,6 +265,19 @@ def test_equal_scores_and_lone_members_give_exactly_nothing():
     assert F.group_advantages(t([]), torch.zeros(0, dtype=torch.long)).shape == (0,)
 
 
+@pytest.mark.parametrize("value", [0.1, 1.1, -0.3])
+@pytest.mark.parametrize("count", [7, 999])
+def test_equal_numbers_are_not_blown_up_by_a_std_of_rounding(value, count):
+    equal = torch.full((count,), value)
+    mask, noisy = torch.ones(count, dtype=torch.bool), torch.linspace(-1, 1, count)
+    assert not F.normalize(equal, mask).any()
+    assert F.explained_variance(noisy, equal, mask) == 0.0
+    sums = equal.clone()
+    sums[0] += sums[0].abs() * 2e-7  # as sums of the same numbers in another order
+    assert F.all_equal(sums) and not F.group_advantages(sums, torch.zeros(count, dtype=torch.long)).any()
+    assert not F.all_equal(equal + 1e-5 * noisy)
+
+
 def test_empty_masks_give_zeros_and_no_nan():
     nothing, entries = torch.zeros(3, 2, dtype=torch.bool), torch.full((3, 2), float("nan"))
     assert float(F.weighted_sum(entries, nothing.float())) == 0.0
@@ -282,7 +306,7 @@ def test_empty_masks_give_zeros_and_no_nan():
 def test_nan_is_named(call, message):
     bad = torch.zeros(3, 2)
     bad[1, 0] = float("nan")
-    with pytest.raises(F.NotFiniteError, match=message):
+    with pytest.raises(NotFiniteError, match=message):
         call(bad)
 
 
@@ -321,14 +345,75 @@ def never():
     ],
 )
 def test_b_against_b1_is_refused_with_both_shapes(call):
-    with pytest.raises(F.ShapeError, match=r"\[4\].*\[4, 1\]|\[4, 1\].*\[4\]"):
+    with pytest.raises(ShapeError, match=r"\[4\].*\[4, 1\]|\[4, 1\].*\[4\]"):
         call(torch.ones(4), torch.ones(4, 1))
 
 
 def test_masks_of_another_granularity_are_refused():
-    with pytest.raises(F.ShapeError, match=r"per_token \[4, 3, 2\] needs valid \[4, 3\], got \[4\]"):
+    with pytest.raises(ShapeError, match=r"valid \[B, C\], got \[4, 3, 2\] and \[4\]"):
         F.reduce_tokens(torch.zeros(4, 3, 2), torch.ones(4, dtype=torch.bool), "action")
-    with pytest.raises(F.ShapeError, match=r"\[4, 3\] cannot be expanded to \[4\]"):
+    with pytest.raises(ShapeError, match=r"\[4, 3\] cannot be expanded to \[4\]"):
         F.expand_to(torch.zeros(4, 3), torch.zeros(4))
-    with pytest.raises(F.ShapeError, match=r"\[4\] cannot be expanded to \[3, 4\]"):
+    with pytest.raises(ShapeError, match=r"\[4\] cannot be expanded to \[3, 4\]"):
         F.expand_to(torch.zeros(4), torch.zeros(3, 4))
+
+
+CUBE = torch.zeros(2, 3, 4)
+CUBE_MASK = CUBE > 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: F.gae(CUBE, CUBE, CUBE, CUBE_MASK, CUBE_MASK, gamma=1.0, lam=1.0),
+        lambda: F.discounted_returns(CUBE, CUBE, CUBE_MASK, CUBE_MASK, gamma=1.0),
+        lambda: F.valid_until_end(CUBE_MASK),
+        lambda: F.episode_lengths(CUBE_MASK, CUBE_MASK),
+        lambda: F.loss_weights(CUBE_MASK, CUBE_MASK, "step-mean"),
+    ],
+)
+def test_chunks_of_actions_are_no_time_axis(call):
+    with pytest.raises(ShapeError, match=r"expected \[S, N\].*\[2, 3, 4\]; objectives.by_action turns"):
+        call()
+
+
+def test_tokens_need_three_dimensions():
+    with pytest.raises(ShapeError, match=r"\[B, C, M\] and valid \[B, C\], got \[2, 3\] and \[2\]"):
+        F.reduce_tokens(torch.zeros(2, 3), torch.ones(2, dtype=torch.bool), "chunk")
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8, torch.float32])
+def test_masks_are_bool(kind):
+    numbers, mask = torch.zeros(3, 1), torch.zeros(3, 1, dtype=kind)
+    for call in (
+        lambda: F.gae(numbers, numbers, numbers, mask, mask, gamma=1.0, lam=1.0),
+        lambda: F.normalize(numbers, mask),
+        lambda: F.explained_variance(numbers, numbers, mask),
+        lambda: F.valid_until_end(mask),
+        lambda: F.loss_weights(mask, mask, "step-mean"),
+        lambda: F.reduce_tokens(numbers[..., None], mask, "token"),
+    ):
+        with pytest.raises(MaskError, match=f"masks are bool tensors, got .*{kind}; use mask > 0"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: F.reduce_tokens(torch.zeros(1, 1, 1), t([[True]]), "tokens"),
+            "granularity 'tokens'; there are: token, action, chunk",
+        ),
+        (lambda: F.group_advantages(t([1.0, 2.0]), t([0, 0]), baseline="loo"), "baseline 'loo'; there are: mean, leav"),
+        (lambda: F.kl_estimate(t([0.0]), t([0.0]), "k4"), "estimator 'k4'; there are: k1, k2, k3"),
+    ],
+)
+def test_unknown_names_are_refused(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_no_steps_have_no_advantages():
+    nothing, never = torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.bool)
+    advantages, returns = F.gae(nothing, nothing, nothing, never, never, gamma=0.9, lam=0.9)
+    assert advantages.shape == returns.shape == (0, 3)

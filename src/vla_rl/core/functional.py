@@ -7,45 +7,18 @@ broadcast: `[B]` against `[B, 1]` is an outer product. Losses return one value a
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from vla_rl.core.errors import UserError
 from vla_rl.core.events import Rate
+from vla_rl.core.guards import ShapeError, check_finite, check_masks, check_name, check_shapes, check_time_major
 from vla_rl.core.loss_settings import Aggregation, Granularity
 
 LOG_RATIO_LIMIT = 20.0
-
-
-class ShapeError(UserError, ValueError):
-    """Tensors that must agree in shape do not."""
-
-
-class NotFiniteError(UserError, ValueError):
-    """Rewards, values or scores hold NaN or infinity."""
-
-
-def check_shapes(**tensors: Tensor | None) -> None:
-    """Raise ShapeError unless all given tensors (None is skipped) have one shape."""
-    given = [(name, tuple(t.shape)) for name, t in tensors.items() if t is not None]
-    if len({shape for _, shape in given}) > 1:
-        listed = ", ".join(f"{name} {list(shape)}" for name, shape in given)
-        raise ShapeError(f"shapes differ, and are never broadcast: {listed}")
-
-
-def check_finite(**tensors: Tensor) -> None:
-    """Raise NotFiniteError, with the number and the first place of what is not finite. For the light part only: on a
-    device it would wait for the numbers."""
-    for name, tensor in tensors.items():
-        wrong = ~torch.isfinite(tensor)
-        if bool(wrong.any()):
-            first = wrong.nonzero()[0].tolist()
-            raise NotFiniteError(
-                f"{name} {list(tensor.shape)}: {int(wrong.sum())} of {wrong.numel()} are not finite, the first at "
-                f"{first} ({float(tensor[tuple(first)])}); look at what the simulator, the critic or the reward gave"
-            )
+EQUAL = 1e-6
+"""Relative difference up to which numbers count as equal."""
 
 
 # ---------------------------------------------------------------------------------------- masks and reductions
@@ -58,12 +31,15 @@ def valid_until_end(ended: Tensor) -> Tensor:
         ended: bool [S, N], time-major.
     Returns: bool [S, N].
     """
+    check_time_major(ended=ended)
+    check_masks(ended=ended)
     before = ended.long().cumsum(0) - ended.long()
     return before == 0
 
 
 def weighted_sum(entries: Tensor, weights: Tensor) -> Tensor:
-    """sum(weights * entries), where entries that are not weighted may hold anything, NaN included."""
+    """sum(weights * entries), where entries that are not weighted may hold anything, NaN included. For a gradient
+    without NaN, what such an entry was computed from has to be finite too."""
     check_shapes(entries=entries, weights=weights)
     return torch.where(weights != 0, entries * weights, torch.zeros_like(entries)).sum()
 
@@ -75,10 +51,12 @@ def reduce_tokens(per_token: Tensor, valid: Tensor, granularity: Granularity) ->
         per_token: [B, C, M].   valid: bool [B, C].
     Returns: [B] for "chunk", [B, C] for "action", [B, C, M] for "token".
     """
-    if per_token.shape[:-1] != valid.shape:
+    if per_token.dim() != 3 or per_token.shape[:-1] != valid.shape:
         raise ShapeError(
-            f"per_token {list(per_token.shape)} needs valid {list(per_token.shape[:-1])}, got {list(valid.shape)}"
+            f"expected per_token [B, C, M] and valid [B, C], got {list(per_token.shape)} and {list(valid.shape)}"
         )
+    check_masks(valid=valid)
+    check_name("granularity", granularity, get_args(Granularity))
     masked = torch.where(valid.unsqueeze(-1), per_token, torch.zeros_like(per_token))
     if granularity == "token":
         return masked
@@ -102,7 +80,8 @@ def episode_lengths(valid: Tensor, ended: Tensor) -> Tensor:
         valid, ended: bool [S, N], time-major; an episode's last entry is the one where `ended`.
     Returns: float32 [S, N], at least 1.
     """
-    check_shapes(valid=valid, ended=ended)
+    check_time_major(valid=valid, ended=ended)
+    check_masks(valid=valid, ended=ended)
     index = ended.long().cumsum(0) - ended.long()
     counts = torch.zeros(valid.shape[0] + 1, valid.shape[1], dtype=torch.float32, device=valid.device)
     counts.scatter_add_(0, index, valid.float())
@@ -123,26 +102,28 @@ def loss_weights(
             actions, at chunk level too.
     Returns: (weights, counts), float32 [S, N]; the loss is sum(weights * l) / sum(counts).
     """
-    check_shapes(valid=valid, ended=ended, relative_lengths=relative_lengths)
+    check_time_major(valid=valid, ended=ended, relative_lengths=relative_lengths)
+    check_masks(valid=valid, ended=ended)
+    check_name("aggregation", aggregation, get_args(Aggregation))
     mask = valid.float()
     if aggregation == "step-mean":
         return mask, mask
     lengths = episode_lengths(valid, ended)
     if aggregation == "trajectory-mean":
         return mask / lengths, mask / lengths
-    if aggregation == "rlinf":
-        relative = lengths / valid.shape[0] if relative_lengths is None else relative_lengths
-        return mask / relative, mask * (mask.numel() / mask.sum().clamp(min=1.0))
-    raise UserError(f"unknown aggregation {aggregation!r}; there are: step-mean, trajectory-mean, rlinf")
+    relative = lengths / valid.shape[0] if relative_lengths is None else relative_lengths
+    return mask / relative, mask * (mask.numel() / mask.sum().clamp(min=1.0))
 
 
 def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """(values - mean) / (std + eps) with the statistics of the entries in `mask` (unbiased std); 0 elsewhere."""
+    """(values - mean) / (std + eps) with the statistics of the entries in `mask` (unbiased std); 0 elsewhere, and
+    everywhere where these are all equal."""
     check_shapes(values=values, mask=mask)
+    check_masks(mask=mask)
     zeros = torch.zeros_like(values)
     check_finite(values=torch.where(mask, values, zeros))
     inside = values[mask]
-    if inside.numel() < 2:
+    if all_equal(inside):
         return zeros
     return torch.where(mask, (values - inside.mean()) / (inside.std() + eps), zeros)
 
@@ -186,7 +167,7 @@ def gae(
         valid: bool [S, N]: entries where it is False are stepped over, whatever they hold: t + 1 is the next valid one
             (None: all are valid). A column whose last entries are not valid goes on in the next_values of the last.
     Returns: (advantages, returns = advantages + values), float [S, N]; 0 where not valid.
-    Raises NotFiniteError for NaN or infinity in what counts.
+    Raises NotFiniteError for NaN or infinity in what counts, and anywhere in next_values.
     """
     check_shapes(
         rewards=rewards,
@@ -196,6 +177,10 @@ def gae(
         truncated=truncated,
         valid=valid,
     )
+    check_time_major(rewards=rewards)
+    check_masks(terminated=terminated, truncated=truncated, valid=valid)
+    if not len(rewards):
+        return torch.zeros_like(rewards), torch.zeros_like(rewards)
     valid = torch.ones_like(terminated) if valid is None else valid
     zero = torch.zeros_like(rewards)
     rewards, values = torch.where(valid, rewards, zero), torch.where(valid, values, zero)
@@ -213,8 +198,9 @@ def gae(
 
 
 def all_equal(scores: Tensor) -> bool:
-    """Whether there is nothing to compare: fewer than two scores, or all the same."""
-    return bool((scores == scores[:1]).all())
+    """Whether there is nothing to compare: fewer than two scores, or all the same up to the rounding of sums (1e-6 of
+    the largest), which a division by their std would blow up."""
+    return len(scores) < 2 or bool(scores.max() - scores.min() <= EQUAL * scores.abs().max())
 
 
 def group_advantages(
@@ -235,6 +221,7 @@ def group_advantages(
     """
     check_shapes(scores=scores, groups=groups)
     check_finite(scores=scores)
+    check_name("baseline", baseline, ("mean", "leave-one-out"))
     out = torch.zeros_like(scores)
     for group in groups.unique():
         members = groups == group
@@ -319,6 +306,7 @@ def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor
 def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
     """KL(pi || other) an entry, from samples of pi (Schulman 2020): with d = lp_other - lp,
     k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
+    check_name("estimator", estimator, ("k1", "k2", "k3"))
     d = log_ratio(other_log_probs, log_probs)
     return {"k1": lambda: -d, "k2": lambda: d.square() / 2, "k3": lambda: d.exp() - 1 - d}[estimator]()
 
@@ -349,16 +337,19 @@ def value_loss(
 def value_clipped(
     values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None, huber_delta: float | None
 ) -> Tensor:
-    """bool: entries of `value_loss` where the clipped branch is the larger, so that the value has no gradient."""
+    """bool: entries of `value_loss` whose value moved further than the clip, and where the clipped branch is the
+    larger, so that the value has no gradient. (Inside the clip the branches differ by rounding alone.)"""
     loss = value_loss(values, returns, old_values, clip=clip, huber_delta=huber_delta)
-    return loss > value_loss(values, returns, old_values, clip=None, huber_delta=huber_delta)
+    moved = (values - old_values).abs() > (math.inf if clip is None else clip)
+    return moved & (loss > value_loss(values, returns, old_values, clip=None, huber_delta=huber_delta))
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """1 - var(R - v) / var(R) over the entries in mask; 0 when the returns do not vary."""
     check_shapes(values=values, returns=returns, mask=mask)
+    check_masks(mask=mask)
     inside = returns[mask]
-    if inside.numel() < 2 or float(inside.var()) == 0.0:
+    if all_equal(inside):
         return 0.0
     return 1.0 - float((inside - values[mask]).var() / inside.var())
 

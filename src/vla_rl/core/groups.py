@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.core import functional as F
+from vla_rl.core.guards import check_finite
 from vla_rl.core.loss_settings import GroupSettings
 from vla_rl.core.objectives import aggregation_weights, by_action
 from vla_rl.core.types import Advantages, Rollout
@@ -15,7 +16,7 @@ def trajectory_scores(rollout: Rollout) -> Tensor:
     """Sum of the rewards of each column's first episode, float32 [N]."""
     first = F.valid_until_end(by_action(rollout.terminated | rollout.truncated))
     rewards = torch.where(first, by_action(rollout.rewards), torch.zeros(()))
-    F.check_finite(rewards=rewards)
+    check_finite(rewards=rewards)
     return rewards.sum(0)
 
 
@@ -41,9 +42,10 @@ def group_verdict(rollout: Rollout, settings: GroupSettings) -> Advantages:
     """One advantage a trajectory, relative to its group, at every chunk step with a valid action; weights at the
     ratio's granularity."""
     scores, samples = trajectory_scores(rollout), rollout.samples
-    per_trajectory = F.group_advantages(
-        scores, rollout.groups, baseline=settings.baseline, normalize_by_std=settings.normalize_by_std
-    )
+    plain = F.group_advantages(scores, rollout.groups, baseline=settings.baseline, normalize_by_std=False)
+    per_trajectory = plain
+    if settings.normalize_by_std:
+        per_trajectory = F.group_advantages(scores, rollout.groups, baseline=settings.baseline)
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
     return Advantages(
         advantages=torch.where(samples, per_trajectory.expand(samples.shape), torch.zeros(())),
@@ -51,7 +53,7 @@ def group_verdict(rollout: Rollout, settings: GroupSettings) -> Advantages:
         counts=counts,
         metrics={
             "advantage/score_mean": float(scores.mean()) if len(scores) else 0.0,
-            "advantage/std": float(per_trajectory.std()) if len(scores) > 1 else 0.0,
+            "advantage/std": float(plain.std()) if len(scores) > 1 else 0.0,
         },
     )
 

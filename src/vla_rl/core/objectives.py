@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from vla_rl.core import functional as F
+from vla_rl.core.guards import ShapeError, check_shapes
 from vla_rl.core.loss_settings import Aggregation, ClipSettings, CriticSettings, Granularity, PolicySettings
 from vla_rl.core.statistics import EffectiveSize, Mean, RatioQuantiles, Statistic
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
@@ -95,7 +96,7 @@ def policy_loss(
         trust: factor on the ratio in the gradient; None: 1.
     """
     mask = entries.mask
-    F.check_shapes(surrogate=surrogate, log_probs=entries.log_probs, clipped=clipped, dead=dead, trust=trust)
+    check_shapes(surrogate=surrogate, log_probs=entries.log_probs, clipped=clipped, dead=dead, trust=trust)
     entropy = F.reduce_tokens(scores.entropy, batch.valid, settings.log_prob)
     policy, total = F.weighted_sum(surrogate, entries.weights), surrogate
     if settings.entropy_coef:
@@ -103,7 +104,7 @@ def policy_loss(
     statistics: dict[str, Statistic] = {"policy/entropy": Mean.of(entropy.detach(), mask)}
     if settings.kl_coef:
         if batch.reference_log_probs is None:
-            raise F.ShapeError("kl_coef needs the batch's reference_log_probs; the algorithm has to need 'reference'")
+            raise ShapeError("kl_coef needs the batch's reference_log_probs; the algorithm has to need 'reference'")
         reference = F.reduce_tokens(batch.reference_log_probs, batch.valid, settings.log_prob)
         divergence = F.kl_estimate(entries.log_probs, reference, settings.kl_estimator)
         total = total + settings.kl_coef * divergence
@@ -177,12 +178,14 @@ def critic_verdict(rollout: Rollout, settings: CriticSettings) -> Advantages:
     if settings.normalize_advantages:
         advantages = F.normalize(advantages, mask)
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
+    value_weights, value_counts = aggregation_weights(rollout, settings.advantage, settings.aggregation)
     return Advantages(
         advantages=advantages,
         weights=weights,
         counts=counts,
         returns=returns,
-        value_weights=mask.float(),
+        value_weights=value_weights,
+        value_counts=value_counts,
         metrics=metrics,
     )
 
@@ -190,9 +193,7 @@ def critic_verdict(rollout: Rollout, settings: CriticSettings) -> Advantages:
 def with_critic(policy: Loss, scores: Scores, batch: Batch, settings: CriticSettings) -> Loss:
     """The policy's loss plus value_coef times the weighted sum of `functional.value_loss`."""
     if scores.values is None or batch.values is None or batch.returns is None or batch.value_weights is None:
-        raise F.ShapeError(
-            "the critic's loss needs values, returns and value weights; the model or the rollout has none"
-        )
+        raise ShapeError("the critic's loss needs values, returns and value weights; the model or the rollout has none")
     values, returns, old = scores.values, batch.returns, batch.values
     clip, delta = settings.value_clip, settings.huber_delta
     loss = F.weighted_sum(F.value_loss(values, returns, old, clip=clip, huber_delta=delta), batch.value_weights)

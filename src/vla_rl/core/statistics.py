@@ -11,7 +11,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from vla_rl.core.functional import LOG_RATIO_LIMIT, check_shapes
+from vla_rl.core.functional import LOG_RATIO_LIMIT
+from vla_rl.core.guards import check_shapes
 
 BINS = 1025
 FINEST = 1e-3

@@ -7,6 +7,7 @@ the first failing validator of a class and lose that validator's text.
 from __future__ import annotations
 
 import enum
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -187,6 +188,8 @@ def _origin(as_type: Any) -> Any:
 
 
 def _scalar(data: Any, as_type: type) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        raise problem(f"expected a finite number, got {data}; where none means off, use null")
     if type(data) is as_type:
         return data
     if as_type is float and type(data) is int:

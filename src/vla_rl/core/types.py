@@ -325,7 +325,9 @@ class Advantages:
     returns: torch.Tensor | None = None
     """float32, shape of the values: target of the critic."""
     value_weights: torch.Tensor | None = None
-    """float32, shape of the values: weight of each entry of the value loss, its own divisor."""
+    """float32, shape of the values: weight of each entry of the value loss; 0 where not valid."""
+    value_counts: torch.Tensor | None = None
+    """What each entry adds to the value loss's divisor; None: its weight."""
     metrics: Mapping[str, float] = field(factory=dict)
 
 

@@ -65,6 +65,29 @@ def test_a_wrong_spec_is_a_message_and_no_traceback(spec):
     assert "Traceback" in vla_rl("check", str(spec), "train.lrr=3", "--debug").stderr
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["rollout.group_size=1"],
+            "algorithm 'grpo' compares trajectories of a group: it needs rollout.group_size >= 2",
+        ),
+        (["train.value_lr=0.1"], "train.value_lr: 0.1 is for a critic, and algorithm 'grpo' has none"),
+        (
+            ["train.critic_warmup_steps=2"],
+            "train.critic_warmup_steps: 2 is for a critic, and algorithm 'grpo' has none",
+        ),
+        (["algorithm={type: srpo, encoder: /nowhere}"], "algorithm.encoder: '/nowhere' is neither a folder"),
+        (["algorithm={type: ppo, huber_delta: .inf}"], "huber_delta: expected a finite number, got inf"),
+        (["rollout.reward_coef=.nan"], "rollout.reward_coef: expected a finite number, got nan"),
+    ],
+)
+def test_check_tells_what_a_run_would_refuse(spec, overrides, message):
+    result = vla_rl("check", str(spec), *overrides)
+    assert result.returncode == 2
+    assert message in result.stderr and "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "check", "eval"])
 def test_a_missing_file_is_a_message(command):
     result = vla_rl(command, "nowhere")

@@ -112,7 +112,7 @@ def test_rows_that_do_not_divide(train):
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(train):
-    with pytest.raises(UserError, match="gradient of model 'linear' is not finite in step 1"):
+    with pytest.raises(UserError, match="loss or gradient of model 'linear' is not finite in step 1"):
         train(
             rollout={"reward_coef": 1e38},
             algorithm={"type": "ppo", "normalize_advantages": False, "huber_delta": None, "value_clip": None},

@@ -28,6 +28,7 @@ BONUS = {"entropy_coef": 0.01}
 ALGORITHMS = {
     "ppo-action-token": PPO(PPOConfig(advantage="action", dual_clip=2.0, **BONUS)),
     "ppo-chunk-chunk": PPO(PPOConfig(log_prob="chunk", aggregation="trajectory-mean", **BONUS)),
+    "ppo-token-rlinf": PPO(PPOConfig(advantage="action", aggregation="rlinf")),
     "grpo-token": GRPO(GRPOConfig(filter=SuccessFilter(lower=0.2, upper=0.8))),
     "grpo-action-rlinf": GRPO(GRPOConfig(log_prob="action", aggregation="rlinf", baseline="leave-one-out")),
     "grpo-chunk": GRPO(GRPOConfig(log_prob="chunk", aggregation="step-mean", **BONUS)),
@@ -38,7 +39,7 @@ ALGORITHMS = {
 class Watched(LearnerRole):
     """Takes no optimiser step, but keeps its gradient."""
 
-    def _optimizer_step(self, where, critic_only=False):
+    def _optimizer_step(self, where, loss, critic_only=False):
         self.gradients.append(
             torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.parameters.values()])
         )

@@ -40,7 +40,21 @@ def test_action_level_by_hand():
     result = PPO(config).advantages(rollout(torch.tensor([[[0.25, 9.0]], [[1.0, 2.0]]])))
     # action 0: 1 - 0.25 (terminated); action 1 was dropped; 2: 0 + 0.5 * 2 - 1; 3: 0.5 + 0.5 * 4 - 2
     assert result.advantages.flatten().tolist() == pytest.approx([0.75, 0.0, 0.0, 0.5])
-    assert result.value_weights.flatten().tolist() == [1.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights", "counts"),
+    [
+        ("step-mean", [1, 0, 1, 1], [1, 0, 1, 1]),
+        ("trajectory-mean", [1, 0, 0.5, 0.5], [1, 0, 0.5, 0.5]),  # episodes of one and of two actions
+        ("rlinf", [4, 0, 2, 2], [4 / 3, 0, 4 / 3, 4 / 3]),
+    ],
+)
+def test_the_aggregation_weighs_the_critics_entries_too(aggregation, weights, counts):
+    config = PPOConfig(advantage="action", aggregation=aggregation)
+    result = PPO(config).advantages(rollout(torch.zeros(2, 1, 2)))
+    assert result.value_weights.flatten().tolist() == pytest.approx(weights)
+    assert result.value_counts.flatten().tolist() == pytest.approx(counts)
 
 
 def test_normalised_advantages_have_zero_mean_over_valid_entries():

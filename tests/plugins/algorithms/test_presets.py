@@ -33,13 +33,13 @@ WANTED = {
     ("ppo", "paper"): {"advantage": "action", "log_prob": "token", "dual_clip": None, "gamma": 0.99, "lam": 0.95},
     ("ppo", "rlinf"): {
         "advantage": "action",
-        "dual_clip": 3.0,
+        "dual_clip": None,
         "value_coef": 1.0,
         "value_clip": 0.2,
         "huber_delta": 10.0,
     },
     ("grpo", "paper"): {"aggregation": "trajectory-mean", "dual_clip": None, "clip_low": 0.2, "clip_high": 0.28},
-    ("grpo", "rlinf"): {"aggregation": "rlinf", "dual_clip": 3.0},
+    ("grpo", "rlinf"): {"aggregation": "rlinf", "dual_clip": None},
     ("grpo", "simplevla"): {"aggregation": "step-mean", "dual_clip": None},
     ("gipo", "paper"): {"sigma": 0.5, "behaviour_kl_coef": 0.0, "time_limit": "bootstrap", "huber_delta": None},
     ("gipo", "accerl-minimal"): {
@@ -66,8 +66,8 @@ def test_no_preset_is_untested():
 
 
 def test_keys_beside_a_preset_win():
-    found = config("grpo", preset="rlinf", dual_clip=None, filter=None)
-    assert (found.dual_clip, found.filter, found.aggregation) == (None, None, "rlinf")
+    found = config("grpo", preset="rlinf", dual_clip=3.0, filter=None)
+    assert (found.dual_clip, found.filter, found.aggregation) == (3.0, None, "rlinf")
 
 
 def test_the_resolved_spec_holds_plain_keys():

@@ -111,6 +111,12 @@ def check(
         for text in problems:
             typer.echo(f"{spec}: {text}", err=True)
         raise typer.Exit(2)
+    from vla_rl.core.runtime.needs import check_needs
+    from vla_rl.core.runtime.preflight import check_training
+    from vla_rl.core.runtime.worker import build_algorithm
+
+    check_training(loaded)
+    check_needs(build_algorithm(loaded), loaded)
     if not show:
         typer.echo(
             f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} rows) with "

@@ -124,6 +124,7 @@ def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> 
         return np.zeros(len(samples.steps)) if array is None else array.reshape(len(array), -1).sum(1, dtype=np.float64)
 
     counts = advantages.weights if advantages.counts is None else advantages.counts
+    value_counts = advantages.value_weights if advantages.value_counts is None else advantages.value_counts
     return {
         "valid": pick(rollout.valid),
         "log_probs": pick(rollout.log_probs),
@@ -134,7 +135,7 @@ def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> 
         "returns": pick(advantages.returns),
         "value_weights": pick(advantages.value_weights),
         "counts": total(counts),
-        "value_counts": total(advantages.value_weights),
+        "value_counts": total(value_counts),
     }
 
 

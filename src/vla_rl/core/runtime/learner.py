@@ -120,12 +120,14 @@ class LearnerRole:
         norms: list[float] = []
         for optimizer_step in steps:
             self.optimizer.zero_grad(set_to_none=True)
+            total = torch.zeros((), device=self.device)
             for indices in optimizer_step.micro_batches:
                 assert heavy is not None
                 self.beat()
                 batch = self.collate(heavy, light, indices, optimizer_step)
                 loss = self._loss(batch)
                 loss.total.backward()
+                total = total + loss.total.detach()
                 for name, value in {"loss/total": loss.total.detach(), **loss.metrics}.items():
                     sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value / len(steps)
                 for name, value in loss.maxima.items():
@@ -135,7 +137,7 @@ class LearnerRole:
             for _ in range(self._idle(optimizer_step.passes, len(optimizer_step.micro_batches))):
                 self.beat()
                 self._loss(self._blank_batch(light, optimizer_step)).total.backward()
-            norms.append(self._optimizer_step(f"step {step}", step <= self.train.critic_warmup_steps))
+            norms.append(self._optimizer_step(f"step {step}", total, step <= self.train.critic_warmup_steps))
         self._let_act()
         self.version += 1
         return {
@@ -160,14 +162,16 @@ class LearnerRole:
         for step, of_step in zip(steps, parts, strict=True):
             self._set_learning_rate(step.lr)
             self.optimizer.zero_grad(set_to_none=True)
+            total = torch.zeros((), device=self.device)
             for part in of_step:
                 self.beat()
                 loss = self._imitation_loss(*next(coming)) * len(part)
                 (loss / step.total).backward()
-                losses.append(loss.detach())
+                total = total + loss.detach()
             for _ in range(self._idle(-(-step.most // size), len(of_step))):
                 (0 * self._imitation_loss(self.filler.obs, self.filler.actions)).backward()
-            self._optimizer_step("imitation")
+            self._optimizer_step("imitation", total)
+            losses.append(total)
         self._let_act()
         return float(torch.stack(losses).sum())
 
@@ -197,7 +201,7 @@ class LearnerRole:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
             group["lr"] = rate * factor
 
-    def _optimizer_step(self, where: str, critic_only: bool = False) -> float:
+    def _optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> float:
         for name, parameter in self.parameters.items():
             if critic_only and not name.startswith(CRITIC):
                 parameter.grad = None
@@ -207,9 +211,9 @@ class LearnerRole:
         norm = self.group.whole(
             torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf"))
         )
-        if not bool(torch.isfinite(norm)):
+        if not bool(torch.isfinite(norm + loss)):
             raise UserError(
-                f"the gradient of model {self.name!r} is not finite in {where}; the weights are unchanged. "
+                f"the loss or gradient of model {self.name!r} is not finite in {where}; the weights are unchanged. "
                 f"Lower train.lr or train.max_grad_norm, and look for extreme rewards or advantages"
             )
         self.optimizer.step()

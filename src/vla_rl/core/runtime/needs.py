@@ -28,5 +28,9 @@ def check_needs(algorithm: Algorithm, spec: Spec) -> None:
             f"algorithm {name!r} looks at the frames of whole trajectories: it needs rollout.auto_reset: off "
             f"(got {spec.rollout.auto_reset})"
         )
+    if "values" not in algorithm.needs:
+        keys = {"value_lr": spec.train.value_lr, "critic_warmup_steps": spec.train.critic_warmup_steps}
+        for key in (key for key, value in keys.items() if value):
+            raise UserError(f"train.{key}: {keys[key]} is for a critic, and algorithm {name!r} has none; remove it")
     if spec.rollout.resample is not None and "groups" not in algorithm.needs:
         raise UserError(f"rollout.resample replaces groups that are filtered; algorithm {name!r} has none")

@@ -132,8 +132,10 @@ def _check_advantages(case: _Case, advantages: Advantages, rollout: Rollout) -> 
     if case.values == "none":
         return fine
     shape = tuple(rollout.values.shape) if rollout.values is not None else ()
-    for name in ("returns", "value_weights"):
+    for name in ("returns", "value_weights", "value_counts"):
         tensor, where = getattr(advantages, name), f"advantages: {name}"
+        if tensor is None and name == "value_counts":
+            continue
         if f.expect(tensor is not None, where, f"{list(shape)}, as it needs values", "None", "the critic's target"):
             fine &= _tensor(case, tensor, shape, where)
         else:

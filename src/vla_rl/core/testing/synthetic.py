@@ -121,6 +121,7 @@ def batch(rolled: Rollout, advantages: Advantages, info: EnvInfo | None = None, 
     size, chunk = int(samples.sum()), rolled.valid.shape[2]
     counts = advantages.weights if advantages.counts is None else advantages.counts
     value_weights = advantages.value_weights
+    value_counts = value_weights if advantages.value_counts is None else advantages.value_counts
 
     def taken(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor[samples]
@@ -137,8 +138,8 @@ def batch(rolled: Rollout, advantages: Advantages, info: EnvInfo | None = None, 
         weights=advantages.weights[samples] / counts[samples].sum().clamp_min(1e-12),
         returns=taken(advantages.returns),
         value_weights=None
-        if value_weights is None
-        else value_weights[samples] / value_weights[samples].sum().clamp_min(1e-12),
+        if value_weights is None or value_counts is None
+        else value_weights[samples] / value_counts[samples].sum().clamp_min(1e-12),
         lag=torch.zeros(size, dtype=torch.int64),
         reference_log_probs=rolled.log_probs[samples] - 0.1 if reference else None,
     )

@@ -36,7 +36,7 @@ RECIPE = {
 }
 PRESETS = {
     "paper": {**RECIPE, "aggregation": "trajectory-mean"},  # RLinf-VLA eq. 11-12, Table 3
-    "rlinf": {**RECIPE, "aggregation": "rlinf", "dual_clip": 3.0},  # its code
+    "rlinf": {**RECIPE, "aggregation": "rlinf"},  # its code
     "simplevla": {**RECIPE, "aggregation": "step-mean"},  # SimpleVLA-RL's code
 }
 

@@ -34,6 +34,6 @@ PAPER = {  # RLinf-VLA 4.3.2 and Table 3: values of single actions, where a chun
     "entropy_coef": 0.0,
     "kl_coef": 0.0,
 }
-PRESETS = {"paper": PAPER, "rlinf": {**PAPER, "dual_clip": 3.0, "value_coef": 1.0}}  # rlinf: its code
+PRESETS = {"paper": PAPER, "rlinf": {**PAPER, "value_coef": 1.0}}  # rlinf: its code
 
 plugin = Plugin(config=PPOConfig, build=build, summary="proximal policy optimisation with a critic", presets=PRESETS)

@@ -1,0 +1,67 @@
+"""What the mathematics of the algorithms refuses: shapes that would broadcast, masks of numbers, unknown names, NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vla_rl.core.errors import UserError
+
+
+class ShapeError(UserError, ValueError):
+    """Tensors that must agree in shape do not."""
+
+
+class MaskError(UserError, TypeError):
+    """A mask is not of type bool."""
+
+
+class NotFiniteError(UserError, ValueError):
+    """Rewards, values or scores hold NaN or infinity."""
+
+
+def check_shapes(**tensors: Tensor | None) -> None:
+    """Raise ShapeError unless all given tensors (None is skipped) have one shape."""
+    given = [(name, tuple(t.shape)) for name, t in tensors.items() if t is not None]
+    if len({shape for _, shape in given}) > 1:
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in given)
+        raise ShapeError(f"shapes differ, and are never broadcast: {listed}")
+
+
+def check_time_major(**tensors: Tensor | None) -> None:
+    """Raise ShapeError unless all given tensors are [S, N]: steps of one granularity, chunks or actions."""
+    check_shapes(**tensors)
+    wrong = [f"{name} {list(t.shape)}" for name, t in tensors.items() if t is not None and t.dim() != 2]
+    if wrong:
+        raise ShapeError(
+            f"expected [S, N], S chunk steps or S = T * C actions of N columns; got {', '.join(wrong)}; "
+            f"objectives.by_action turns [T, N, C] into [T * C, N]"
+        )
+
+
+def check_masks(**tensors: Tensor | None) -> None:
+    """Raise MaskError unless all given tensors are bool."""
+    wrong = [f"{name} {t.dtype}" for name, t in tensors.items() if t is not None and t.dtype != torch.bool]
+    if wrong:
+        raise MaskError(f"masks are bool tensors, got {', '.join(wrong)}; use mask > 0")
+
+
+def check_name(what: str, name: str, names: Sequence[str]) -> None:
+    """Raise UserError for a name that is not one of `names`."""
+    if name not in names:
+        raise UserError(f"unknown {what} {name!r}; there are: {', '.join(names)}")
+
+
+def check_finite(**tensors: Tensor) -> None:
+    """Raise NotFiniteError, with the number and the first place of what is not finite. For the light part only: on a
+    device it would wait for the numbers."""
+    for name, tensor in tensors.items():
+        wrong = ~torch.isfinite(tensor)
+        if bool(wrong.any()):
+            first = wrong.nonzero()[0].tolist()
+            raise NotFiniteError(
+                f"{name} {list(tensor.shape)}: {int(wrong.sum())} of {wrong.numel()} are not finite, the first at "
+                f"{first} ({float(tensor[tuple(first)])}); look at what the simulator, the critic or the reward gave"
+            )
