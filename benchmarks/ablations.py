@@ -118,7 +118,7 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     ),
     "trust-or-clip": (
         merged(CRITIC, {"rollout": PARTIAL}),
-        {"PPO": PPO_OR_GIPO["PPO"], "GIPO": WITH_KL, "GIPO, 60 steps": merged(WITH_KL, {"train": {"steps": 60}})},
+        {"PPO": PPO_OR_GIPO["PPO"], "GIPO": WITH_KL, "GIPO, 80 steps": merged(WITH_KL, {"train": {"steps": 80}})},
     ),
     "gipo-kl": (OLD_DATA, {"no KL": {"algorithm": {"type": "gipo"}}, "KL 0.3, sigma 0.3": WITH_KL}),
     "lag-0": (merged(LAGGED, {"train": {"steps": 100}}), PPO_OR_GIPO),
