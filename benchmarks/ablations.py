@@ -41,6 +41,7 @@ def merged(*parts: Keys) -> dict[str, Any]:
 
 
 GRPO: Keys = {"algorithm": {"type": "grpo"}, "train": {"steps": 120}, "eval": {"every": 20}}
+"""After 40 steps seeds differ by more than variants."""
 CRITIC: Keys = {
     "model": {"value_head": {"hidden": [128], "detach": True}},
     "rollout": {"group_size": 1},
@@ -72,7 +73,6 @@ POOR_START: Keys = merged(
     GRPO,
     {
         "env": {"tasks": ["put_red", "put_green", "put_blue", "put_yellow"]},
-        "train": {"steps": 120},
         "eval": {"every": 5, "episodes_per_task": 50},
     },
 )

@@ -169,7 +169,7 @@ def gae(
     Returns: (advantages, returns = advantages + values), float [S, N]; 0 where not valid.
     Raises NotFiniteError for NaN or infinity in what counts, and anywhere in next_values.
     """
-    check_shapes(
+    check_time_major(
         rewards=rewards,
         values=values,
         next_values=next_values,
@@ -177,7 +177,6 @@ def gae(
         truncated=truncated,
         valid=valid,
     )
-    check_time_major(rewards=rewards)
     check_masks(terminated=terminated, truncated=truncated, valid=valid)
     if not len(rewards):
         return torch.zeros_like(rewards), torch.zeros_like(rewards)
@@ -306,9 +305,10 @@ def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor
 def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
     """KL(pi || other) an entry, from samples of pi (Schulman 2020): with d = lp_other - lp,
     k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
-    check_name("estimator", estimator, ("k1", "k2", "k3"))
     d = log_ratio(other_log_probs, log_probs)
-    return {"k1": lambda: -d, "k2": lambda: d.square() / 2, "k3": lambda: d.exp() - 1 - d}[estimator]()
+    estimates = {"k1": lambda: -d, "k2": lambda: d.square() / 2, "k3": lambda: d.exp() - 1 - d}
+    check_name("estimator", estimator, tuple(estimates))
+    return estimates[estimator]()
 
 
 def value_loss(

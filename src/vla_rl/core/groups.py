@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -42,10 +44,9 @@ def group_verdict(rollout: Rollout, settings: GroupSettings) -> Advantages:
     """One advantage a trajectory, relative to its group, at every chunk step with a valid action; weights at the
     ratio's granularity."""
     scores, samples = trajectory_scores(rollout), rollout.samples
-    plain = F.group_advantages(scores, rollout.groups, baseline=settings.baseline, normalize_by_std=False)
-    per_trajectory = plain
-    if settings.normalize_by_std:
-        per_trajectory = F.group_advantages(scores, rollout.groups, baseline=settings.baseline)
+    relative = partial(F.group_advantages, scores, rollout.groups, baseline=settings.baseline)
+    plain = relative(normalize_by_std=False)
+    per_trajectory = relative() if settings.normalize_by_std else plain
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
     return Advantages(
         advantages=torch.where(samples, per_trajectory.expand(samples.shape), torch.zeros(())),

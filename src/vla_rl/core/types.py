@@ -330,6 +330,12 @@ class Advantages:
     """What each entry adds to the value loss's divisor; None: its weight."""
     metrics: Mapping[str, float] = field(factory=dict)
 
+    @property
+    def divisors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(counts, value_counts), the weights where none are given."""
+        counts = self.weights if self.counts is None else self.counts
+        return counts, self.value_weights if self.value_counts is None else self.value_counts
+
 
 @frozen(kw_only=True, eq=False)
 class Batch:

@@ -27,6 +27,14 @@ def coarse(tensor):
     return tensor.squeeze(-1) if tensor.shape[-1] == 1 else tensor
 
 
+def with_values(inputs, ended, level):
+    """A rollout of RLinf's rewards and values [T+1, N, C or 1]; the last row follows the last chunk."""
+    values = coarse(inputs["values"]) if level == "chunk" else inputs["values"]
+    next_values = torch.zeros(ended.shape[:2])
+    next_values[-1] = values[-1] if level == "chunk" else values[-1][:, 0]
+    return rollout_of(inputs["rewards"], ended, values=values[:-1], next_values=next_values)
+
+
 # ------------------------------------------------------------------------------------------------- masks and advantages
 
 
@@ -46,11 +54,7 @@ def test_generalised_advantages():
         ended, until = until_end(inputs["dones"])
         valid = until if k["mask"] else torch.ones_like(ended)
         level = LEVELS[k["reward_type"]]
-        values = coarse(inputs["values"]) if level == "chunk" else inputs["values"]
-        last = values[-1] if level == "chunk" else values[-1][:, 0]
-        next_values = torch.zeros(ended.shape[:2])
-        next_values[-1] = last
-        rollout = rollout_of(inputs["rewards"], ended, values=values[:-1], next_values=next_values)
+        rollout = with_values(inputs, ended, level)
         settings = CriticSettings(
             gamma=k["gamma"], lam=k["gae_lambda"], advantage=level, normalize_advantages=False, time_limit="terminal"
         )
@@ -320,11 +324,7 @@ def test_a_whole_pipeline_of_rlinf():
             close(advantages, outputs["advantages"][..., 0] * mask.any(-1))
             returns = None
         else:
-            values = coarse(inputs["values"]) if value_level == "chunk" else inputs["values"]
-            next_values = torch.zeros(ended.shape[:2])
-            next_values[-1] = values[-1] if value_level == "chunk" else values[-1][:, 0]
-            rollout = rollout_of(inputs["rewards"], ended, values=values[:-1], next_values=next_values)
-            verdict = critic_verdict(rollout, settings)
+            verdict = critic_verdict(with_values(inputs, ended, value_level), settings)
             inside = mask.any(-1) if value_level == "chunk" else mask
             advantages, returns = F.normalize(verdict.advantages, inside, eps=1e-5), verdict.returns
             wanted = coarse(outputs["advantages"]) if value_level == "chunk" else outputs["advantages"]
@@ -346,11 +346,12 @@ def test_a_whole_pipeline_of_rlinf():
         )
         loss = F.weighted_sum(entries, F.expand_to(weights.flatten(0, 1), fine, mean=True)) / counts.sum()
         given = (coarse(t) if value_level == "chunk" else t for t in (inputs["new_values"], inputs["values"][:-1]))
-        now, before = (t.flatten(0, 1).clone().requires_grad_() for t in given)
+        now, before = (t.flatten(0, 1).clone() for t in given)
+        now.requires_grad_()
         if returns is not None:
             weights, counts = aggregation_weights(weighed, value_level, aggregation)
             keys = {"clip": k["value_clip"], "huber_delta": k["huber_delta"]}
-            errors = F.value_loss(now, returns.flatten(0, 1), before.detach(), **keys)
+            errors = F.value_loss(now, returns.flatten(0, 1), before, **keys)
             loss = loss + F.weighted_sum(errors, weights.flatten(0, 1)) / counts.sum()
         loss.backward()
         close(loss.detach(), outputs["loss"])

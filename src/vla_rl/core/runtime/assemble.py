@@ -123,8 +123,7 @@ def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> 
         array = pick(tensor)
         return np.zeros(len(samples.steps)) if array is None else array.reshape(len(array), -1).sum(1, dtype=np.float64)
 
-    counts = advantages.weights if advantages.counts is None else advantages.counts
-    value_counts = advantages.value_weights if advantages.value_counts is None else advantages.value_counts
+    counts, value_counts = advantages.divisors
     return {
         "valid": pick(rollout.valid),
         "log_probs": pick(rollout.log_probs),

@@ -119,9 +119,8 @@ def batch(rolled: Rollout, advantages: Advantages, info: EnvInfo | None = None, 
     Observation, actions and trace are empty shells unless `info` is given: losses see neither."""
     samples = rolled.samples
     size, chunk = int(samples.sum()), rolled.valid.shape[2]
-    counts = advantages.weights if advantages.counts is None else advantages.counts
     value_weights = advantages.value_weights
-    value_counts = value_weights if advantages.value_counts is None else advantages.value_counts
+    counts, value_counts = advantages.divisors
 
     def taken(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor[samples]
