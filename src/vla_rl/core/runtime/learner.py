@@ -114,7 +114,7 @@ class LearnerRole:
         before = perf_counter()
         self.group.release()
         self._set_rates(schedule(self.train, step))
-        sums: dict[str, torch.Tensor] = {}
+        sums = {"loss/total": torch.zeros((), device=self.device)}
         maxima: dict[str, torch.Tensor] = {}
         statistics: dict[str, Statistic] = {}
         norms: list[float] = []
@@ -128,12 +128,13 @@ class LearnerRole:
                 loss = self._loss(batch)
                 loss.total.backward()
                 total = total + loss.total.detach()
-                for name, value in {"loss/total": loss.total.detach(), **loss.metrics}.items():
+                for name, value in loss.metrics.items():
                     sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value / len(steps)
                 for name, value in loss.maxima.items():
                     maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
                 for name, statistic in loss.statistics.items():
                     statistics[name] = statistics[name] + statistic if name in statistics else statistic
+            sums["loss/total"] += total / len(steps)
             for _ in range(self._idle(optimizer_step.passes, len(optimizer_step.micro_batches))):
                 self.beat()
                 self._loss(self._blank_batch(light, optimizer_step)).total.backward()
