@@ -74,6 +74,7 @@ class ReinforcementLearning(Session):
             metrics |= {**advantages.metrics, **self.runtime.update(kept, keep, advantages)}
             self.events.on_weights_published(self.about, step, self.runtime.version)
         else:
+            self.runtime.discard()
             metrics["update/skipped"] = 1.0
         self.state.step = step
         self.state.env_steps += int(metrics["rollout/env_steps"])

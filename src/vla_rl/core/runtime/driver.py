@@ -15,7 +15,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.events import Evaluation, Rate
 from vla_rl.core.functional import wilson
 from vla_rl.core.plan import Plan
-from vla_rl.core.runtime.assemble import Block, find_samples, light_arrays, share_out
+from vla_rl.core.runtime.assemble import Block, Samples, Share, find_samples, light_arrays, share_out
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
 from vla_rl.core.runtime.imitation import Imitation, of_data, of_expert
 from vla_rl.core.runtime.measure import measure
@@ -99,7 +99,8 @@ class Runtime:
         light = light_arrays(kept, advantages, samples)
         maker = np.array([self.server[block.lane.index] for block in blocks])[samples.blocks]
         ranks = ranks_of(maker, {place.index: place.rank for place in self.learners})
-        order = (maker * len(blocks) + samples.blocks) * (int(samples.places.max()) + 1) + samples.places
+        source = np.where(maker == np.array([place.index for place in self.learners])[ranks], 0, maker + 1)
+        order = (source * len(blocks) + samples.blocks) * (int(samples.places.max()) + 1) + samples.places
         shares = share_out(
             ranks,
             order,
@@ -111,19 +112,17 @@ class Runtime:
             global_batch=spec.train.global_batch,
             micro_batch=spec.train.micro_batch,
         )
+        wanted = [self._wanted(samples, share, blocks) for share in shares]
+        own = [of_workers.pop(place.index, ()) for place, of_workers in zip(self.learners, wanted, strict=True)]
+        # Workers answer in order, and an update waits for all ranks: every take stands in front of every update.
+        taken = [
+            [self.call(worker, "policy", "take_heavy", keys, True) for worker, keys in sorted(of_workers.items())]
+            for of_workers in wanted
+        ]
         pending = []
-        for place, share in zip(self.learners, shares, strict=True):
-            wanted: dict[int, list[Any]] = {}
-            for b in dict.fromkeys(samples.blocks[share.samples].tolist()):
-                block = blocks[b]
-                inside = samples.places[share.samples[samples.blocks[share.samples] == b]]
-                wanted.setdefault(self.server[block.lane.index], []).append(
-                    ((block.lane.index, block.round_index), inside)
-                )
-            own = wanted.pop(place.index, None)
-            parts = [self.call(worker, "policy", "take_heavy", keys, True) for worker, keys in sorted(wanted.items())]
+        for place, share, mine, parts in zip(self.learners, shares, own, taken, strict=True):
             of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
-            pending.append(self.call(place.index, "worker", "update", kept.step, own, of_rank, share.steps, *parts))
+            pending.append(self.call(place.index, "worker", "update", kept.step, mine, of_rank, share.steps, *parts))
         clearing = [self.call(s.index, "policy", "clear_shelf") for s in self.policies if "learner" not in s.slot.roles]
         results = self.backend.get_all(pending)
         self.backend.get_all(clearing)
@@ -143,6 +142,20 @@ class Runtime:
         metrics["time/update"] = perf_counter() - before
         metrics |= self.phases.metrics()
         return metrics
+
+    def _wanted(self, samples: Samples, share: Share, blocks: Sequence[Block]) -> dict[int, list[Any]]:
+        """Worker -> what its `PolicyRole.take_heavy` is asked for, for the samples of one rank."""
+        wanted: dict[int, list[Any]] = {}
+        of_block = samples.blocks[share.samples]
+        for b in dict.fromkeys(of_block.tolist()):
+            lane = blocks[b].lane.index
+            inside = samples.places[share.samples[of_block == b]]
+            wanted.setdefault(self.server[lane], []).append(((lane, blocks[b].round_index), inside))
+        return wanted
+
+    def discard(self) -> None:
+        """Free the heavy part of the last rollout, which nothing is trained on."""
+        self.backend.get_all([self.call(place.index, "policy", "clear_shelf") for place in self.policies])
 
     # ----------------------------------------------------------------------------------- evaluation and warm-up
 

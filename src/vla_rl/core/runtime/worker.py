@@ -267,9 +267,9 @@ class Worker:
             return [self._value_of(result) for result in played]
 
     def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
-        """Train this rank: heavy samples from the own shelf (`wanted`) or from other policies (`parts`)."""
+        """Train this rank: heavy samples from the own shelf (`wanted`), then from other policies (`parts`)."""
         own = None
-        if wanted is not None:
+        if "policy" in self.roles:
             own = self.roles["policy"].take_heavy(wanted, bool(parts))
             self.roles["policy"].clear_shelf()
         there = [part for part in (own, *parts) if part is not None]
