@@ -207,7 +207,7 @@ class Placement(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def plan(self, cluster: Cluster, job: Job) -> Plan:
-        """Slots of each role, stages, window, max_lag, offload. Raises `DoesNotFit` with the numbers, or
+        """Slots of each role, stages, window, offload. Raises `DoesNotFit` with the numbers, or
         `MeasureFirst` to be asked again with `Job.measured`."""
 
 

@@ -86,7 +86,8 @@ class Slot:
 @frozen(kw_only=True)
 class Window:
     """When a policy worker infers: as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds.
-    `max_wait=None` waits for the batch, `max_batch=None` is all rows (or, with stages, one lane)."""
+    `max_wait=None` waits for the batch, `max_batch=None` is all rows (or, with stages, one lane). `max_wait` needs
+    policies that act for several lanes of other workers; elsewhere it is refused."""
 
     max_batch: int | None = None
     max_wait: float | None = None
@@ -99,6 +100,7 @@ class Plan:
     """Lanes of each sim worker."""
     window: Window = field(factory=Window)
     max_lag: int = 0
+    """Published versions that a chunk may be old; only 0, the newest weights, is carried out so far."""
     offload: frozenset[str] = frozenset()
     """Roles that leave their device while they have nothing to do."""
 
@@ -122,6 +124,7 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
         if not slots:
             raise DoesNotFit(f"the placement has no slot for the {role} role")
     check_lanes(job, len(sims), plan.stages)
+    check_acts(plan)
     if job.global_batch is not None and job.global_batch % len(learners):
         raise DoesNotFit(
             f"an optimiser step of {job.global_batch} samples (train.global_batch) cannot be shared evenly by "
@@ -137,6 +140,23 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
     _check_shares(plan, cluster)
     _check_memory(plan, cluster, job, len(sims))
     return plan
+
+
+def check_acts(plan: Plan) -> None:
+    """Raise DoesNotFit for what a plan asks for and the runtime does not do."""
+    if plan.max_lag:
+        raise DoesNotFit(
+            f"the placement plans max_lag {plan.max_lag}, and every rollout is played with the newest weights so far; "
+            f"plan max_lag=0 (rollout.lag simulates old weights)"
+        )
+    sims, policies = plan.hosting("sim"), plan.hosting("policy")
+    together = set(sims) <= set(policies)
+    if plan.window.max_wait is not None and (together or len(sims) * plan.stages <= len(policies)):
+        why = "simulates its own rows" if together else "acts for one lane"
+        raise DoesNotFit(
+            f"the placement plans a window with max_wait {plan.window.max_wait:g} s, and there is nothing to wait for: "
+            f"every policy worker {why}; leave max_wait out, or give a policy several lanes of other sim workers"
+        )
 
 
 def check_lanes(job: Job, workers: int, stages: int) -> None:

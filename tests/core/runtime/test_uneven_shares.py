@@ -14,8 +14,8 @@ from vla_rl.core.spec import parse_spec
 
 ONE_WORKER = np.arange(4)
 """Columns of the groups that the first worker's rows play, of 12 rows on three workers."""
-MOST_OF_ONE = np.arange(6)
-"""These and some of the second worker's: of three ranks, the second trains on its own and on others'."""
+MOST_OF_ONE = np.arange(5)
+"""These and one of the second worker's: of three ranks, the second trains on its own and on others'."""
 PLACEMENTS = {
     "two collocated": {"type": "collocated", "workers": 2},
     "three collocated": {"type": "collocated", "workers": 3},

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from vla_rl.core.devices import Place, RoleDevices, arrange, find
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, checked
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, Window, checked
 
 GIB = 2**30
 BOX = Cluster(cpus=16, gpus=4, memory=64 * GIB)
@@ -130,6 +130,29 @@ def test_what_does_not_add_up_says_the_numbers(job, options, message):
 def test_what_any_strategy_answers_is_checked(slot, message):
     with pytest.raises(DoesNotFit, match=message):
         checked(Plan(slots=(Slot(**{"roles": ("sim", "policy", "learner"), **slot}),)), RACK, JOB)
+
+
+def sims_apart(policies, **options):
+    roles = [("sim",)] + [("policy",)] * policies + [("learner",)]
+    return Plan(slots=tuple(Slot(roles=of_slot) for of_slot in roles), **options)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (sims_apart(1, max_lag=1), "max_lag 1, and every rollout is played with the newest weights"),
+        (Plan(slots=(Slot(roles=("sim", "policy", "learner")),), window=Window(max_wait=0.5)), "max_wait 0.5 s"),
+        (sims_apart(2, stages=2, window=Window(max_wait=0.5)), "every policy worker acts for one lane"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(plan, message):
+    with pytest.raises(DoesNotFit, match=message):
+        checked(plan, RACK, JOB)
+
+
+def test_a_window_of_several_lanes_may_wait():
+    plan = sims_apart(1, stages=2, window=Window(max_wait=0.5))
+    assert checked(plan, RACK, JOB) is plan
 
 
 def test_simulators_are_counted_where_they_are():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, Plan
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, Plan, check_acts
 from vla_rl.core.testing.findings import Findings, built
 from vla_rl.core.types import Context, Plugin
 
@@ -93,10 +93,13 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
     lanes = len(plan.hosting("sim")) * plan.stages
     f.expect(plan.stages >= 1, on, "stages >= 1", plan.stages, "one lane is the least")
     f.expect(lanes <= job.num_envs, on, f"at most {job.num_envs} lanes, a row each", lanes, "use fewer sim slots")
-    f.expect(plan.max_lag >= 0, on, "max_lag >= 0", plan.max_lag, "0 waits for the newest weights")
     window = plan.window
     f.expect(
         window.max_batch is None or window.max_batch >= 1, on, "max_batch None or >= 1", window, "None is all rows"
     )
     f.expect(window.max_wait is None or window.max_wait >= 0, on, "max_wait None or >= 0", window, "None: wait for all")
+    try:
+        check_acts(plan)
+    except DoesNotFit as exc:
+        f.expect(False, on, "a plan that can be carried out", str(exc), "leave it out")
     f.expect(plan.offload <= set(ROLES), on, f"offload among {ROLES}", sorted(plan.offload), "correct the name")
