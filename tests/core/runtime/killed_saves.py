@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -40,11 +41,11 @@ def die_at(count: int, place: Path, told: int) -> Callable[[str, tuple[object, .
 
 def main(place: Path) -> None:
     operations = []
+    for step in (2, 3):
+        save(RunFolder(place / "before"), step)
     while True:
-        path = place / str(len(operations))
+        path = shutil.copytree(place / "before", place / str(len(operations)), symlinks=True)
         folder = RunFolder(path)
-        for step in (2, 3):
-            save(folder, step)
         told, tell = os.pipe()
         child = os.fork()
         if child == 0:

@@ -66,7 +66,9 @@ def test_a_folder_that_is_no_run_is_not_resumed(tmp_path, there):
     if there:
         folder.mkdir()
         (folder / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"nothing to resume: .*typo (does not exist|holds no run)(.|\n)*leave out --resume"):
+    with pytest.raises(
+        UserError, match=r"nothing to resume: .*typo (does not exist|holds no run)(.|\n)*leave out --resume"
+    ):
         resume(folder)
     assert folder.exists() == there
     assert [p.name for p in folder.glob("*")] == ["notes.txt"] * there
@@ -127,7 +129,9 @@ def test_no_sound_checkpoint_is_an_error_that_names_them_all(killed):
     cut(killed / "checkpoints" / "step_000006" / STATE)
     (killed / "checkpoints" / "step_000004" / LEARNER).unlink()
     before = (killed / "metrics.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match=r"step_000006 is damaged: .*state.json(.|\n)*step_000004 is damaged: .*learner"):
+    with pytest.raises(
+        CheckpointError, match=r"step_000006 is damaged: .*state.json(.|\n)*step_000004 is damaged: .*learner"
+    ):
         resume(killed)
     assert (killed / "metrics.jsonl").read_bytes() == before
 
