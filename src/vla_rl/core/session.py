@@ -71,7 +71,8 @@ class Session(ABC):
     def run(cls, spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
         """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
         after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised. After the death of a
-        worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times."""
+        worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times. Meanwhile no other
+        process can run in the folder."""
         home = RunFolder(folder)
         with home.claim(resume):
             for left in range(spec.runtime.restarts, -1, -1):
