@@ -142,3 +142,30 @@ def test_a_file_that_a_kill_left_empty_or_half_written_is_no_owner(tmp_path):
     (tmp_path / NAME).write_text('{"host": "el')
     RunLock(tmp_path).release()
     assert (tmp_path / NAME).read_text() == ""
+
+
+def test_a_run_that_lost_a_worker_goes_on_and_keeps_its_folder_meanwhile(tmp_path, train):
+    (tmp_path / "mortal.py").write_text(
+        "from pathlib import Path\n"
+        "import pytest\n"
+        "from vla_rl import hookimpl\n"
+        "from vla_rl.core.runtime.backends import WorkerDied\n"
+        "from vla_rl.core.runtime.run_lock import FolderInUse, RunLock\n"
+        "starts = []\n"
+        "@hookimpl\n"
+        "def on_run_start(run):\n"
+        "    starts.append(run.first_step)\n"
+        "    with pytest.raises(FolderInUse):\n"
+        "        RunLock(run.folder)\n"
+        "    (run.folder / 'starts').write_text(str(starts))\n"
+        "@hookimpl\n"
+        "def on_update_end(step):\n"
+        "    if step == 3 and len(starts) == 1:\n"
+        "        raise WorkerDied('worker 0 died')\n"
+    )
+    plugins = ["vla_rl.core.testing.scripted", "vla_rl.core.testing.slots"]
+    changes = {"train": {"checkpoint_every": 2}}
+    _, expected = train("whole", plugins=plugins, **changes)
+    _, metrics = train("parts", plugins=[*plugins, str(tmp_path / "mortal.py")], **changes)
+    assert (tmp_path / "parts" / "starts").read_text() == "[0, 2]"
+    assert metrics == expected
