@@ -11,13 +11,14 @@ from vla_rl.core.spec import Spec
 
 
 def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
-    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given."""
+    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given. Raises
+    CheckpointError when any of its files is damaged."""
     state = read_state(checkpoint) if checkpoint is not None else State()
     runtime = Runtime(spec, statistics=state.statistics)
     try:
         if checkpoint is not None:
             runtime.load(checkpoint / "trainer")
-        result = summary(runtime.evaluate(0))
+        result = summary(runtime.evaluate(state.step))
         return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
     finally:
         runtime.close()

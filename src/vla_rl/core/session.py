@@ -71,33 +71,34 @@ class Session(ABC):
     def run(cls, spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
         """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
         after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised. After the death of a
-        worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times."""
-        ours = resume or RunFolder(folder).latest() is None
-        for left in range(spec.runtime.restarts, -1, -1):
-            try:
-                return cls._attempt(spec, folder, resume)
-            except WorkerDied as exc:
-                if not (left and ours) or RunFolder(folder).latest() is None:
-                    raise
-                logger.warning("%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], folder)
-                resume = True
+        worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times. Meanwhile no other
+        process can run in the folder."""
+        home = RunFolder(folder)
+        with home.claim(resume):
+            for left in range(spec.runtime.restarts, -1, -1):
+                try:
+                    return cls._attempt(spec, home, resume)
+                except WorkerDied as exc:
+                    if not left or home.latest() is None:
+                        raise
+                    logger.warning("%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], folder)
+                    resume = True
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def _attempt(cls, spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
-        home = RunFolder(folder)
-        saved = home.restore() if resume else None
+    def _attempt(cls, spec: Spec, home: RunFolder, resume: bool) -> dict[str, Any]:
+        state, trainer = home.begin(spec, cls.doing, resume)
         with Interrupts() as interrupts:
-            state = saved[0] if saved else State()
             runtime = cls.open(spec, state)
             try:
-                home.create(spec, resume)
-                if saved:
-                    runtime.load(saved[1])
+                if trainer is not None:
+                    runtime.load(trainer)
+                if resume:
+                    home.record(spec, state.step)
                 about = Run(
                     name=spec.name,
                     doing=cls.doing,
-                    folder=folder,
+                    folder=home.path,
                     spec=spec.to_dict(),
                     first_step=state.step,
                     steps=cls.total(spec),

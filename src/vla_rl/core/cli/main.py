@@ -290,8 +290,10 @@ def _checkpoint(path: Path) -> Path | None:
 
     if path.is_file():
         return None
-    folder = path / "checkpoints" / "last" if (path / "spec.yaml").is_file() else path
-    folder = folder.resolve()
+    from vla_rl.core.runtime.folder import RunFolder
+
+    newest = RunFolder(path).latest() if (path / "spec.yaml").is_file() else None
+    folder = (newest or path).resolve()
     if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
         raise UserError(
             f"{path} is neither a run with a checkpoint nor a checkpoint of a run (RUN/checkpoints/step_...)"

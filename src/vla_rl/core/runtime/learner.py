@@ -309,6 +309,8 @@ class LearnerRole:
         optimizer = state["optimizer"]
         optimizer["state"] = _each(lambda value, i: self.group.share(value, parameters[i]), optimizer["state"])
         self.optimizer.load_state_dict(optimizer)
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = self.train.weight_decay
         self.version = int(state["version"])
         self._let_act()
         return self.version

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import math
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -13,6 +16,8 @@ from vla_rl.core.events import Evaluation, Run
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.jsonl import JsonlConfig
+
+logger = logging.getLogger(__name__)
 
 EVAL = "eval/success_rate"
 
@@ -31,6 +36,8 @@ class JsonlWriter:
 
     def on_run_start(self, run: Run) -> None:
         self._path, self._first_step = Path(run.folder) / self._name, run.first_step
+        if run.first_step == 0:
+            self._keep_copy()
         self._keep(lambda line: line["step"] <= run.first_step)
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
@@ -69,6 +76,17 @@ class JsonlWriter:
         """Drop what a killed run wrote of the step that this one starts from, if it is done again."""
         if step <= self._first_step:
             self._keep(lambda line: line["step"] != step or (EVAL in line) != is_eval)
+
+    def _keep_copy(self) -> None:
+        """Of the steps of an attempt that left no checkpoint."""
+        if not self._path.exists():
+            return
+        lines = map(_parse, self._path.read_text(encoding="utf-8", errors="replace").splitlines())
+        if any(line is not None and line["step"] > 0 for line in lines):
+            names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
+            copy = next(name for name in names if not name.exists())
+            shutil.copyfile(self._path, copy)
+            logger.warning("the metrics of the attempt before are kept in %s", copy)
 
     def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the lines that are not wanted and what a kill left half written; write only if that changes the file."""

@@ -1,0 +1,67 @@
+"""What the files of a checkpoint must be: sizes and hashes, written last and checked before anything is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+THREADS = 4
+"""Files hashed side by side; a thread does 0.6 to 2 GB/s, about as fast as disks are."""
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """Of all files that are there."""
+    names = sorted(str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*") if file.is_file())
+    with ThreadPoolExecutor(THREADS) as pool:
+        hashes = list(pool.map(lambda name: _sha256(checkpoint / name), names))
+    entries = {
+        name: {"size": (checkpoint / name).stat().st_size, "sha256": digest}
+        for name, digest in zip(names, hashes, strict=True)
+    }
+    (checkpoint / NAME).write_text(json.dumps(entries, indent=1) + "\n")
+
+
+def damage(checkpoint: Path) -> list[str]:
+    """What is wrong with a checkpoint folder, a line a file; empty if all files are as they were written."""
+    try:
+        entries = {name: (int(e["size"]), str(e["sha256"])) for name, e in _read(checkpoint).items()}
+    except FileNotFoundError:
+        return [f"{NAME} is missing, which is written last: the checkpoint is incomplete"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+        return [f"{NAME} cannot be read: {exc}"]
+    wrong = list(_wrong_sizes(checkpoint, entries))
+    if wrong:
+        return wrong
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(lambda name: _wrong_content(checkpoint, name, entries[name][1]), entries)
+        return [text for text in found if text]
+
+
+def _read(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    return json.loads((checkpoint / NAME).read_text())  # type: ignore[no-any-return]
+
+
+def _wrong_sizes(checkpoint: Path, entries: dict[str, tuple[int, str]]) -> Iterator[str]:
+    for name, (size, _) in entries.items():
+        file = checkpoint / name
+        if not file.is_file():
+            yield f"{name} is missing"
+        elif file.stat().st_size != size:
+            yield f"{name} has {file.stat().st_size} bytes and had {size}"
+
+
+def _wrong_content(checkpoint: Path, name: str, digest: str) -> str:
+    try:
+        return "" if _sha256(checkpoint / name) == digest else f"{name} has other content than was written (SHA-256)"
+    except OSError as exc:
+        return f"{name} cannot be read: {exc}"
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

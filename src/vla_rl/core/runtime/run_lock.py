@@ -1,0 +1,160 @@
+"""One process at a time writes to a run folder.
+
+The kernel's lock (flock) on RUN/.lock decides; it goes with its process, however that ends. Some file systems do not
+share it between machines. So the file names its owner, who renews the file's date, and what an owner on another machine
+left behind is taken over only if the date stays as it is for a while.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Self
+
+import psutil
+from attrs import asdict, frozen
+
+from vla_rl.core.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+NAME = ".lock"
+RENEWAL_S = 10.0
+PATIENCE_S = 60.0
+"""How long a lock of another machine is watched; several renewals, and what network file systems cache."""
+TICKS_S = 2.0
+"""By which the start time of a process may seem to move."""
+
+_held: set[int] = set()
+
+
+class FolderInUse(UserError):
+    """Another process writes to the run folder."""
+
+
+@frozen(kw_only=True)
+class Owner:
+    """Who holds a lock."""
+
+    host: str
+    pid: int
+    started: float
+    """When the process was created, in seconds since 1970: numbers of processes are used again."""
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on host {self.host} since {self.since}"
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process is still there, of an owner on this machine."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            same: bool = abs(process.create_time() - self.started) < TICKS_S
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+
+class RunLock:
+    """Holds a run folder from `__init__` to `release`. Raises FolderInUse, and OSError where nothing can be written."""
+
+    def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
+        self._path = folder / NAME
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._take(patience_s)
+        except BaseException:
+            os.close(self._file)
+            raise
+        _held.add(self._file)
+        self._released = Event()
+        self._renewing = Thread(target=self._renew, name="run-lock", daemon=True)
+        self._renewing.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.release()
+
+    def release(self) -> None:
+        self._released.set()
+        self._renewing.join()
+        _held.discard(self._file)
+        with suppress(OSError):
+            os.ftruncate(self._file, 0)
+        os.close(self._file)
+
+    def _take(self, patience_s: float) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._refusal(self._owner()) from None
+        except OSError as exc:
+            logger.warning("%s cannot be locked: %s; do not start a second process there", self._path.parent, exc)
+        owner = self._owner()
+        if owner is not None:
+            if owner.runs if owner.is_here else self._is_renewed(owner, patience_s):
+                raise self._refusal(owner)
+            logger.warning("%s was held by %s, which is gone; taken over", self._path.parent, owner)
+        me = psutil.Process()
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        record = asdict(Owner(host=socket.gethostname(), pid=me.pid, started=me.create_time(), since=since))
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps(record).encode(), 0)
+
+    def _owner(self) -> Owner | None:
+        """Who the file names; None after a release."""
+        try:
+            return Owner(**json.loads(self._path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _is_renewed(self, owner: Owner, patience_s: float) -> bool:
+        logger.warning("%s is locked by %s; watching for %g s if it lives", self._path.parent, owner, patience_s)
+        before, end = self._date(), monotonic() + patience_s
+        while monotonic() < end:
+            sleep(min(1.0, patience_s / 4))
+            if self._date() != before:
+                return True
+        return False
+
+    def _date(self) -> int:
+        """Opened anew, since network file systems look at the server only then."""
+        with self._path.open() as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+
+    def _renew(self) -> None:
+        while not self._released.wait(RENEWAL_S):
+            with suppress(OSError):
+                os.utime(self._file)
+
+    def _refusal(self, owner: Owner | None) -> FolderInUse:
+        text = f"{self._path.parent} is in use by {owner or 'another process'}; wait for its end, or stop it"
+        if owner is not None and not owner.is_here:
+            text += f"\n  if you know that it is gone, clear the lock: rm {self._path}"
+        return FolderInUse(f"{text}\n  another run needs another --folder")
+
+
+def _drop() -> None:
+    """A fork would hold the lock as long as it lives."""
+    for file in _held:
+        with suppress(OSError):
+            os.close(file)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_drop)
