@@ -7,17 +7,25 @@ from typing import Any
 
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.folder import State, read_state, summary
+from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.spec import Spec
 
 
 def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given."""
     state = read_state(checkpoint) if checkpoint is not None else State()
-    runtime = Runtime(spec, statistics=state.statistics)
-    try:
-        if checkpoint is not None:
-            runtime.load(checkpoint / "trainer")
-        result = summary(runtime.evaluate(0))
-        return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
-    finally:
-        runtime.close()
+    with Interrupts() as interrupts:
+        try:
+            runtime = Runtime(spec, statistics=state.statistics, interrupts=interrupts)
+        except StopRequested:
+            raise RunStopped("stopped") from None
+        try:
+            if checkpoint is not None:
+                runtime.load(checkpoint / "trainer")
+            result = summary(runtime.evaluate(0))
+            return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
+        except StopRequested:
+            raise RunStopped("stopped") from None
+        finally:
+            interrupts.closing = True
+            runtime.close()

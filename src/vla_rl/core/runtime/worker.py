@@ -21,6 +21,7 @@ from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv, VLAModel
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.heavy import Heavy
+from vla_rl.core.runtime.interrupts import StopRequested
 from vla_rl.core.runtime.lanes import Call, Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
 from vla_rl.core.runtime.offload import Offload, check_offload
@@ -108,6 +109,8 @@ class Worker:
         """Of each thread: weights are published while a rollout is played."""
         self.between_requests = Lock()
         """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
+        self.has_to_leave: Callable[[], bool] = lambda: False
+        """Whether a rollout or an evaluation ends where it is, with StopRequested."""
         self.peers: RayPeers | None = None
         self.answering = Answering()
         self.inboxes = {lane.index: Inbox() for lane in place.served}
@@ -331,6 +334,8 @@ class Worker:
         """Calls to a role in this worker, as a lane makes them."""
 
         def call(method: str, *arguments: Any) -> Any:
+            if self.has_to_leave():
+                raise StopRequested
             lane = f", lane {arguments[0]}" if name == "sim" else ""
             self.beat(f"{name} worker {self.place.index}{lane} ({self._plugin(name)}): {method}")
             return self._timed(name, method, arguments)
