@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -64,7 +63,7 @@ class Interrupts:
         self.requested = True
         first = ": saving first" if self.worth_saving else ""
         with suppress(OSError):  # not print, which may be what was interrupted
-            os.write(sys.__stdout__.fileno(), f"\nstopping{first}; once more to stop at once\n".encode())
+            os.write(1, f"\nstopping{first}; once more to stop at once\n".encode())
 
 
 def ignore_signals() -> None:

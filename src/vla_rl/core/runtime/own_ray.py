@@ -10,6 +10,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,6 +19,7 @@ from attrs import define, field
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.runtime.interrupts import held
+from vla_rl.core.runtime.private_folder import PrivateFolder
 from vla_rl.core.runtime.reservation import object_store
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,7 @@ END_S = 10.0
 """Seconds that the system gets to end Ray's processes after they were killed."""
 LOOPBACK = "127.0.0.1"
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+TEMPORARY = "RAY_TMPDIR"
 VITAL = ("raylet", "gcs_server")
 """Ray's processes without which a run cannot go on."""
 
@@ -32,20 +36,31 @@ VITAL = ("raylet", "gcs_server")
 @define
 class OwnRay:
     """A Ray on this machine for this process alone. It listens on the loopback, serves who has its token, which is in
-    the memory of its processes only, and does not hear SIGTERM: it ends with this process, or by `stop`."""
+    the memory of its processes only, and keeps its files where other users cannot see them. It does not hear SIGTERM:
+    it ends with this process, or by `stop`."""
 
     vital: dict[str, psutil.Process] = field(factory=dict)
     """Name -> process whose end is the end of all."""
     token: dict[str, str] = field(factory=dict)
     """Variables that were set for it."""
+    folder: PrivateFolder | None = None
+    """Of its sockets and logs: Ray's own is open to all users of the machine."""
 
     def start(self, **options: Any) -> None:
         import ray
 
+        store = object_store()
         self._make_token()
+        self.folder = PrivateFolder(Path(os.environ.get(TEMPORARY, "/tmp")))  # noqa: S108 - paths of sockets are short
         try:
             with _loopback(), _signals_kept():
-                ray.init(address="local", object_store_memory=object_store(), include_dashboard=False, **options)
+                ray.init(
+                    address="local",
+                    object_store_memory=store,
+                    include_dashboard=False,
+                    _temp_dir=str(self.folder.path / "ray"),
+                    **options,
+                )
         except BaseException:
             self.stop()
             raise
@@ -71,6 +86,8 @@ class OwnRay:
         for process in started:
             _kill(process)
         psutil.wait_procs(started, timeout=END_S)
+        if self.folder is not None:
+            self.folder.remove()
         self._forget_token()
 
     def _make_token(self) -> None:
@@ -102,9 +119,8 @@ def join(address: str, **options: Any) -> None:
 
 def warn_without_token(which: str) -> None:
     """Say so where Ray takes orders from everybody."""
-    from ray._raylet import AuthenticationMode, get_authentication_mode
-
-    if get_authentication_mode() == AuthenticationMode.DISABLED:
+    raylet = import_module("ray._raylet")
+    if raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED:
         logger.warning(
             "%s asks for no token: whoever reaches its ports runs code in its processes (%s; docs/security.md)",
             which,
@@ -140,10 +156,9 @@ def _signals_kept() -> Iterator[None]:
 
 def _read_token_anew() -> None:
     """Ray has read its variables when it was imported."""
-    from ray._raylet import AuthenticationTokenLoader, Config
-
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet = import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _started() -> list[psutil.Process]:
@@ -157,17 +172,15 @@ def _started() -> list[psutil.Process]:
 
 
 def _below(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []
+    with suppress(psutil.Error):
+        return list(process.children(recursive=True))
+    return []
 
 
 def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _kill(process: psutil.Process) -> None:

@@ -5,7 +5,6 @@ Every process rebuilds its components from the spec; live components are never p
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, get_ident
@@ -281,13 +280,10 @@ class Worker:
         return result
 
     def rendezvous(self) -> str:
-        """An address at which the learner group can meet."""
-        slot = self.place.slot
-        here = slot.device == "cpu" and slot.node is None  # on a machine by itself no name has to be looked up
-        host = "127.0.0.1" if here else socket.gethostbyname(socket.gethostname())
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{host}:{probe.getsockname()[1]}"
+        """The address at which the learner group meets: that of this node, as the Ray of the run knows it."""
+        import ray
+
+        return str(self.roles["learner"].open_door(ray.util.get_node_ip_address()))
 
     def leave(self, phase: str) -> int:
         return self.offload.leave(phase)
