@@ -76,7 +76,7 @@ class Bench:
     def start(self, folder: Path) -> subprocess.Popen[str]:
         resume = ["--resume"] if list(folder.glob("checkpoints/step_*")) else []
         command = [sys.executable, "-m", "vla_rl.core.cli.main", "run", str(self.home / "spec.yaml")]
-        temporary = self.home / "tmp"
+        temporary = self.home / "t"
         temporary.mkdir(exist_ok=True)
         with (self.home / "output").open("a") as output:
             return subprocess.Popen(
@@ -110,7 +110,7 @@ class Bench:
             outcome.slowest_end = max(outcome.slowest_end, self.wait_for_the_end(outcome))
             outcome.runs += 1
             outcome.wrong += [f"{folder.name}: {what}" for what in differences(expected, folder)]
-            outcome.wrong += [f"left in the temporary folder: {left}" for left in (self.home / "tmp").iterdir()]
+            outcome.wrong += [f"left in the temporary folder: {left}" for left in (self.home / "t").iterdir()]
             outcome.wrong += [f"left in shared memory: {left}" for left in unused(set(shared_memory()) - shared)]
         return outcome
 
@@ -213,7 +213,7 @@ def main() -> int:
     print(f"{'backend':8}{'signal':9}{'moments':>8}{'runs':>6}  {'exit status':28}{'exit':>8}{'end':>8}  lost or left")
     wrong = 0
     for backend in options.backend:
-        home = Path(tempfile.mkdtemp(prefix="kills-"))
+        home = Path(tempfile.mkdtemp(prefix="k-")  # short: paths of sockets end at 107 bytes)
         (home / "spec.yaml").write_text(SPEC)
         bench = Bench(backend, home, moments=random.Random(options.seed))
         expected = bench.undisturbed()

@@ -61,6 +61,9 @@ class OwnRay:
                     _temp_dir=str(self.folder.path / "ray"),
                     **options,
                 )
+        except OSError as exc:
+            self.stop()
+            raise UserError(f"Ray cannot be started in {self.folder.path} ({TEMPORARY}): {exc}") from exc
         except BaseException:
             self.stop()
             raise
