@@ -213,7 +213,7 @@ def main() -> int:
     print(f"{'backend':8}{'signal':9}{'moments':>8}{'runs':>6}  {'exit status':28}{'exit':>8}{'end':>8}  lost or left")
     wrong = 0
     for backend in options.backend:
-        home = Path(tempfile.mkdtemp(prefix="k-")  # short: paths of sockets end at 107 bytes)
+        home = Path(tempfile.mkdtemp(prefix="k-"))  # short: paths of sockets end at 107 bytes
         (home / "spec.yaml").write_text(SPEC)
         bench = Bench(backend, home, moments=random.Random(options.seed))
         expected = bench.undisturbed()
