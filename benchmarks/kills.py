@@ -3,7 +3,7 @@
     python benchmarks/kills.py                                      # 20 moments of each signal on each backend
     python benchmarks/kills.py --moments 2 --backend ray --signal SIGKILL
 
-A run is killed up to five times, resumed each time, and at last left to end. Then its metrics (without times) and its
+A run is killed up to ten times, resumed each time, and at last left to end. Then its metrics (without times) and its
 weights must be those of the undisturbed run, bit by bit, and nothing may be left: no process, no file in the temporary
 folder, no shared memory, nothing in the run's folder that the undisturbed one has not. SIGKILL goes to the driver;
 SIGINT to its process group, as a terminal does it; SIGTERM in turn to the driver, to the group, and to every process
@@ -33,7 +33,7 @@ import psutil
 from attrs import Factory, define, field
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
-AT_MOST = 5
+AT_MOST = 10
 """Kills of one run."""
 PATIENCE_S = 60.0
 MARK = "VLA_RL_KILLS"

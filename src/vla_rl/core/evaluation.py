@@ -12,20 +12,23 @@ from vla_rl.core.spec import Spec
 
 
 def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
-    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given."""
-    state = read_state(checkpoint) if checkpoint is not None else State()
+    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given. Raises RunStopped
+    after Ctrl-C or SIGTERM."""
     with Interrupts() as interrupts:
         try:
-            runtime = Runtime(spec, statistics=state.statistics, interrupts=interrupts)
+            return _evaluate(spec, checkpoint, interrupts)
         except StopRequested:
-            raise RunStopped("stopped") from None
-        try:
-            if checkpoint is not None:
-                runtime.load(checkpoint / "trainer")
-            result = summary(runtime.evaluate(0))
-            return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
-        except StopRequested:
-            raise RunStopped("stopped") from None
-        finally:
-            interrupts.closing = True
-            runtime.close()
+            raise RunStopped("stopped before all episodes were played") from None
+
+
+def _evaluate(spec: Spec, checkpoint: Path | None, interrupts: Interrupts) -> dict[str, Any]:
+    state = read_state(checkpoint) if checkpoint is not None else State()
+    runtime = Runtime(spec, statistics=state.statistics, interrupts=interrupts)
+    try:
+        if checkpoint is not None:
+            runtime.load(checkpoint / "trainer")
+        result = summary(runtime.evaluate(0))
+        return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
+    finally:
+        interrupts.closing = True
+        runtime.close()

@@ -115,7 +115,7 @@ def join(address: str, **options: Any) -> None:
     try:
         with _signals_kept():
             ray.init(address=address, **options)
-    except (ConnectionError, ValueError, ray.exceptions.AuthenticationError) as exc:
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as exc:
         raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
     warn_without_token(f"the Ray cluster at {address}")
 
@@ -147,13 +147,13 @@ def _loopback() -> Iterator[None]:
 @contextmanager
 def _signals_kept() -> Iterator[None]:
     """Ray's processes begin with SIGTERM blocked, as they do with Ctrl-C by Ray's own doing. The handler that Ray puts
-    in the place of ours, which exits, is taken away again."""
+    in the place of ours, where there is one, is taken away again."""
     handler = signal.getsignal(signal.SIGTERM)
     with held(frozenset({signal.SIGTERM})):
         try:
             yield
         finally:
-            if threading.current_thread() is threading.main_thread():
+            if handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)
 
 
