@@ -12,6 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.folder import State
 from vla_rl.core.runtime.imitation import Imitation
+from vla_rl.core.runtime.interrupts import Interrupts
 from vla_rl.core.runtime.learner import schedule
 from vla_rl.core.sections import ImitationSpec
 from vla_rl.core.session import Session
@@ -34,9 +35,9 @@ class Cloning(Session):
         return _section(spec).steps
 
     @classmethod
-    def open(cls, spec: Spec, state: State) -> Runtime:
+    def open(cls, spec: Spec, state: State, interrupts: Interrupts) -> Runtime:
         _section(spec)
-        return Runtime(spec, imitation=True, statistics=state.statistics)
+        return Runtime(spec, imitation=True, statistics=state.statistics, interrupts=interrupts)
 
     @property
     def prepared(self) -> bool:

@@ -15,6 +15,7 @@ from vla_rl.core.plugins import load
 from vla_rl.core.runtime.assemble import take_columns
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.folder import State
+from vla_rl.core.runtime.interrupts import Interrupts
 from vla_rl.core.runtime.preflight import check_training
 from vla_rl.core.selection import Selection
 from vla_rl.core.session import Session
@@ -42,13 +43,13 @@ class ReinforcementLearning(Session):
         return evaluate, step % (spec.train.checkpoint_every or spec.train.steps or 1) == 0
 
     @classmethod
-    def open(cls, spec: Spec, state: State) -> Runtime:
+    def open(cls, spec: Spec, state: State, interrupts: Interrupts) -> Runtime:
         """Raises UserError too for a model that can only be evaluated and imitate."""
         why = load("model", spec.model.type, spec.plugins).no_rl
         reason = why and why(spec.model.config)
         if reason and spec.train.steps:
             raise UserError(f"model {spec.model.type!r} cannot be trained by reinforcement learning: {reason}")
-        return super().open(spec, state)
+        return super().open(spec, state, interrupts)
 
     @property
     def prepared(self) -> bool:

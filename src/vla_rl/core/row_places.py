@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium
@@ -19,6 +20,7 @@ from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.processes import Processes
+from vla_rl.core.runtime.interrupts import held, ignore_signals
 
 if TYPE_CHECKING:
     from vla_rl.core.rows import MakeRow, Row, View
@@ -108,10 +110,12 @@ class InProcess:
     def __init__(self, make: MakeRow, number: int, chunk: int) -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         make_served = _MakeServed(make, number, chunk, os.getpid())
-        self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
-            [make_served], shared_memory=False, context="forkserver"
-        )
+        with held():  # neither the fork server nor the row is reached by a signal to the whole job
+            self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
+                [make_served], shared_memory=False, context="forkserver"
+            )
         self._process = self._vector.processes[0]
+        Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end, in vain, and wait
         self.pid = self._process.pid or 0
 
     def send(self, method: str, given: tuple[Any, ...]) -> None:
@@ -145,7 +149,7 @@ class _MakeServed:
 
     def __call__(self) -> _Served:
         if os.getpid() != self.home:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
+            ignore_signals()  # they are the owner's to handle
             threading.Thread(target=_leave_with_owner, daemon=True).start()
         return _Served(self.make, self.number, self.chunk)
 

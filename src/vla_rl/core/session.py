@@ -22,6 +22,7 @@ from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.spec import Spec
 
 logger = logging.getLogger(__name__)
+NOTHING = "stopped before there was anything to save"
 
 
 @define
@@ -46,9 +47,9 @@ class Session(ABC):
         """The last step."""
 
     @classmethod
-    def open(cls, spec: Spec, state: State) -> Runtime:
+    def open(cls, spec: Spec, state: State, interrupts: Interrupts) -> Runtime:
         """The workers of the run."""
-        return Runtime(spec, statistics=state.statistics)
+        return Runtime(spec, statistics=state.statistics, interrupts=interrupts)
 
     @abstractmethod
     def advance(self) -> None:
@@ -70,9 +71,9 @@ class Session(ABC):
     @classmethod
     def run(cls, spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
         """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
-        after Ctrl-C (saved), UserError for what the user can mend, and what a plugin raised. After the death of a
-        worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times. Meanwhile no other
-        process can run in the folder."""
+        after Ctrl-C or SIGTERM (saved), UserError for what the user can mend, and what a plugin raised. After the death
+        of a worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times. Meanwhile no
+        other process can run in the folder."""
         home = RunFolder(folder)
         with home.claim(resume):
             for left in range(spec.runtime.restarts, -1, -1):
@@ -89,7 +90,10 @@ class Session(ABC):
     def _attempt(cls, spec: Spec, home: RunFolder, resume: bool) -> dict[str, Any]:
         state, trainer = home.begin(spec, cls.doing, resume)
         with Interrupts() as interrupts:
-            runtime = cls.open(spec, state)
+            try:
+                runtime = cls.open(spec, state, interrupts)
+            except StopRequested:
+                raise RunStopped(NOTHING) from None
             try:
                 if trainer is not None:
                     runtime.load(trainer)
@@ -104,6 +108,8 @@ class Session(ABC):
                     steps=cls.total(spec),
                 )
                 return cls(spec, runtime, home, state, listeners(spec), about, interrupts).play()
+            except StopRequested:
+                raise RunStopped(NOTHING) from None
             finally:
                 interrupts.closing = True
                 runtime.close()
@@ -132,6 +138,7 @@ class Session(ABC):
         self.trace("start")
         try:
             self.prepare()
+            self.interrupts.worth_saving = True
             while True:
                 finished = state.step >= last
                 evaluate, save = self.due()
@@ -145,7 +152,7 @@ class Session(ABC):
                 self.trace("training")
         except StopRequested:
             if not self.prepared:
-                raise RunStopped("stopped before there was anything to save") from None
+                raise
             self.save()
             self.runtime.trace.write(self.home.path, final=True)
             done = f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"

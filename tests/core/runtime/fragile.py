@@ -29,6 +29,8 @@ class FragileConfig:
     """File that says that the fault has happened."""
     report_numpy: str = ""
     """File for the version of NumPy that a row runs with."""
+    latency_s: float = 0.0
+    """Seconds that a step takes."""
     processes: Processes = field(factory=Processes)
 
 
@@ -55,6 +57,7 @@ class Fragile(Row):
         self.state_id, self.steps, self.push = state_id, 0, 0.0
 
     def step(self, action: np.ndarray) -> Outcome:
+        time.sleep(self.config.latency_s)
         self.life += 1
         self.steps += 1
         self.push += float(action[0])

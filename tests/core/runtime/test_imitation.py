@@ -63,14 +63,15 @@ def test_micro_batches_and_schedule(tmp_path):
     assert rates == pytest.approx([3e-2 * 20 / 40, 3e-2 * (0.05 + 0.95 * 20 / 21), 3e-2 * 0.05])
 
 
-def test_ctrl_c_saves_where_it_stopped(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_where_it_stopped(tmp_path, monkeypatch, number):
     train = Imitation.train
 
     def interrupted(self, first, last, rate, progress):
         def stop(step):
             progress(step)
             if step == 31:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
         return train(self, first, last, rate, stop)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -136,3 +138,36 @@ def test_rows_start_and_reset_side_by_side():
     assert len({slot._there.pid for slot in env._slots} & children) == 4
     env.close()
     assert sys.modules["fragile"] is fragile
+
+
+def test_signals_to_all_processes_of_a_job_reach_no_row():
+    """Nor the fork server, which starts the next one."""
+    env = fragile.build(FragileConfig(fault="none"), Context(num_envs=2))
+    rows = np.arange(2)
+    env.reset(rows, rows, rows)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        for process in psutil.Process().children(recursive=True):
+            process.send_signal(number)
+    result = env.chunk_step(np.zeros((2, 1, 2), np.float32), np.ones(2, bool), True)
+    assert env.faults() == {}
+    assert result.executed.all()
+    env._slots[0].discard()
+    env.reset(rows, rows, rows)
+    assert env.faults() == {}
+    env.close()
+
+
+def test_a_process_ends_though_it_did_not_close_its_rows():
+    code = (
+        "import fragile, numpy as np\n"
+        "from vla_rl.core.types import Context\n"
+        "env = fragile.build(fragile.FragileConfig(), Context(num_envs=2))\n"
+        "env.reset(np.arange(2), np.arange(2), np.arange(2))\n"
+        "print(*(slot._there.pid for slot in env._slots))\n"
+    )
+    here = Path(fragile.__file__).parent
+    path = os.pathsep.join([str(here), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split())

@@ -6,12 +6,9 @@ import importlib
 import logging
 import os
 import pickle
-import socket
 import sys
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from time import time
 from typing import Any
@@ -22,8 +19,10 @@ import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
-from vla_rl.core.runtime.peers import RayPeers
-from vla_rl.core.runtime.reservation import holds, nodes_of, object_store, reserve
+from vla_rl.core.runtime.actor import HERE, Actor
+from vla_rl.core.runtime.interrupts import Interrupts
+from vla_rl.core.runtime.own_ray import OwnRay, join
+from vla_rl.core.runtime.reservation import holds, nodes_of, reserve
 from vla_rl.core.runtime.worker import IDLE, Seat, Worker
 from vla_rl.core.spec import Spec
 
@@ -33,14 +32,10 @@ if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interp
 
 SWAP = ("policy", "load")
 """(role, method) that, with weights that were published, is called while another call of the worker goes on."""
-HERE = "\0reference"
-"""Stands for an argument that travels by reference."""
-
-
 LOOKS = 4
 """How often within a deadline it is asked who is stuck."""
-LINGER_S = 5.0
-"""Seconds that Ray's processes get to end after a shutdown; its agents sometimes miss the end of their node."""
+TICK_S = 0.5
+"""How often, while the driver waits, it is asked whether the run has to stop and whether Ray lives."""
 
 
 class WorkerDied(UserError):
@@ -53,6 +48,10 @@ class CallHung(UserError):
 
 class Backend(ABC):
     """Calls to workers by index; a reference stands for a result that may still be on its way."""
+
+    def __init__(self) -> None:
+        self.interrupts = Interrupts()
+        """When a stop is asked for, workers leave what they play (StopRequested)."""
 
     @abstractmethod
     def cluster(self) -> Cluster: ...
@@ -102,6 +101,7 @@ class LocalBackend(Backend):
     """One worker with all roles in this process. References are the results themselves."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.worker: Worker | None = None
 
     def cluster(self) -> Cluster:
@@ -109,9 +109,11 @@ class LocalBackend(Backend):
 
     def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
         self.worker = Worker(spec, seats[0])
+        self.worker.has_to_leave = lambda: self.interrupts.requested
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
         assert self.worker is not None
+        self.interrupts.check_waiting()
         return self.worker.call(role, method, *arguments)
 
     def get(self, reference: Any) -> Any:
@@ -135,6 +137,7 @@ class RayBackend(Backend):
     def __init__(self, address: str | None, deadline_s: float):
         import ray
 
+        super().__init__()
         self.ray, self.deadline = ray, deadline_s
         self.actors: list[Any] = []
         self.names: list[str] = []
@@ -143,30 +146,30 @@ class RayBackend(Backend):
         """What each worker was last asked to do."""
         self.silent: dict[str, float] = {}
         """Since when workers have not even said what they do."""
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
-        if address is not None:
-            _check_reachable(address)
+        self.looked = time()
+        """When it was last asked who is stuck, or the waiting began."""
+        self.leaving = False
+        """Workers were told to leave what they play."""
         self.seats: tuple[Seat, ...] = ()
         self.groups: list[Any] = []
         """Ray's placement groups, which hold the resources of all workers."""
         self.held: list[tuple[Any, int]] = []
         """Placement group and bundle of each worker."""
-        self.owner = not ray.is_initialized()
-        self.alone = address is None
+        self.own: OwnRay | None = None
         """Ray was started for this run."""
-        if self.owner:
-            try:
-                ray.init(
-                    address=address or "local",
-                    object_store_memory=None if address is not None else object_store(),
-                    include_dashboard=False if address is None else None,
-                    logging_level=logging.ERROR,
-                    log_to_driver=True,
-                    runtime_env={"env_vars": {"PYTHONPATH": path}},
-                )
-            except (ConnectionError, ValueError) as exc:
-                raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
+        self.owner = not ray.is_initialized()
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
+        options: dict[str, Any] = {
+            "logging_level": logging.ERROR,
+            "log_to_driver": True,
+            "runtime_env": {"env_vars": {"PYTHONPATH": path}},
+        }
+        if self.owner and address is not None:
+            join(address, **options)
+        elif self.owner:
+            self.own = OwnRay()
+            self.own.start(**options)
 
     def cluster(self) -> Cluster:
         nodes = tuple(node for _, node in nodes_of(self.ray))
@@ -194,7 +197,7 @@ class RayBackend(Backend):
     def _launch(self, place: Seat) -> Any:
         """A worker's actor, on the device that it holds."""
         group, bundle = self.held[place.index]
-        actor = self.ray.remote(concurrency_groups={"monitor": 1, "weights": 1})(_Actor)  # type: ignore[call-overload]
+        actor = self.ray.remote(concurrency_groups={"monitor": 1, "weights": 1})(Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
             "num_cpus": place.slot.cpus,
             "num_gpus": place.slot.gpus,
@@ -207,6 +210,8 @@ class RayBackend(Backend):
         return actor.options(**options).remote(self.spec.to_dict(), place)
 
     def dead(self) -> list[int]:
+        if self.own and self.own.ended():
+            return []
         asked = {actor.doing.remote(): index for index, actor in enumerate(self.actors)}
         there, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=30)
         return [asked[answer] for answer in there if self._raises(answer)]
@@ -244,23 +249,30 @@ class RayBackend(Backend):
         return self.actors[worker].meet.remote({other: self.actors[other] for other in others})
 
     def get(self, reference: Any) -> Any:
-        self.silent.clear()
+        self._begin_waiting()
         while True:
             try:
                 return self._result(reference)
             except self.ray.exceptions.GetTimeoutError:
-                self._raise_if_hung()
+                self._wait_on()
 
     def ready(self, references: Sequence[Any]) -> list[Any]:
-        self.silent.clear()
-        while not self.ray.wait(list(references), num_returns=1, timeout=self.deadline / LOOKS)[0]:
-            self._raise_if_hung()
+        self._begin_waiting()
+        while not self.ray.wait(list(references), num_returns=1, timeout=TICK_S)[0]:
+            self._wait_on()
         return list(self.ray.wait(list(references), num_returns=len(references), timeout=0)[0])
 
     def close(self) -> None:
         actors, self.actors = self.actors, []
-        if not self.ray.is_initialized():
-            return
+        if self.ray.is_initialized() and not (self.own and self.own.ended()):
+            self._end(actors)
+        if self.own:
+            self.own.stop()
+            self.own = None
+        elif self.owner:
+            self.ray.shutdown()
+
+    def _end(self, actors: Sequence[Any]) -> None:
         simulating = [actor for actor, place in zip(actors, self.seats, strict=False) if place.lanes]
         for actor in actors:
             if actor not in simulating:  # at once, so that simulators stop answering and can close
@@ -273,21 +285,40 @@ class RayBackend(Backend):
         groups, self.groups = self.groups, []
         for group in groups:
             self.ray.util.remove_placement_group(group)
-        if self.owner:
-            started = _ray_processes() if self.alone else []
-            self.ray.shutdown()
-            _, left = psutil.wait_procs(started, timeout=LINGER_S)
-            for process in left:
-                process.kill()
+
+    def _begin_waiting(self) -> None:
+        self.silent.clear()
+        self.looked = time()
+
+    def _wait_on(self) -> None:
+        """What has to be done every `TICK_S` while the driver waits."""
+        self.interrupts.check_waiting()
+        if self.interrupts.requested and not self.leaving:
+            self.leaving = True
+            for actor in self.actors:
+                actor.leave_play.remote()
+        self._check_ray()
+        if time() - self.looked > self.deadline / LOOKS:
+            self.looked = time()
+            self._raise_if_hung()
+
+    def _check_ray(self) -> None:
+        ended = self.own.ended() if self.own else []
+        if ended:
+            raise WorkerDied(
+                f"Ray's {' and '.join(ended)} ended, from outside or for lack of memory, and with it all workers; what "
+                f"was done since the last checkpoint is lost"
+            )
 
     def _result(self, reference: Any) -> Any:
         errors = self.ray.exceptions
         lost = (errors.RayActorError, errors.ObjectLostError)
         try:
-            return self.ray.get(reference, timeout=self.deadline / LOOKS)
+            return self.ray.get(reference, timeout=TICK_S)
         except (errors.RayTaskError, *lost) as exc:
             cause = exc.cause if isinstance(exc, errors.RayTaskError) else exc
             if isinstance(cause, lost):  # this call's worker, or the one that an argument was to come from
+                self._check_ray()
                 ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
                 dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(cause)]
                 raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {cause}") from exc
@@ -316,63 +347,12 @@ class RayBackend(Backend):
                 )
 
 
-class _Actor:
-    def __init__(self, data: dict[str, Any], place: Seat):
-        # arrays from the object store are read-only; nothing here writes to what it was given
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        self.worker = Worker(data, place)
-
-    def call(self, order: bytes, *referenced: Any) -> Any:
-        """`order`: (role, method, arguments) in one piece, which Ray sends faster than one by one; `HERE` stands for
-        the next of those that came by reference."""
-        role, method, arguments = pickle.loads(order)  # noqa: S301 - from our own driver
-        came = iter(referenced)
-        return self.worker.call(
-            role, method, *(next(came) if isinstance(a, str) and a == HERE else a for a in arguments)
-        )
-
-    def swap(self, order: bytes, *referenced: Any) -> Any:
-        """`SWAP`, in a thread of its own, since the policy may be playing a rollout."""
-        return self.call(order, *referenced)
-
-    swap.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
-
-    def meet(self, actors: Mapping[int, Any]) -> None:
-        self.worker.meet(RayPeers(self.worker.place.index, actors))
-
-    def doing(self) -> tuple[str, float]:
-        return self.worker.doing
-
-    doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
-
-
 def _interpreter(python: Path) -> dict[str, Any]:
     """Ray's runtime environment with another interpreter. It finds the user's modules as this one does, and its own
     packages, never ours."""
     prefixes = (sys.prefix, sys.base_prefix)
     own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
     return {"py_executable": str(python), "env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))}}
-
-
-def _ray_processes() -> list[psutil.Process]:
-    """Those that this process started, and all of theirs."""
-    found: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if any("/ray/" in part for part in child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    return found
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes. Raises UserError when nothing listens at host:port."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return  # "auto" and the like
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as exc:
-        raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
 
 
 def machine() -> Cluster:

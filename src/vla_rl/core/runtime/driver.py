@@ -18,6 +18,7 @@ from vla_rl.core.plan import Plan
 from vla_rl.core.runtime.assemble import Block, Samples, Share, find_samples, light_arrays, share_out
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
 from vla_rl.core.runtime.imitation import Imitation, of_data, of_expert
+from vla_rl.core.runtime.interrupts import Interrupts
 from vla_rl.core.runtime.measure import measure
 from vla_rl.core.runtime.needs import check_needs
 from vla_rl.core.runtime.offload import Phases
@@ -39,12 +40,21 @@ Statistics = Mapping[str, Mapping[str, Sequence[float]]] | None
 
 
 class Runtime:
-    def __init__(self, spec: Spec, *, imitation: bool = False, statistics: Statistics = None, plan: Plan | None = None):
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        imitation: bool = False,
+        statistics: Statistics = None,
+        plan: Plan | None = None,
+        interrupts: Interrupts | None = None,
+    ):
         """
         Args:
             imitation: for `vla-rl sft`: the learners open the data that the spec names.
             statistics: by which the model scales, of a run that took them from its data; None: the model's own.
             plan: of the workers; None: that of the spec's placement.
+            interrupts: by whose order workers leave what they play.
         """
         self.spec, self.statistics = spec, statistics
         self.demonstrations = 0
@@ -58,6 +68,7 @@ class Runtime:
         local = spec.runtime.backend == "local"
         check_simulators(spec)
         self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
+        self.backend.interrupts = interrupts or self.backend.interrupts
         try:
             self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
             self.seats = seats_for(self.plan, spec.env.num_envs, one_process=local)

@@ -1,16 +1,26 @@
-"""Ctrl-C and SIGTERM: the first ends the phase and saves, the second stops at once."""
+"""Ctrl-C and SIGTERM: the first ends what is played and saves, the second stops at once.
+
+A terminal sends Ctrl-C to a whole process group, and Slurm sends SIGTERM to every process of a job. Only the driver
+takes them as an order; workers, simulators in processes of their own and a Ray that was started for the run go on until
+the driver ends them.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Self
 
 from vla_rl.core.errors import UserError
 
+SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+
 
 class RunStopped(UserError):
-    """Ctrl-C or SIGTERM: the run was saved and can be resumed."""
+    """Ctrl-C or SIGTERM: what there was to save is saved, and the run can be resumed."""
 
     exit_code = 130
 
@@ -25,13 +35,20 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.requested = self.closing = False
+        self.worth_saving = False
+        """Until there is something to save, a stop ends any waiting."""
 
     def check(self) -> None:
         if self.requested:
             raise StopRequested
 
+    def check_waiting(self) -> None:
+        """For whoever waits for a worker."""
+        if not self.worth_saving:
+            self.check()
+
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -44,4 +61,23 @@ class Interrupts:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        print("\nstopping: saving after this phase; once more to stop at once", flush=True)
+        first = ": saving first" if self.worth_saving else ""
+        with suppress(OSError):  # not print, which may be what was interrupted
+            os.write(1, f"\nstopping{first}; once more to stop at once\n".encode())
+
+
+def ignore_signals() -> None:
+    """For a process that another one ends; to be called in its main thread."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+@contextmanager
+def held(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
+    """Signals wait for the end of this block. Processes and threads that begin in it are not reached by them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

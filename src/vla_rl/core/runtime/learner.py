@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.imitation import ImitationStep
+from vla_rl.core.runtime.meeting import address_of, enter_group, open_door
 from vla_rl.core.runtime.publication import Published, Publisher
 from vla_rl.core.runtime.sharding import Holding, Replicas
 from vla_rl.core.sections import Schedule, TrainSpec
@@ -67,6 +69,8 @@ class LearnerRole:
         self.model, self.algorithm, self.train, self.name = model, algorithm, train, name
         self.device, self.world, self.info, self.acting = device, world, info, acting
         self.rank, self.version = 0, 0
+        self.door: socket.socket | None = None
+        """At which rank 0 lets the others in."""
         self.group: Holding = Replicas(world)
         self.publisher = Publisher()
         self._start_optimizer()
@@ -81,12 +85,17 @@ class LearnerRole:
         groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
         self.optimizer = torch.optim.AdamW(groups, lr=self.train.lr, weight_decay=self.train.weight_decay)
 
+    def open_door(self, host: str) -> str:
+        """For rank 0: let the others in at this address of the machine. -> the address for `join`."""
+        self.door = open_door(host)
+        return address_of(self.door)
+
     def join(self, address: str, rank: int) -> None:
         """Enter the torch.distributed group of all learners, and share the model out."""
         if self.world == 1:
             return
         backend = "nccl" if self.device.startswith("cuda") else "gloo"
-        torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=self.world)
+        enter_group(backend, address, rank, self.world, self.door)
         self.rank = rank
         if self.train.sharding == "full":
             from vla_rl.core.runtime.shards import shard

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from vla_rl.core.groups import groups_in
 from vla_rl.core.runtime.assemble import Block, assemble
+from vla_rl.core.runtime.interrupts import StopRequested
 from vla_rl.core.types import Rollout
 
 if TYPE_CHECKING:
@@ -25,15 +26,20 @@ def roll_out(runtime: Runtime, step: int) -> tuple[list[Block], Rollout, Array, 
     rows, section = spec.env.num_envs, spec.rollout
     if section.lag:
         _all_policies(runtime, "rewind")
-    rounds = section.rounds(rows)
-    blocks = play(runtime, step, range(rounds))
-    assembled = assemble(step, blocks, rows, section.group_size)
-    for further in range(rounds, rounds + section.further_rounds):
-        rollout = runtime.algorithm.shape_rewards(assembled[0])
-        if groups_in(rollout, runtime.algorithm.select(rollout)) >= section.groups:
-            break
-        blocks += play(runtime, step, range(further, further + 1))
+    try:
+        rounds = section.rounds(rows)
+        blocks = play(runtime, step, range(rounds))
         assembled = assemble(step, blocks, rows, section.group_size)
+        for further in range(rounds, rounds + section.further_rounds):
+            rollout = runtime.algorithm.shape_rewards(assembled[0])
+            if groups_in(rollout, runtime.algorithm.select(rollout)) >= section.groups:
+                break
+            blocks += play(runtime, step, range(further, further + 1))
+            assembled = assemble(step, blocks, rows, section.group_size)
+    except StopRequested:
+        if section.lag:  # the newest weights are what is saved
+            _all_policies(runtime, "forward")
+        raise
     if section.lag:
         _all_policies(runtime, "forward")
     if "fresh-values" in runtime.algorithm.needs and bool((assembled[0].versions != runtime.version).any()):

@@ -5,7 +5,6 @@ Every process rebuilds its components from the spec; live components are never p
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, get_ident
@@ -21,6 +20,7 @@ from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv, VLAModel
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.heavy import Heavy
+from vla_rl.core.runtime.interrupts import StopRequested
 from vla_rl.core.runtime.lanes import Call, Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
 from vla_rl.core.runtime.offload import Offload, check_offload
@@ -108,6 +108,8 @@ class Worker:
         """Of each thread: weights are published while a rollout is played."""
         self.between_requests = Lock()
         """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
+        self.has_to_leave: Callable[[], bool] = lambda: False
+        """Whether a rollout or an evaluation ends where it is, with StopRequested."""
         self.peers: RayPeers | None = None
         self.answering = Answering()
         self.inboxes = {lane.index: Inbox() for lane in place.served}
@@ -278,13 +280,10 @@ class Worker:
         return result
 
     def rendezvous(self) -> str:
-        """An address at which the learner group can meet."""
-        slot = self.place.slot
-        here = slot.device == "cpu" and slot.node is None  # on a machine by itself no name has to be looked up
-        host = "127.0.0.1" if here else socket.gethostbyname(socket.gethostname())
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{host}:{probe.getsockname()[1]}"
+        """The address at which the learner group meets: that of this node, as the Ray of the run knows it."""
+        import ray
+
+        return str(self.roles["learner"].open_door(ray.util.get_node_ip_address()))
 
     def leave(self, phase: str) -> int:
         return self.offload.leave(phase)
@@ -331,6 +330,8 @@ class Worker:
         """Calls to a role in this worker, as a lane makes them."""
 
         def call(method: str, *arguments: Any) -> Any:
+            if self.has_to_leave():
+                raise StopRequested
             lane = f", lane {arguments[0]}" if name == "sim" else ""
             self.beat(f"{name} worker {self.place.index}{lane} ({self._plugin(name)}): {method}")
             return self._timed(name, method, arguments)

@@ -1,0 +1,235 @@
+"""Kill a short training at random moments, resume it, and compare it with one that nobody disturbed.
+
+    python benchmarks/kills.py                                      # 20 moments of each signal on each backend
+    python benchmarks/kills.py --moments 2 --backend ray --signal SIGKILL
+
+A run is killed up to ten times, resumed each time, and at last left to end. Then its metrics (without times) and its
+weights must be those of the undisturbed run, bit by bit, and nothing may be left: no process, no file in the temporary
+folder, no shared memory, nothing in the run's folder that the undisturbed one has not. SIGKILL goes to the driver;
+SIGINT to its process group, as a terminal does it; SIGTERM in turn to the driver, to the group, and to every process
+of the job, the driver being the last. Exits with 1 where something is lost or left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from attrs import Factory, define, field
+
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+AT_MOST = 10
+"""Kills of one run."""
+PATIENCE_S = 60.0
+MARK = "VLA_RL_KILLS"
+SPEC = """
+name: kills
+seed: 3
+plugins: [vla_rl.core.testing.scripted]
+model: {type: linear}
+env: {type: scripted, num_envs: 8, latency_s: 0.02}
+rollout: {chunk: 2, episodes: 16, group_size: 4}
+algorithm: {type: grpo}
+train: {steps: 40, lr: 3e-2, micro_batch: 8, global_batch: 16, epochs: 2, checkpoint_every: 3}
+eval: {every: 10}
+hooks: [{type: jsonl}]
+"""
+
+
+@define
+class Outcome:
+    """Of all kills of one signal on one backend."""
+
+    kills: int = 0
+    exits: Counter[int] = field(factory=Counter)
+    runs: int = 0
+    slowest_exit: float = 0.0
+    slowest_end: float = 0.0
+    """Seconds from the signal until no process was left."""
+    wrong: list[str] = field(factory=list)
+
+
+@define
+class Bench:
+    backend: str
+    home: Path
+    mark: str = Factory(lambda: f"{os.getpid()}-{random.randrange(2**32)}")
+    moments: random.Random = field(factory=random.Random)
+    duration: float = 0.0
+    """Of the undisturbed run, seconds."""
+
+    def start(self, folder: Path) -> subprocess.Popen[str]:
+        resume = ["--resume"] if list(folder.glob("checkpoints/step_*")) else []
+        command = [sys.executable, "-m", "vla_rl.core.cli.main", "run", str(self.home / "spec.yaml")]
+        temporary = self.home / "t"
+        temporary.mkdir(exist_ok=True)
+        with (self.home / "output").open("a") as output:
+            return subprocess.Popen(
+                [*command, f"runtime.backend={self.backend}", "--folder", str(folder), *resume],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ
+                | {MARK: self.mark, "TMPDIR": str(temporary), "RAY_TMPDIR": str(temporary)}
+                | {"TORCHINDUCTOR_CACHE_DIR": str(self.home / "cache")},  # torch's, for all runs
+                text=True,
+            )
+
+    def undisturbed(self) -> Path:
+        folder, begun = self.home / "undisturbed", time.monotonic()
+        assert self.start(folder).wait() == 0, (self.home / "output").read_text()
+        self.duration = time.monotonic() - begun
+        return folder
+
+    def kill_often(self, name: str, count: int, expected: Path) -> Outcome:
+        outcome = Outcome()
+        while outcome.kills < count:
+            folder = self.home / f"{name}-{outcome.runs}"
+            shared = set(shared_memory())
+            for _ in range(min(AT_MOST, count - outcome.kills)):
+                if self.killed_once(name, folder, outcome):
+                    break
+            process = self.start(folder)
+            if process.wait() != 0:
+                outcome.wrong.append(f"{folder.name}: resumed, it exits with {process.returncode}")
+            outcome.slowest_end = max(outcome.slowest_end, self.wait_for_the_end(outcome))
+            outcome.runs += 1
+            outcome.wrong += [f"{folder.name}: {what}" for what in differences(expected, folder)]
+            outcome.wrong += [f"left in the temporary folder: {left}" for left in (self.home / "t").iterdir()]
+            outcome.wrong += [f"left in shared memory: {left}" for left in unused(set(shared_memory()) - shared)]
+        return outcome
+
+    def killed_once(self, name: str, folder: Path, outcome: Outcome) -> bool:
+        """Start or resume, and kill. -> whether the run had ended by then."""
+        process = self.start(folder)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(self.moments.uniform(0.0, self.duration))
+        sent = time.monotonic()
+        outcome.kills += 1
+        self.send(name, process, outcome.kills)
+        try:
+            process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            outcome.wrong.append(f"{folder.name}: goes on for {PATIENCE_S:g} s after {name}")
+            process.kill()
+        outcome.exits[process.wait()] += 1
+        outcome.slowest_exit = max(outcome.slowest_exit, time.monotonic() - sent)
+        outcome.slowest_end = max(outcome.slowest_end, self.wait_for_the_end(outcome) + time.monotonic() - sent)
+        return process.returncode == 0
+
+    def send(self, name: str, process: subprocess.Popen[str], turn: int) -> None:
+        number = SIGNALS[name]
+        with suppress(ProcessLookupError):
+            if name == "SIGINT" or (name == "SIGTERM" and turn % 3 == 1):
+                os.killpg(process.pid, number)
+                return
+            if name == "SIGTERM" and turn % 3 == 2:
+                for other in self.alive():
+                    if other.pid != process.pid:
+                        with suppress(psutil.Error):
+                            other.send_signal(number)
+                time.sleep(self.moments.uniform(0.0, 2.0))
+            process.send_signal(number)
+
+    def alive(self) -> Iterator[psutil.Process]:
+        """Processes of our runs, by the variable that they inherit."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+    def wait_for_the_end(self, outcome: Outcome) -> float:
+        """-> seconds until no process was left."""
+        begun = time.monotonic()
+        while left := list(self.alive()):
+            if time.monotonic() - begun > PATIENCE_S:
+                outcome.wrong += [f"process left: {' '.join(process.cmdline())[:100]}" for process in left]
+                for process in left:
+                    process.kill()
+            time.sleep(0.1)
+        return time.monotonic() - begun
+
+
+def differences(expected: Path, folder: Path) -> list[str]:
+    """In metrics, weights and names of files."""
+    found = [] if metrics(folder) == metrics(expected) else ["its metrics differ"]
+    if weights(folder) != weights(expected):
+        found.append("its weights differ")
+    return found + [f"left in its folder: {name}" for name in sorted(names(folder) - names(expected))]
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    measured = ("time/", "throughput/")
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(measured)} for line in lines]
+
+
+def weights(folder: Path) -> dict[str, str]:
+    model = folder / "checkpoints" / "last" / "model"
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(model.iterdir())}
+
+
+def names(folder: Path) -> set[str]:
+    """Of the files in a run's folder, apart from copies of its spec."""
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if not re.match(r"spec.*\.yaml", file.name)}
+
+
+def shared_memory() -> Iterator[str]:
+    with suppress(OSError):
+        yield from (str(file) for file in Path("/dev/shm").iterdir())
+
+
+def unused(files: set[str]) -> list[str]:
+    """Those that no process of this machine has mapped: others may use shared memory meanwhile."""
+    for maps in Path("/proc").glob("[0-9]*/maps") if files else ():
+        with suppress(OSError):
+            text = maps.read_text()
+            files = {file for file in files if file not in text}
+    return sorted(files)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moments", type=int, default=20, help="of each signal on each backend")
+    parser.add_argument("--backend", choices=("local", "ray"), nargs="*", default=["local", "ray"])
+    parser.add_argument("--signal", choices=tuple(SIGNALS), nargs="*", default=list(SIGNALS))
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print(f"{'backend':8}{'signal':9}{'moments':>8}{'runs':>6}  {'exit status':28}{'exit':>8}{'end':>8}  lost or left")
+    wrong = 0
+    for backend in options.backend:
+        home = Path(tempfile.mkdtemp(prefix="k-"))  # short: paths of sockets end at 107 bytes
+        (home / "spec.yaml").write_text(SPEC)
+        bench = Bench(backend, home, moments=random.Random(options.seed))
+        expected = bench.undisturbed()
+        for name in options.signal:
+            outcome = bench.kill_often(name, options.moments, expected)
+            exits = ", ".join(f"{count} x {status}" for status, count in sorted(outcome.exits.items()))
+            times = f"{outcome.slowest_exit:6.1f} s{outcome.slowest_end:6.1f} s"
+            print(f"{backend:8}{name:9}{outcome.kills:8}{outcome.runs:6}  {exits:28}{times}  ", end="")
+            print("; ".join(outcome.wrong) or "nothing", flush=True)
+            wrong += len(outcome.wrong)
+        if wrong:
+            print(f"kept: {home}")
+        else:
+            shutil.rmtree(home)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

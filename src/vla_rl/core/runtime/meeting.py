@@ -1,0 +1,71 @@
+"""Where the learners of a run meet: torch's store and the connections between ranks, on one address of the machine.
+
+torch itself would listen on every address.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+import psutil
+import torch
+
+
+def open_door(host: str) -> socket.socket:
+    """A listening socket at a free port of this address, which is ours from now on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    door = socket.socket(family, socket.SOCK_STREAM)
+    door.bind((host, 0))
+    door.listen()
+    return door
+
+
+def address_of(door: socket.socket) -> str:
+    host, port = door.getsockname()[:2]
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def enter_group(backend: str, address: str, rank: int, world: int, door: socket.socket | None) -> None:
+    """Enter the torch.distributed group of all learners.
+
+    Args:
+        address: of rank 0's door; or any other `init_method` of torch's.
+        door: of rank 0.
+    """
+    where = urlsplit(address)
+    if where.scheme != "tcp" or where.hostname is None or where.port is None:
+        torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=world)
+        return
+    _connect_through(where.hostname, door)
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        where.hostname,
+        where.port,
+        world_size=world,
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=None if door is None else door.detach(),
+    )
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+
+
+def _connect_through(host: str, door: socket.socket | None) -> None:
+    """Let ranks connect through the network of the door, unless the user has chosen one. NCCL chooses among the
+    networks of a cluster by itself."""
+    own = host if door is not None else _own_address_towards(host)
+    interface = next((name for name, of in psutil.net_if_addrs().items() if any(a.address == own for a in of)), None)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if ip_address(own).is_loopback:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def _own_address_towards(host: str) -> str:
+    """This machine's address on the way to that one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as way:
+        way.connect((host, 1))  # sends nothing
+        own: str = way.getsockname()[0]
+        return own

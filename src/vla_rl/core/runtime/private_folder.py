@@ -1,0 +1,37 @@
+"""A folder in the system's temporary one that only this user can enter, for as long as this process lives."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "vla-rl-ray-"
+LOCK = "lock"
+
+
+class PrivateFolder:
+    def __init__(self, parent: Path) -> None:
+        """Also removes those in `parent` whose process was killed."""
+        for folder in parent.glob(f"{PREFIX}*"):
+            _remove_if_left(folder)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_if_left(folder: Path) -> None:
+    with suppress(OSError):  # another user's, or locked by a process that lives
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
