@@ -87,7 +87,7 @@ class Plugin:
 
     config: type
     """attrs class (frozen, kw_only) of the plugin's keys in a spec."""
-    build: Callable[[Any, Context], Any]
+    build: Callable[[Any, Context], Any] = field(validator=attrs.validators.is_callable())
     """(config, context) -> component; for hooks: an object with `RunEvents` methods or wrappers."""
     summary: str
     extra: str | None = None

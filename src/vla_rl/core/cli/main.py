@@ -280,7 +280,7 @@ def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:
     """The spec, and the run folder when that was given."""
     from vla_rl.core.spec import load_spec
 
-    home = path if (path / "spec.yaml").is_file() else None
+    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - False for a name that is too long
     return load_spec(home / "spec.yaml" if home else path, overrides or ()), home
 
 
@@ -288,7 +288,7 @@ def _checkpoint(path: Path) -> Path | None:
     """The checkpoint folder that a path means; None for a spec file."""
     from vla_rl.core.errors import UserError
 
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113 - as above
         return None
     folder = path / "checkpoints" / "last" if (path / "spec.yaml").is_file() else path
     folder = folder.resolve()
