@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vla_rl.core.errors import SpecError
-from vla_rl.core.spec import Spec, check, component, load_spec, parse_spec
+from vla_rl.core.spec import Spec, component, load_spec, missing, parse_spec
 
 TOY = """
 import attrs
@@ -100,7 +100,7 @@ def test_a_good_spec():
     assert spec.hooks[0].config.where == "here"
     assert spec.runtime.backend == "ray"
     assert spec.warmup is None
-    assert check(spec) == []
+    assert list(missing(spec)) == []
 
 
 def test_to_dict_and_dump_read_back_to_an_equal_spec(folder):
@@ -219,6 +219,11 @@ def test_every_error_of_a_file_at_once():
             "hooks: [{type: toy, where: here}]",
             "hooks: {type: toy}",
             "spec.yaml:11: hooks: expected a list of hooks such as [{type: ...}], got a mapping",
+        ),
+        (
+            "hooks: [{type: toy, where: here}]",
+            "hooks: [{type: toy}, {type: toy, where: here}, {type: toy}]",
+            "spec.yaml:11: hooks.2: 'toy' is listed twice with the same settings; it would do everything twice",
         ),
         (
             "plugins: [toy.py]",

@@ -7,7 +7,7 @@ keys. Only the light part of a plugin is imported for that.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -18,7 +18,6 @@ from attrs import validators as v
 
 from vla_rl.core import plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
-from vla_rl.core.machine import interpreter_problems
 from vla_rl.core.seats import check_module
 from vla_rl.core.sections import (
     Component,
@@ -30,7 +29,7 @@ from vla_rl.core.sections import (
     TrainSpec,
     WarmupSpec,
 )
-from vla_rl.core.source import LAST, Source, change
+from vla_rl.core.source import LAST, Item, Source, change
 from vla_rl.core.structure import Problems, Structurer, keys_of, problem, said, to_plain
 from vla_rl.core.yaml import Document, dotted, dump, parse
 from vla_rl.core.yaml import Path as KeyPath
@@ -45,9 +44,9 @@ __all__ = [
     "Spec",
     "TrainSpec",
     "WarmupSpec",
-    "check",
     "component",
     "load_spec",
+    "missing",
     "parse_spec",
 ]
 
@@ -106,6 +105,12 @@ class Spec:
     source: Source | None = field(default=None, init=False, eq=False, repr=False)
     """What it was read from, for messages; none: Python, or changed since."""
 
+    @hooks.validator
+    def _hooks(self, attribute: Any, value: tuple[Component, ...]) -> None:
+        for i, hook in enumerate(value):
+            if hook in value[:i]:
+                raise problem(f"{hook.type!r} is listed twice with the same settings; it would do everything twice", i)
+
     @name.validator
     def _name(self, attribute: Any, value: str) -> None:
         if re.fullmatch(r"\w[\w.+-]*", value) is None:
@@ -158,24 +163,26 @@ def parse_spec(data: Mapping[str, Any] | str, source: str = "<dict>", overrides:
     return _parse(document, source, overrides, Path.cwd())
 
 
-def check(spec: Spec) -> list[str]:
-    """Problems of a well-formed spec on this machine that show without building anything: what is not installed."""
-    named = [("model", spec.model), ("env", spec.env), ("algorithm", spec.algorithm), ("placement", spec.placement)]
-    found = []
-    if spec.imitation is not None and spec.imitation.data is not None:
-        named.append(("data", spec.imitation.data))
-    for kind, part in (*named, *(("hook", hook) for hook in spec.hooks)):
+def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
+    """Parts of the spec whose packages are not installed, by metadata alone.
+
+    Args:
+        imitation: those of `imitation:` too.
+    """
+    named: list[tuple[KeyPath, str, Component]] = [
+        ((kind,), kind, getattr(spec, kind)) for kind in ("model", "env", "algorithm", "placement")
+    ]
+    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+        named.append((("imitation", "data"), "data", spec.imitation.data))
+    for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
         if kind == "env" and spec.env.python is not None:
             continue  # installed there, not here
         item = plugins.installed(kind, spec.plugins)[part.type][0]
         extra = plugins.load(kind, part.type, spec.plugins).extra
-        missing = plugins.missing_requirements(item.dist, extra) if item.entry else []
-        if missing:
+        lacking = plugins.missing_requirements(item.dist, extra) if item.entry else []
+        if lacking:
             command = plugins.install_command(item.dist, extra)
-            found.append(f"{kind}: {part.type!r} from {item.origin} needs {', '.join(missing)}; try: {command}")
-    if spec.env.python is not None:
-        found += [f"env.python: {text}" for text in interpreter_problems(spec.env.python)]
-    return found
+            yield path, f"{part.type!r} from {item.origin} needs {', '.join(lacking)}; try: {command}"
 
 
 # ------------------------------------------------------------------------------------------------ internal

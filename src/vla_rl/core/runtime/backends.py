@@ -6,23 +6,23 @@ import importlib
 import logging
 import os
 import pickle
-import socket
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 
 import numpy as np
 import psutil
-import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
+from vla_rl.core.runtime.hardware import machine
 from vla_rl.core.runtime.peers import RayPeers
+from vla_rl.core.runtime.progress import Count, Glances
+from vla_rl.core.runtime.ray_processes import check_reachable, interpreter, ray_processes
 from vla_rl.core.runtime.reservation import holds, nodes_of, object_store, reserve
 from vla_rl.core.runtime.worker import IDLE, Seat, Worker
 from vla_rl.core.spec import Spec
@@ -37,6 +37,8 @@ HERE = "\0reference"
 """Stands for an argument that travels by reference."""
 
 
+TICK_S = 1.0
+"""Seconds between two looks at how far the workers are."""
 LOOKS = 4
 """How often within a deadline it is asked who is stuck."""
 LINGER_S = 5.0
@@ -53,6 +55,9 @@ class CallHung(UserError):
 
 class Backend(ABC):
     """Calls to workers by index; a reference stands for a result that may still be on its way."""
+
+    tick: Callable[[], None] = staticmethod(lambda: None)
+    """Called about every `TICK_S` while results are waited for; set by the driver."""
 
     @abstractmethod
     def cluster(self) -> Cluster: ...
@@ -85,6 +90,10 @@ class Backend(ABC):
     def ready(self, references: Sequence[Any]) -> list[Any]:
         """Wait until at least one is there, -> those that are."""
 
+    @abstractmethod
+    def played(self, workers: Sequence[int]) -> Count:
+        """How far these are with what they play, as far as they have said; does not wait."""
+
     def dead(self) -> list[int]:
         """Workers whose process ended."""
         return []
@@ -103,12 +112,22 @@ class LocalBackend(Backend):
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
+        self._ticked = monotonic()
 
     def cluster(self) -> Cluster:
         return machine()
 
     def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
-        self.worker = Worker(spec, seats[0])
+        self.worker = _WorkerHere(spec, seats[0], self._beat)
+
+    def _beat(self) -> None:
+        if monotonic() - self._ticked >= TICK_S:
+            self._ticked = monotonic()
+            self.tick()
+
+    def played(self, workers: Sequence[int]) -> Count:
+        assert self.worker is not None
+        return self.worker.played.count()
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
         assert self.worker is not None
@@ -129,6 +148,18 @@ class LocalBackend(Backend):
             self.worker = None
 
 
+class _WorkerHere(Worker):
+    """Lets the driver, in whose thread it works, look up from time to time."""
+
+    def __init__(self, spec: Spec, place: Seat, on_beat: Callable[[], None]):
+        self._on_beat = on_beat
+        super().__init__(spec, place)
+
+    def beat(self, doing: str | None = None) -> None:
+        super().beat(doing)
+        self._on_beat()
+
+
 class RayBackend(Backend):
     """One Ray actor a worker; what the driver passes on travels through Ray's object store, by reference."""
 
@@ -141,12 +172,13 @@ class RayBackend(Backend):
         self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
         """What each worker was last asked to do."""
+        self._glances = Glances(ray)
         self.silent: dict[str, float] = {}
         """Since when workers have not even said what they do."""
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
         if address is not None:
-            _check_reachable(address)
+            check_reachable(address)
         self.seats: tuple[Seat, ...] = ()
         self.groups: list[Any] = []
         """Ray's placement groups, which hold the resources of all workers."""
@@ -203,7 +235,7 @@ class RayBackend(Backend):
             ),
         }
         if place.slot.roles == ("sim",) and self.spec.env.python is not None:
-            options["runtime_env"] = _interpreter(self.spec.env.python)
+            options["runtime_env"] = interpreter(self.spec.env.python)
         return actor.options(**options).remote(self.spec.to_dict(), place)
 
     def dead(self) -> list[int]:
@@ -247,13 +279,17 @@ class RayBackend(Backend):
         self.silent.clear()
         while True:
             try:
+                self._wait([reference])
                 return self._result(reference)
             except self.ray.exceptions.GetTimeoutError:
                 self._raise_if_hung()
 
+    def played(self, workers: Sequence[int]) -> Count:
+        return self._glances.look([self.actors[worker] for worker in workers])
+
     def ready(self, references: Sequence[Any]) -> list[Any]:
         self.silent.clear()
-        while not self.ray.wait(list(references), num_returns=1, timeout=self.deadline / LOOKS)[0]:
+        while not self._wait(references):
             self._raise_if_hung()
         return list(self.ray.wait(list(references), num_returns=len(references), timeout=0)[0])
 
@@ -274,11 +310,20 @@ class RayBackend(Backend):
         for group in groups:
             self.ray.util.remove_placement_group(group)
         if self.owner:
-            started = _ray_processes() if self.alone else []
+            started = ray_processes() if self.alone else []
             self.ray.shutdown()
             _, left = psutil.wait_procs(started, timeout=LINGER_S)
             for process in left:
                 process.kill()
+
+    def _wait(self, references: Sequence[Any]) -> bool:
+        """-> whether one of them came before it is time to ask who is stuck."""
+        until = monotonic() + self.deadline / LOOKS
+        while not self.ray.wait(list(references), timeout=max(0.0, min(TICK_S, until - monotonic())))[0]:
+            if monotonic() >= until:
+                return False
+            self.tick()
+        return True
 
     def _result(self, reference: Any) -> Any:
         errors = self.ray.exceptions
@@ -345,37 +390,7 @@ class _Actor:
 
     doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
+    def played(self) -> Count:
+        return self.worker.played.count()
 
-def _interpreter(python: Path) -> dict[str, Any]:
-    """Ray's runtime environment with another interpreter. It finds the user's modules as this one does, and its own
-    packages, never ours."""
-    prefixes = (sys.prefix, sys.base_prefix)
-    own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
-    return {"py_executable": str(python), "env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))}}
-
-
-def _ray_processes() -> list[psutil.Process]:
-    """Those that this process started, and all of theirs."""
-    found: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if any("/ray/" in part for part in child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    return found
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes. Raises UserError when nothing listens at host:port."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return  # "auto" and the like
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as exc:
-        raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
-
-
-def machine() -> Cluster:
-    """This machine."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Cluster(cpus=float(cpus), gpus=torch.cuda.device_count(), memory=psutil.virtual_memory().available)
+    played.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

@@ -8,7 +8,14 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.maniskill.checks import action_dim, known_instructions, one_or_more, preflight, some_cameras
+from vla_rl.plugins.envs.maniskill.checks import (
+    action_dim,
+    check,
+    known_instructions,
+    one_or_more,
+    preflight,
+    some_cameras,
+)
 
 
 @frozen(kw_only=True)
@@ -54,5 +61,6 @@ plugin = Plugin(
     extra="maniskill",
     row_memory=1_200_000_000,
     preflight=preflight,
+    check=check,
     action_dim=action_dim,
 )

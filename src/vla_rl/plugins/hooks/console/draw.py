@@ -25,6 +25,8 @@ NUMBERS = {
     "loss/clip_fraction": "clipped",
     "policy/entropy": "entropy",
 }
+UNITS = {"rollout": "chunk steps", "eval": "episodes", "warmup": "epochs", "demonstrations": "episodes"}
+"""Of what a phase has done."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BAR, SPLIT = 30, 20
 MAX_WIDTH = 92
@@ -70,6 +72,14 @@ def step_line(status: Status) -> str:
         parts.append(f"{metrics['throughput/samples_per_s']:,.0f} samples/s")
     parts += [" ".join(f"{role} {share:.0%}" for role, share in status.split.items())] if status.split else []
     return ", ".join([*parts, f"{clock(status.elapsed)} elapsed", f"{clock(status.eta)} to go"])
+
+
+def progress_line(status: Status) -> str:
+    """How far a long phase is: `step 3 rollout: 48 of 128 chunk steps, 1:30`."""
+    step = status.step if status.phase in ("eval", "demonstrations", "warmup") else status.step + 1
+    unit = UNITS.get(status.phase, "")
+    done = f"{status.done:,} of {status.total:,} {unit}".rstrip() + ", " if status.total else ""
+    return f"step {step} {status.phase}: {done}{clock(status.in_phase)}"
 
 
 def warmup_line(metrics: Mapping[str, float]) -> str:

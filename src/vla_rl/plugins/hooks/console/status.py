@@ -32,6 +32,7 @@ class Status:
         self.run, self._now = run, now
         self.step = run.first_step
         self.phase, self.done, self.total = "starting", 0, 0
+        self._phase_started = self._last_line = now()
         self.metrics: dict[str, float] = {}
         self.history: list[float] = []
         """Success rate of each rollout, for the sparkline."""
@@ -42,7 +43,23 @@ class Status:
         self._step_seconds: float | None = None
 
     def progress(self, phase: str, done: int, total: int) -> None:
+        if phase != self.phase:
+            self._phase_started = self._now()
         self.phase, self.done, self.total = phase, done, total
+
+    def spoke(self) -> None:
+        """A line was printed."""
+        self._last_line = self._now()
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the last line, or since the phase began where that was later."""
+        return self._now() - max(self._last_line, self._phase_started)
+
+    @property
+    def in_phase(self) -> float:
+        """Seconds that the phase takes by now."""
+        return self._now() - self._phase_started
 
     def updated(self, step: int, metrics: dict[str, float]) -> None:
         now = self._now()
