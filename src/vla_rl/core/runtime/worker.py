@@ -227,7 +227,8 @@ class Worker:
 
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         """Call a method of a hosted role; `role` "worker" is this object."""
-        self.beat(f"{role} worker {self.place.index} ({self._plugin(role)}): {method}")
+        who = "worker" if role == "worker" else f"{role} worker"
+        self.beat(f"{who} {self.place.index} ({self._plugin(role)}): {method}")
         try:
             return self._timed(role, method, arguments)
         finally:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vla_rl.core.events import Rate, Run
-from vla_rl.plugins.hooks.console.status import Status, clock, percent
+from vla_rl.plugins.hooks.console.status import Status, clock, mood, percent
 
 COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}
 NUMBERS = {
@@ -103,7 +103,7 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
         if rate is None:
             continue
         past = f"{100 * before['rate']:.1f} %" if before and name == "all" else ""
-        style = "bold green" if name == "all" else ""
+        style = mood(rate["rate"], before and before["rate"]) if name == "all" else ""
         table.add_row(
             escape(name),
             past,
@@ -170,7 +170,7 @@ def _success(status: Status) -> Text:
         _rate(text, "rollout ", status.success, "bold")
         text.append(f"  {_sparkline(status.history)}  ", style="green")
     if status.last_eval is not None:
-        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, "bold green")
+        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_mood)
     return text or Text("nothing measured yet", style="dim")
 
 

@@ -61,9 +61,9 @@ class Screen:
         if self._status is None:
             return
         self._status.evaluated(evaluation)
-        success = evaluation.success
+        success, style = evaluation.success, self._status.eval_mood
         self._say(
-            f"evaluation at step {step}: success [bold green]{escape(percent(success))}[/] "
+            f"evaluation at step {step}: success [{style}]{escape(percent(success))}[/] "
             f"of {success.n} episodes, {evaluation.seconds:.0f} s"
         )
 

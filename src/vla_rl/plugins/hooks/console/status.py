@@ -25,6 +25,12 @@ def percent(rate: Rate) -> str:
     return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
 
 
+def mood(rate: float, before: float | None) -> str:
+    """rich's style of a success rate: green where it is better than before, red where it is worse."""
+    past = before or 0.0
+    return "bold green" if rate > past else "bold red" if rate < past else "bold"
+
+
 class Status:
     """The run as of now."""
 
@@ -76,6 +82,13 @@ class Status:
         self.last_eval = evaluation
         if evaluation.step == self.run.first_step:
             self._step_started = self._now()
+
+    @property
+    def eval_mood(self) -> str:
+        """Style of the last evaluation's success, beside that of the first."""
+        assert self.first_eval is not None and self.last_eval is not None
+        first = None if self.first_eval is self.last_eval else self.first_eval.success.rate
+        return mood(self.last_eval.success.rate, first)
 
     @property
     def elapsed(self) -> float:

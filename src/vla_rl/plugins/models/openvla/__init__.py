@@ -15,16 +15,7 @@ if TYPE_CHECKING:
     from vla_rl.plugins.models.openvla.policy import OFTPolicy
 
 
-__all__ = [
-    "LoRAConfig",
-    "OpenVLAARConfig",
-    "OpenVLAOFTConfig",
-    "ValueHeadConfig",
-    "build",
-    "build_autoregressive",
-    "openvla",
-    "openvla_oft",
-]
+__all__ = ["LoRAConfig", "OpenVLAARConfig", "OpenVLAOFTConfig", "ValueHeadConfig", "build", "openvla", "openvla_oft"]
 
 
 def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:
