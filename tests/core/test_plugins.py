@@ -94,9 +94,10 @@ def test_only_listed_third_parties_are_seen(offer, monkeypatch):
     [
         (
             "1 / 0",
-            r"placement 'one' from acme-one 0.3 \(acme_one_module:plugin\) cannot be imported: ZeroDivisionError",
+            r"placement 'one' from acme-one 0.3 \(acme_one_module:plugin\) cannot be imported: .*:1: ZeroDivisionError",
         ),
-        ("import acme_one_module.part", r"cannot be imported: ModuleNotFoundError"),
+        ("\nimport sys; sys.exit(3)", "acme_one_module.py:2: SystemExit: 3; it must not end the process"),
+        ("import acme_one_module.part", r"cannot be imported: .*acme_one_module.py:1: ModuleNotFoundError"),
         ("plugin = 3", "acme_one_module:plugin is 3, not a Plugin"),
         ("from vla_rl import Plugin\nplugin = Plugin(config=int, build=int, summary='')", "not an attrs class"),
         ("import vroom", r"needs 'vroom', which is not installed; try: pip install 'acme-one\[fast\]'"),
@@ -123,6 +124,12 @@ def test_errors_of_a_builder_keep_their_type_and_name_the_plugin(offer):
     assert caught.value.__notes__ == ["in plugin 'one', building the placement"]
 
 
+def test_a_builder_that_ends_the_process_is_an_error(offer):
+    offer("acme-one", "one", GOOD.replace("One()", "exit(3)"))
+    with pytest.raises(PluginError, match="building it ended the process: .*acme_one_module.py:.*SystemExit: 3"):
+        build("placement", "one", None, Context())
+
+
 def test_a_component_of_another_kind_is_refused(offer):
     offer("acme-one", "one", GOOD.replace("One()", "config"))
     with pytest.raises(PluginError, match="build returned Config, which is no Placement; subclass it"):
@@ -143,9 +150,21 @@ def test_a_module_adds_plugins_without_being_installed(tmp_path):
     ("source", "message"),
     [
         (None, "no file .*toy.py"),
-        ("1 / 0", "cannot be imported: ZeroDivisionError"),
+        ("\n1 / 0", "cannot be imported: .*toy.py:2: ZeroDivisionError: division by zero"),
+        ("import json\njson.loads('{')", "cannot be imported: .*toy.py:2: JSONDecodeError"),
+        ("\ndef f(:", "cannot be imported: .*toy.py:2: SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(3)", "cannot be imported: .*toy.py:2: SystemExit: 3; it must not end the process"),
+        ("import sys\nsys.exit()", "cannot be imported: .*toy.py:2: SystemExit: ; it must not end the process"),
         ("import zoom", "needs 'zoom', which is not installed"),
-        ("vla_rl_plugins = {'envs': {}}", "has 'envs'; kinds are model, env"),
+        ("vla_rl_plugins = {'envs': {}}", "has 'envs'; did you mean 'env'.; kinds are model, env"),
+        ("vla_rl_plugins = 42", "vla_rl_plugins of module .*toy.py is 42; it must be a dict"),
+        (
+            "vla_rl_plugins = {'env': ['t2']}",
+            r"vla_rl_plugins of module .*toy.py, 'env': is \['t2'\]; it must be a dict",
+        ),
+        ("vla_rl_plugins = {'env': {'t2': 42}}", "'env': 't2' is 42, not a Plugin; name an instance of vla_rl.Plugin"),
+        ("vla_rl_plugins = {'env': {3: 4}}", "'env': 3 is no name of a plugin; names are strings"),
+        ("from vla_rl import Plugin\nPlugin(config=int, build=3, summary='')", "toy.py:2: NotCallableError"),
     ],
 )
 def test_a_module_that_cannot_serve_is_an_error(tmp_path, source, message):

@@ -10,7 +10,7 @@ import pytest
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm, RunEvents, VLAModel, hookimpl
 from vla_rl.core.plugins import KINDS
-from vla_rl.core.seats import ALL_HOOKS, broadcast, hook_names, seat
+from vla_rl.core.seats import ALL_HOOKS, broadcast, check_module, hook_names, seat
 
 
 class Twice(Algorithm):
@@ -263,3 +263,44 @@ def test_a_bare_call_costs_microseconds():
 
     algorithm = seat("algorithm", Twice(), "twice")
     assert min(timeit.repeat(lambda: algorithm.advantages(1), number=1000, repeat=5)) < 0.1, "100 us a call is a bug"
+
+
+MODULE = """
+from vla_rl import hookimpl
+
+@hookimpl
+def on_update_end(step): ...
+
+@hookimpl(wrapper=True)
+def advantages(rollout):
+    return (yield)
+
+def helper(): ...
+"""
+
+
+def written(text: str) -> ModuleType:
+    made = ModuleType("toy_module")
+    exec(compile(text, "toy.py", "exec"), vars(made))
+    for value in vars(made).values():
+        if hasattr(value, "__code__") and value.__code__.co_filename == "toy.py":
+            value.__module__ = "toy_module"
+    return made
+
+
+def test_a_module_of_good_hooks_passes():
+    check_module("toy", written(MODULE))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("def on_update_end", "def on_updat_end", "toy.py:4.: unknown hook; did you mean 'on_update_end'"),
+        ("(step)", "(stp)", "hook 'on_update_end' .toy.py:4.: unknown argument 'stp'; did you mean 'step'"),
+        ("advantages(rollout)", "advantages(rolout)", "hook 'advantages' .toy.py:7.: unknown argument 'rolout'"),
+        ("@hookimpl\n", "", "hook 'on_update_end' .toy.py:4.: it is called by nobody; put @hookimpl before it"),
+    ],
+)
+def test_a_module_whose_hooks_would_not_be_called_is_refused(old, new, message):
+    with pytest.raises(PluginError, match=message):
+        check_module("toy", written(MODULE.replace(old, new)))

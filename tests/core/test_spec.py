@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vla_rl.core.errors import SpecError
-from vla_rl.core.spec import Spec, check, component, load_spec, parse_spec
+from vla_rl.core.spec import Spec, component, load_spec, missing, parse_spec
 
 TOY = """
 import attrs
@@ -100,7 +100,7 @@ def test_a_good_spec():
     assert spec.hooks[0].config.where == "here"
     assert spec.runtime.backend == "ray"
     assert spec.warmup is None
-    assert check(spec) == []
+    assert list(missing(spec)) == []
 
 
 def test_to_dict_and_dump_read_back_to_an_equal_spec(folder):
@@ -221,6 +221,26 @@ def test_every_error_of_a_file_at_once():
             "spec.yaml:11: hooks: expected a list of hooks such as [{type: ...}], got a mapping",
         ),
         (
+            "hooks: [{type: toy, where: here}]",
+            "hooks: [{type: toy}, {type: toy, where: here}, {type: toy}]",
+            "spec.yaml:11: hooks.2: 'toy' is listed twice with the same settings; it would do everything twice",
+        ),
+        (
+            "plugins: [toy.py]",
+            "plugins: [toy.py, ./toy]",
+            "spec.yaml:2: plugins.1: './toy' is neither a dotted module name nor the path of a .py file",
+        ),
+        (
+            "plugins: [toy.py]",
+            "plugins: [toy.py, toy.py]",
+            "spec.yaml:2: plugins.1: 'FOLDER/toy.py' is listed twice",
+        ),
+        (
+            "algorithm:\n  type: toy",
+            "algorithm:\n  type: grpo\n  preset: [paper]",
+            "spec.yaml:8: algorithm.preset: 'grpo' has no preset ['paper']; there are: 'paper', 'rlinf', 'simplevla'",
+        ),
+        (
             "plugins: [toy.py]",
             "plugins: [toy.py, nope.sub]",
             "spec.yaml:2: plugins.1: no module named 'nope.sub'; give the path of its .py file, or put its folder on PYTHONPATH",
@@ -229,7 +249,7 @@ def test_every_error_of_a_file_at_once():
 )
 def test_one_error(old, new, message):
     assert old in GOOD
-    assert message in errors(GOOD.replace(old, new))
+    assert message in [error.replace(str(Path.cwd()), "FOLDER") for error in errors(GOOD.replace(old, new))]
 
 
 def test_an_unknown_plugin_says_what_is_installed():
@@ -248,6 +268,23 @@ def test_an_unknown_plugin_says_what_is_installed():
 )
 def test_no_spec_at_all(text, message):
     assert message.split(":")[-1] in errors(text)[0]
+
+
+@pytest.mark.parametrize("text", [GOOD.encode("utf-16"), GOOD.encode() + b"# caf\xe9", b"\x80\x04\x95"])
+def test_a_file_that_is_no_text_in_utf_8(text):
+    Path("spec.yaml").write_bytes(text)
+    with pytest.raises(SpecError, match="spec.yaml: is no text in UTF-8 .*; save it anew as UTF-8"):
+        load_spec("spec.yaml")
+
+
+def test_a_folder_as_spec(folder):
+    with pytest.raises(SpecError, match="is a folder, and not that of a run"):
+        load_spec(folder)
+
+
+def test_what_could_not_be_read_is_not_missed_as_well():
+    found = errors(GOOD.replace("env: {type: toy, num_envs: 8, sizes: {front: 64}}", "env: {<<: {type: toy}, a: 1}"))
+    assert len(found) == 1 and "spec.yaml:4: env: merge keys (`<<:`) are not part of YAML 1.2" in found[0]
 
 
 def test_a_file_that_is_not_there():
@@ -278,15 +315,19 @@ def test_overrides():
         ("train.lr=[", "override: train.lr: not valid YAML: "),
         ("train", "override: 'train' is not of the form path=value"),
         ("name.x=1", "override: name.x: name is str 'test', which has no 'x'"),
+        ("placement.0.type=toy", "override: placement.0.type: the spec lists no placement; give the whole list"),
+        ("env..num_envs=1", "override: 'env..num_envs' has a dot without a key before and after it"),
+        ("algorithm.mode=[a]", "override: algorithm.mode: expected one of 'a', 'b', got a list"),
         ("hooks.3.where=1", "override: hooks.3.where: hooks has 1 items; '3' is none of 0, 1, ..."),
     ],
 )
 def test_a_wrong_override(override, message):
-    found = errors(GOOD, override)
-    assert any(error.startswith(message) for error in found) or override == "env.num_envs=6", found
-    assert (
-        override != "env.num_envs=6" or "spec.yaml:5: rollout.episodes: 16 is not a multiple of env.num_envs 6" in found
-    )
+    found = errors(GOOD.replace("placement: {type: toy}\n", ""), override)
+    assert any(error.startswith(message) for error in found), found
+
+
+def test_an_override_that_another_key_does_not_allow():
+    assert "spec.yaml:5: rollout.episodes: 16 is not a multiple of env.num_envs 6" in errors(GOOD, "env.num_envs=6")
 
 
 def test_components_from_python(folder):

@@ -49,6 +49,12 @@ def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, downl
     raise CheckpointError(f"checkpoint {name!r} is not a folder (looked at {folder.absolute()})")
 
 
+def folder_of(name: str, builtin: Path | None = None) -> Path | None:
+    """As `resolve`, without asking the hub or its cache: None for a name of the hub."""
+    folder = Path(name).expanduser()
+    return None if HUB_NAME.fullmatch(name) and not folder.is_dir() else resolve(name, (), builtin)
+
+
 def _from_hub(name: str, wanted: Sequence[str], download: bool) -> Path:
     try:
         from huggingface_hub import constants, snapshot_download

@@ -8,12 +8,14 @@ from typing import Any
 from vla_rl.core.runtime.driver import Runtime
 from vla_rl.core.runtime.folder import State, read_state, summary
 from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
+from vla_rl.core.runtime.preflight import check_spec
 from vla_rl.core.spec import Spec
 
 
 def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given. Raises
     CheckpointError when any of its files is damaged, RunStopped after Ctrl-C or SIGTERM."""
+    check_spec(spec, training=False)
     with Interrupts() as interrupts:
         try:
             return _evaluate(spec, checkpoint, interrupts)

@@ -67,6 +67,8 @@ class Run:
     """0, or the step a resumed run starts from."""
     steps: int
     """Step at which the run ends."""
+    devices: str = ""
+    """What each role works on, such as "sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)"."""
 
 
 def listeners(spec: Spec) -> RunEvents:

@@ -266,7 +266,8 @@ class RunEvents:
 
     @hookspec
     def on_progress(self, run: Run, phase: str, done: int, total: int) -> None:
-        """Within a phase (demonstrations, warmup, rollout, update, eval): `done` of `total`, 0 when not known."""
+        """When a phase (demonstrations, warmup, rollout, update, eval) begins, and about every second while it goes on:
+        `done` of `total` (chunk steps of a rollout, episodes of an evaluation), 0 when not known."""
 
     @hookspec
     def on_fault(self, run: Run, step: int, message: str) -> None:

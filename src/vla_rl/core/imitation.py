@@ -14,6 +14,7 @@ from vla_rl.core.runtime.folder import State
 from vla_rl.core.runtime.imitation import Imitation
 from vla_rl.core.runtime.interrupts import Interrupts
 from vla_rl.core.runtime.learner import schedule
+from vla_rl.core.runtime.preflight import check_spec
 from vla_rl.core.sections import ImitationSpec
 from vla_rl.core.session import Session
 from vla_rl.core.spec import Spec
@@ -21,6 +22,8 @@ from vla_rl.core.spec import Spec
 
 def clone(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
     """Train as the spec's `imitation:` says; as `Session.run`."""
+    _section(spec)
+    check_spec(spec, training=False, imitation=True)
     return Cloning.run(spec, folder, resume)
 
 

@@ -10,13 +10,8 @@ from typing import Any
 
 from attrs import Factory, define, field
 
-from vla_rl.core.errors import UserError
-from vla_rl.core.plugins import load
 from vla_rl.core.runtime.assemble import take_columns
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.folder import State
-from vla_rl.core.runtime.interrupts import Interrupts
-from vla_rl.core.runtime.preflight import check_training
+from vla_rl.core.runtime.preflight import check_spec
 from vla_rl.core.selection import Selection
 from vla_rl.core.session import Session
 from vla_rl.core.spec import Spec
@@ -24,7 +19,7 @@ from vla_rl.core.spec import Spec
 
 def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
     """Train as the spec says, by reinforcement learning; as `Session.run`."""
-    check_training(spec)
+    check_spec(spec, training=True)
     return ReinforcementLearning.run(spec, folder, resume)
 
 
@@ -41,15 +36,6 @@ class ReinforcementLearning(Session):
         spec, step = self.spec, self.state.step
         evaluate = spec.eval.before if step == 0 else bool(spec.eval.every and step % spec.eval.every == 0)
         return evaluate, step % (spec.train.checkpoint_every or spec.train.steps or 1) == 0
-
-    @classmethod
-    def open(cls, spec: Spec, state: State, interrupts: Interrupts) -> Runtime:
-        """Raises UserError too for a model that can only be evaluated and imitate."""
-        why = load("model", spec.model.type, spec.plugins).no_rl
-        reason = why and why(spec.model.config)
-        if reason and spec.train.steps:
-            raise UserError(f"model {spec.model.type!r} cannot be trained by reinforcement learning: {reason}")
-        return super().open(spec, state, interrupts)
 
     @property
     def prepared(self) -> bool:

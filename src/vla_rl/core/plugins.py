@@ -17,7 +17,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -104,6 +105,8 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
         component = plugin.build(config, context)
     except ModuleNotFoundError as exc:
         raise _import_failure(who, item, exc, extra=plugin.extra) from exc
+    except SystemExit as exc:
+        raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
     except Exception as exc:
         exc.add_note(f"in plugin {name!r}, building the {kind}")
         raise
@@ -121,11 +124,13 @@ def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once a process)."""
+    """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once a process). Raises
+    PluginError, with the line of what went wrong in it."""
+    path = Path(name).expanduser().resolve() if name.endswith(".py") else None
+    if path is None and not all(part.isidentifier() for part in name.split(".")):
+        raise PluginError(f"plugins: {name!r} is neither a dotted module name nor the path of a .py file")
     try:
-        if not name.endswith(".py"):
-            return importlib.import_module(name)
-        return _import_file(Path(name).expanduser().resolve())
+        return importlib.import_module(name) if path is None else _import_file(path)
     except UserError:
         raise
     except ModuleNotFoundError as exc:
@@ -134,8 +139,8 @@ def import_module(name: str) -> ModuleType:
                 f"plugins: no module named {name!r}; give the path of its .py file, or put its folder on PYTHONPATH"
             ) from exc
         raise PluginError(f"plugins: module {name!r} needs {exc.name!r}, which is not installed") from exc
-    except Exception as exc:
-        raise PluginError(f"plugins: module {name!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
+    except (Exception, SystemExit) as exc:
+        raise PluginError(f"plugins: module {name!r} cannot be imported: {_raised(exc, path)}") from exc
 
 
 def missing_requirements(dist: str, extra: str | None) -> list[str]:
@@ -184,12 +189,10 @@ def _load(item: Installed, who: str) -> Plugin:
             plugin = item.entry.load()
         except UserError:
             raise
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             raise _import_failure(who, item, exc, extra=None) from exc
     if not isinstance(plugin, Plugin):
-        raise PluginError(
-            f"{who}: {item.target} is {plugin!r:.80}, not a Plugin; name an instance of vla_rl.Plugin there"
-        )
+        raise PluginError(f"{who}: {item.target} is {_no_plugin(plugin)}")
     if not attrs.has(plugin.config):
         raise PluginError(f"{who}: config is {plugin.config!r}, not an attrs class; decorate it with @attrs.frozen")
     return plugin
@@ -219,14 +222,51 @@ def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
 def _from_modules(kind: str, modules: Iterable[str]) -> list[Installed]:
     found = []
     for name in modules:
-        module = import_module(name)
-        offers = getattr(module, MODULE_PLUGINS, {})
-        for key in offers:
-            if key not in KINDS:
-                raise PluginError(f"{MODULE_PLUGINS} of module {name} has {key!r}; kinds are {', '.join(KINDS)}")
+        offers = _offers(name, import_module(name))
         target = f"{name}:{MODULE_PLUGINS}[{kind!r}]"
         found += [Installed(key, name, "", target, plugin=value) for key, value in offers.get(kind, {}).items()]
     return found
+
+
+def _offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
+    """What a module offers: kind -> name -> plugin. Raises PluginError for what is not of that form, used or not."""
+    offers = getattr(module, MODULE_PLUGINS, {})
+    where = f"{MODULE_PLUGINS} of module {name}"
+    if not isinstance(offers, Mapping):
+        raise PluginError(f"{where} is {offers!r:.80}; it must be a dict: {{kind: {{name: Plugin(...)}}}}")
+    for kind, named in offers.items():
+        if kind not in KINDS:
+            near = did_you_mean(str(kind), KINDS)
+            raise PluginError(f"{where} has {kind!r}{near}; kinds are {', '.join(KINDS)}")
+        if not isinstance(named, Mapping):
+            raise PluginError(f"{where}, {kind!r}: is {named!r:.80}; it must be a dict: {{name: Plugin(...)}}")
+        for key, plugin in named.items():
+            if not isinstance(key, str):
+                raise PluginError(f"{where}, {kind!r}: {key!r:.80} is no name of a plugin; names are strings")
+            if not isinstance(plugin, Plugin):
+                raise PluginError(f"{where}, {kind!r}: {key!r} is {_no_plugin(plugin)}")
+    return offers
+
+
+def _no_plugin(found: object) -> str:
+    return f"{found!r:.80}, not a Plugin; name an instance of vla_rl.Plugin there"
+
+
+def _raised(exc: BaseException, path: Path | None = None) -> str:
+    """`file:line: type: message` of what importing or building raised: the line in the file at `path`, if it had a part
+    in it, else the innermost one."""
+    if isinstance(exc, SyntaxError) and exc.filename is not None:
+        return f"{exc.filename}:{exc.lineno}: {type(exc).__name__}: {exc.msg}"
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not _is_machinery(frame.filename)]
+    own = [frame for frame in frames if frame.filename == str(path)] or frames
+    where = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+    leaves = "; it must not end the process" if isinstance(exc, SystemExit) else ""
+    return f"{where}{type(exc).__name__}: {exc}{leaves}"
+
+
+def _is_machinery(file: str) -> bool:
+    """Python's own imports and this module."""
+    return file == __file__ or file.startswith("<frozen ") or Path(file).parent.name in ("importlib", "metadata")
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -251,11 +291,11 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _import_failure(who: str, item: Installed, exc: Exception, extra: str | None) -> PluginError:
+def _import_failure(who: str, item: Installed, exc: BaseException, extra: str | None) -> PluginError:
     package = item.target.partition(":")[0].partition(".")[0]
     missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
     if missing is None or missing.partition(".")[0] == package:
-        return PluginError(f"{who} ({item.target}) cannot be imported: {type(exc).__name__}: {exc}")
+        return PluginError(f"{who} ({item.target}) cannot be imported: {_raised(exc)}")
     if item.entry is None:
         return PluginError(f"{who} needs {missing!r}, which is not installed; try: pip install {missing}")
     command = install_command(item.dist, extra or _guess_extra(item, missing))

@@ -109,10 +109,7 @@ class Manager(pluggy.PluginManager):
             self._refuse(hook, function, "only wrappers go around a component; use @hookimpl(wrapper=True)")
 
     def _refuse(self, hook: str, function: FunctionType, problem: str) -> None:
-        code = function.__code__
-        raise PluginError(
-            f"plugin {self._plugin_name!r}, hook {hook!r} ({code.co_filename}:{code.co_firstlineno}): {problem}"
-        )
+        _refuse(self._plugin_name, hook, function, problem)
 
 
 class _Seat:
@@ -148,6 +145,21 @@ def seat(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
     return cast(T, _Seat(component, calls))
 
 
+def check_module(name: str, module: ModuleType) -> None:
+    """Raise PluginError unless the `@hookimpl` functions of a module fit the hooks that they name, whatever kind these
+    are of. A function with the name of an event and without `@hookimpl` is refused too: nobody would call it."""
+    for kind in KINDS.values():
+        Manager(kind.base).register(module, name)
+    for event in hook_names(RunEvents):
+        found = vars(module).get(event)
+        if (
+            isinstance(found, FunctionType)
+            and found.__module__ == module.__name__
+            and not hasattr(found, "vla_rl_impl")
+        ):
+            _refuse(name, event, found, "it is called by nobody; put @hookimpl before it, or give it another name")
+
+
 def broadcast(listeners: Named) -> RunEvents:
     """All listeners as one `RunEvents`: every event reaches each, in their order. A listener's exception carries a note
     with its name. Objects count by method names, modules by `@hookimpl`. `frames_wanted` is the largest answer."""
@@ -163,6 +175,11 @@ def broadcast(listeners: Named) -> RunEvents:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _refuse(plugin: str, hook: str, function: FunctionType, problem: str) -> None:
+    code = function.__code__
+    raise PluginError(f"plugin {plugin!r}, hook {hook!r} ({code.co_filename}:{code.co_firstlineno}): {problem}")
 
 
 def _pairs(named: Named) -> list[tuple[str, object]]:

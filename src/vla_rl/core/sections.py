@@ -137,6 +137,8 @@ class RuntimeSpec:
     """Of a running Ray cluster; none: a private one on this machine."""
     deadline_s: float = field(default=600.0, validator=v.gt(0))
     """Seconds after which a call is reported as hung."""
+    require: Literal["cuda"] | None = None
+    """cuda: refuse to run where a policy or a learner would be on CPUs; none: run on what there is."""
     check_weights: bool = False
     """Compare a checksum of every published weight with what each policy then holds; costs time, for debugging."""
     restarts: int = field(default=3, validator=v.ge(0))

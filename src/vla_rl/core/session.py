@@ -37,6 +37,7 @@ class Session(ABC):
     about: Run
     interrupts: Interrupts
     _begun: float = field(factory=perf_counter, init=False)
+    _phase: tuple[str, int, int] = field(default=("starting", 0, 0), init=False)
 
     doing: ClassVar[str]
     """For `Run.doing`."""
@@ -106,6 +107,7 @@ class Session(ABC):
                     spec=spec.to_dict(),
                     first_step=state.step,
                     steps=cls.total(spec),
+                    devices=runtime.devices(),
                 )
                 return cls(spec, runtime, home, state, listeners(spec), about, interrupts).play()
             except StopRequested:
@@ -116,7 +118,13 @@ class Session(ABC):
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         self.interrupts.check()
+        self._phase = phase, done, total
         self.events.on_progress(self.about, phase, done, total)
+
+    def _meanwhile(self) -> None:
+        """While the workers are waited for."""
+        phase, done, total = self._phase
+        self.events.on_progress(self.about, phase, *self.runtime.how_far(phase, done, total))
 
     def save(self) -> None:
         self.state.wall_seconds = perf_counter() - self._begun
@@ -134,6 +142,7 @@ class Session(ABC):
         state, last = self.state, self.about.steps
         self._begun = perf_counter() - state.wall_seconds
         self.runtime.progress, self.runtime.on_fault = self.progress, self._fault
+        self.runtime.backend.tick = self._meanwhile
         self.events.on_run_start(self.about)
         self.trace("start")
         try:

@@ -7,7 +7,7 @@ keys. Only the light part of a plugin is imported for that.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -18,7 +18,7 @@ from attrs import validators as v
 
 from vla_rl.core import plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
-from vla_rl.core.machine import interpreter_problems
+from vla_rl.core.seats import check_module
 from vla_rl.core.sections import (
     Component,
     EnvSpec,
@@ -29,6 +29,7 @@ from vla_rl.core.sections import (
     TrainSpec,
     WarmupSpec,
 )
+from vla_rl.core.source import LAST, Item, Source, change
 from vla_rl.core.structure import Problems, Structurer, keys_of, problem, said, to_plain
 from vla_rl.core.yaml import Document, dotted, dump, parse
 from vla_rl.core.yaml import Path as KeyPath
@@ -43,9 +44,9 @@ __all__ = [
     "Spec",
     "TrainSpec",
     "WarmupSpec",
-    "check",
     "component",
     "load_spec",
+    "missing",
     "parse_spec",
 ]
 
@@ -65,7 +66,7 @@ def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -
     errors: list[str] = []
     for override in overrides:
         try:
-            _override(data, f"env.{override}")
+            change(data, f"env.{override}")
         except Problems as exc:
             errors += [text for _, text in exc.items]
     env: EnvSpec | None = None
@@ -101,6 +102,14 @@ class Spec:
     imitation: ImitationSpec | None = None
     """For `vla-rl sft`, which reads it beside the rest; `run` does not."""
     hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
+    source: Source | None = field(default=None, init=False, eq=False, repr=False)
+    """What it was read from, for messages; none: Python, or changed since."""
+
+    @hooks.validator
+    def _hooks(self, attribute: Any, value: tuple[Component, ...]) -> None:
+        for i, hook in enumerate(value):
+            if hook in value[:i]:
+                raise problem(f"{hook.type!r} is listed twice with the same settings; it would do everything twice", i)
 
     @name.validator
     def _name(self, attribute: Any, value: str) -> None:
@@ -137,8 +146,14 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError([f"{path}: no such file"]) from None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise SpecError([f"{path}: cannot be read: {exc}"]) from exc
+    except IsADirectoryError:
+        raise SpecError([f"{path}: is a folder, and not that of a run, which has a spec.yaml"]) from None
+    except UnicodeDecodeError as exc:
+        raise SpecError(
+            [f"{path}: is no text in UTF-8 ({exc.reason} at byte {exc.start}); save it anew as UTF-8"]
+        ) from exc
+    except OSError as exc:
+        raise SpecError([f"{path}: cannot be read: {exc.strerror}"]) from exc
     return _parse(parse(text), str(path), overrides, path.resolve().parent)
 
 
@@ -148,24 +163,26 @@ def parse_spec(data: Mapping[str, Any] | str, source: str = "<dict>", overrides:
     return _parse(document, source, overrides, Path.cwd())
 
 
-def check(spec: Spec) -> list[str]:
-    """Problems of a well-formed spec on this machine that show without building anything: what is not installed."""
-    named = [("model", spec.model), ("env", spec.env), ("algorithm", spec.algorithm), ("placement", spec.placement)]
-    found = []
-    if spec.imitation is not None and spec.imitation.data is not None:
-        named.append(("data", spec.imitation.data))
-    for kind, part in (*named, *(("hook", hook) for hook in spec.hooks)):
+def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
+    """Parts of the spec whose packages are not installed, by metadata alone.
+
+    Args:
+        imitation: those of `imitation:` too.
+    """
+    named: list[tuple[KeyPath, str, Component]] = [
+        ((kind,), kind, getattr(spec, kind)) for kind in ("model", "env", "algorithm", "placement")
+    ]
+    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+        named.append((("imitation", "data"), "data", spec.imitation.data))
+    for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
         if kind == "env" and spec.env.python is not None:
             continue  # installed there, not here
         item = plugins.installed(kind, spec.plugins)[part.type][0]
         extra = plugins.load(kind, part.type, spec.plugins).extra
-        missing = plugins.missing_requirements(item.dist, extra) if item.entry else []
-        if missing:
+        lacking = plugins.missing_requirements(item.dist, extra) if item.entry else []
+        if lacking:
             command = plugins.install_command(item.dist, extra)
-            found.append(f"{kind}: {part.type!r} from {item.origin} needs {', '.join(missing)}; try: {command}")
-    if spec.env.python is not None:
-        found += [f"env.python: {text}" for text in interpreter_problems(spec.env.python)]
-    return found
+            yield path, f"{part.type!r} from {item.origin} needs {', '.join(lacking)}; try: {command}"
 
 
 # ------------------------------------------------------------------------------------------------ internal
@@ -233,37 +250,29 @@ def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any
     chosen = rest.pop("preset", None)
     if chosen is None:
         return rest
-    if chosen not in presets:
+    if not isinstance(chosen, str) or chosen not in presets:
         near = did_you_mean(chosen, presets) if isinstance(chosen, str) else ""
         there = ", ".join(map(repr, presets))
         raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {there}", "preset")
     return {**presets[chosen], **rest}
 
 
-def _parse(document: Document, source: str, overrides: Sequence[str], folder: Path) -> Spec:
-    errors = [(line, f"{source}:{line}: {message}") for line, message in document.errors]
-    data, lines = document.data, dict(document.lines)
+def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path) -> Spec:
+    errors = [(error.line, f"{name}:{error.line}: {error.message}") for error in document.errors]
+    data = document.data
     if data is None and not errors:
-        errors = [(1, f"{source}: is empty; a spec has the keys {', '.join(keys_of(Spec))}")]
+        errors = [(1, f"{name}: is empty; a spec has the keys {', '.join(keys_of(Spec))}")]
     if data is not None and not isinstance(data, dict):
-        errors.append((1, f"{source}: expected a mapping with the keys of a spec, got {said(data)}"))
+        errors.append((1, f"{name}: expected a mapping with the keys of a spec, got {said(data)}"))
     if not isinstance(data, dict):
         raise SpecError([message for _, message in errors])
     overridden: set[KeyPath] = set()
     for override in overrides:
         try:
-            overridden |= _override(data, override)
+            overridden |= change(data, override, keys_of(Spec))
         except Problems as exc:
-            errors += [(10**9, f"override: {text}") for _, text in exc.items]
-
-    def located(path: KeyPath, message: str) -> tuple[int, str]:
-        text = f"{dotted(path)}: {message}" if path else message
-        prefixes = [path[:length] for length in range(len(path), -1, -1)]
-        if overridden.intersection(prefixes):
-            return 10**9, f"override: {text}"
-        line = next((lines[prefix] for prefix in prefixes if prefix in lines), None)
-        return (0, f"{source}: {text}") if line is None else (line, f"{source}:{line}: {text}")
-
+            errors += [(LAST, f"override: {text}") for _, text in exc.items]
+    source = Source(name=name, lines=document.lines, overridden=frozenset(overridden))
     modules, wrong = _modules(data, folder)
     spec = None
     try:
@@ -271,9 +280,11 @@ def _parse(document: Document, source: str, overrides: Sequence[str], folder: Pa
     except Problems as exc:
         wrong += [item for item in exc.items if item not in wrong]
     wrong += _misfits(spec, modules) if spec is not None else []
-    errors += [located(*item) for item in wrong]
+    unread = [error.unread for error in document.errors if error.unread is not None]
+    errors += [source.place(*item) for item in wrong if not any(item[0][: len(path)] == path for path in unread)]
     if errors or spec is None:
         raise SpecError([message for _, message in sorted(errors, key=lambda error: error[0])])
+    object.__setattr__(spec, "source", source)
     return spec  # type: ignore[no-any-return]
 
 
@@ -300,46 +311,14 @@ def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[
     data["plugins"] = [str(folder / Path(name).expanduser()) if name.endswith(".py") else name for name in names]
     for i, name in enumerate(data["plugins"]):
         try:
-            plugins.import_module(name)
+            if name in good:
+                raise PluginError(f"{name!r} is listed twice")
+            check_module(name, plugins.import_module(name))
             plugins.installed("hook", [name])
             good.append(name)
         except PluginError as exc:
             wrong.append((("plugins", i), str(exc).removeprefix("plugins: ")))
     return good, wrong
-
-
-def _override(data: dict[str, Any], override: str) -> set[KeyPath]:
-    """Put `a.b.0.c=value` into the data. -> the paths that are new or changed."""
-    text, equals, value = override.partition("=")
-    if not equals or not text:
-        raise problem(f"{override!r} is not of the form path=value")
-    document = parse(value)
-    if document.errors:
-        raise problem(f"{text}: {document.errors[0][1]}")
-    steps = text.strip().split(".")
-    here: Any = data
-    path: list[str | int] = []
-    changed: set[KeyPath] = set()
-    for i, step in enumerate(steps):
-        last = i == len(steps) - 1
-        if isinstance(here, list):
-            if not step.isdigit() or int(step) >= len(here):
-                raise problem(f"{text}: {dotted(tuple(path))} has {len(here)} items; {step!r} is none of 0, 1, ...")
-            key: str | int = int(step)
-        elif isinstance(here, dict):
-            key = step
-        else:
-            raise problem(f"{text}: {dotted(tuple(path))} is {said(here)}, which has no {step!r}")
-        path.append(key)
-        if last:
-            here[key] = document.data
-        elif isinstance(here, dict) and here.get(key) is None:
-            if not path[:-1] and key not in keys_of(Spec):
-                raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), keys_of(Spec))}")
-            here[key] = {}
-            changed.add(tuple(path))
-        here = here[key]
-    return changed | {tuple(path)}
 
 
 def _plain(value: Any) -> Any:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from pathlib import Path as FilePath
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -32,6 +33,17 @@ class Problems(ValueError):
 def problem(message: str, *path: str | int) -> Problems:
     """One problem at a path below the value."""
     return Problems([(path, message)])
+
+
+@contextmanager
+def at(*path: str | int) -> Iterator[None]:
+    """Inside, a UserError or ValueError becomes a problem at this path below the value."""
+    try:
+        yield
+    except Problems as exc:
+        raise Problems([((*path, *inside), text) for inside, text in exc.items]) from None
+    except (UserError, ValueError) as exc:
+        raise problem(_text(exc), *path) from exc
 
 
 def keys_of(cls: type) -> dict[str, attrs.Attribute[Any]]:

@@ -87,7 +87,7 @@ class Plugin:
 
     config: type
     """attrs class (frozen, kw_only) of the plugin's keys in a spec."""
-    build: Callable[[Any, Context], Any]
+    build: Callable[[Any, Context], Any] = field(validator=attrs.validators.is_callable())
     """(config, context) -> component; for hooks: an object with `RunEvents` methods or wrappers."""
     summary: str
     extra: str | None = None
@@ -99,6 +99,12 @@ class Plugin:
     """Simulators: host memory of one row in bytes, when it is not negligible."""
     preflight: Callable[[Any], None] | None = None
     """config -> None, before any process starts: raises UserError for what this machine lacks (drivers, assets)."""
+    check: Callable[[Any, Context], None] | None = None
+    """(config, context without `env`) -> None, for `vla-rl check` and before every run, within a second: raises
+    UserError for what shows without building, such as files that are missing or cut off, names that nobody has, a chunk
+    that a checkpoint was not trained for. `core.structure.at(key)` says which key is to blame. No downloads."""
+    lacks: Callable[[], str | None] | None = None
+    """-> what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None: nothing."""
     action_dim: Callable[[Any], int | None] | None = None
     """config -> numbers of an action that a simulator takes or a model gives, where that is known without building it
     (else None): a spec in which the two differ is refused."""

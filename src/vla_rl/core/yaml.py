@@ -7,7 +7,7 @@ PyYAML follows YAML 1.1, where `1e-6` is text, `off` is False, `010` is 8 and th
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from attrs import field, frozen
@@ -25,6 +25,13 @@ _SCALARS = {
 }
 
 
+_SEQUENCE, _MAPPING = "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"
+MERGE = (
+    "merge keys (`<<:`) are not part of YAML 1.2 and not supported; write the keys out, or use an alias for the whole "
+    "value (`env: *name`)"
+)
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (PyYAML's own interface)
 
@@ -40,6 +47,15 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _SCALARS["float"], None)
 
 
+class Error(NamedTuple):
+    """What could not be read."""
+
+    line: int
+    message: str
+    unread: Path | None = None
+    """Path of the value that is incomplete because of it; what else is wrong there may follow from that."""
+
+
 @frozen
 class Document:
     """Plain data with the line of every key and item."""
@@ -47,22 +63,32 @@ class Document:
     data: Any
     lines: dict[Path, int] = field(factory=dict)
     """Path -> line, counted from 1."""
-    errors: tuple[tuple[int, str], ...] = ()
-    """(line, message); `data` is what could be read."""
+    errors: tuple[Error, ...] = ()
+    """`data` is what could be read."""
 
 
 def parse(text: str) -> Document:
     """Read one document. Problems are returned, not raised, so that others can be reported beside them."""
+    reader = _Reader()
     try:
         root = yaml.compose(text, Loader=_Loader)
+        data = None if root is None else reader.read(root, ())
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
-        return Document(None, errors=((mark.line + 1 if mark else 1, f"not valid YAML: {exc.problem or exc.context}"),))
+        said = exc.problem or exc.context or ""
+        said = f"{exc.context}, {said}" if exc.context and said.startswith("but ") else said
+        return _unread(mark.line + 1 if mark else 1, said)
+    except yaml.reader.ReaderError as exc:
+        return _unread(text.count("\n", 0, exc.position) + 1, f"character {text[exc.position]!r} is not allowed")
     except yaml.YAMLError as exc:
-        return Document(None, errors=((1, f"not valid YAML: {exc}"),))
-    reader = _Reader()
-    data = None if root is None else reader.read(root, ())
+        return _unread(1, str(exc))
+    except RecursionError:
+        return _unread(1, "it is nested too deeply")
     return Document(data, reader.lines, tuple(reader.errors))
+
+
+def _unread(line: int, why: str) -> Document:
+    return Document(None, errors=(Error(line, f"not valid YAML: {why}"),))
 
 
 def dump(data: Any) -> str:
@@ -78,13 +104,15 @@ def dotted(path: Path) -> str:
 class _Reader:
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
-        self.errors: list[tuple[int, str]] = []
+        self.errors: list[Error] = []
         self._open: list[yaml.Node] = []
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
+        if node.tag not in (_SEQUENCE, _MAPPING):
+            return self._error(node, path, f"tag {node.tag} is not supported")
         if any(node is parent for parent in self._open):
             return self._error(node, path, "an alias may not contain itself")
         self._open.append(node)
@@ -99,12 +127,15 @@ class _Reader:
         data: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._error(key_node, path, "a key must be a word")
+                self._error(key_node, path, "a key must be a word", unread=False)
                 continue
             key = self._scalar(key_node, path)
             here = (*path, key)
+            if key == "<<" and key_node.style is None:
+                self._error(key_node, path, MERGE)
+                continue
             if key in data:
-                self._error(key_node, here, f"duplicate key, already given in line {self.lines[here]}")
+                self._error(key_node, here, f"duplicate key, already given in line {self.lines[here]}", unread=False)
                 continue
             self.lines[here] = key_node.start_mark.line + 1
             data[key] = self.read(value_node, here)
@@ -124,8 +155,9 @@ class _Reader:
             if kind == "float":
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except (ValueError, KeyError):
-            return self._error(node, path, f"{text!r} is no {kind}")
+            return self._error(node, path, f"{text!r:.60} is no {kind}")
         return self._error(node, path, f"tag {node.tag} is not supported")
 
-    def _error(self, node: yaml.Node, path: Path, message: str) -> None:
-        self.errors.append((node.start_mark.line + 1, f"{dotted(path)}: {message}" if path else message))
+    def _error(self, node: yaml.Node, path: Path, message: str, unread: bool = True) -> None:
+        text = f"{dotted(path)}: {message}" if path else message
+        self.errors.append(Error(node.start_mark.line + 1, text, path if unread else None))

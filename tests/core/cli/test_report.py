@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from vla_rl.core.cli.main import app
 from vla_rl.core.loop import run
-from vla_rl.core.report.charts import MAX_POINTS, number, success_chart, ticks
+from vla_rl.core.report.charts import MAX_POINTS, SCREEN, number, success_chart, ticks
 from vla_rl.core.report.gather import Point, gather
 from vla_rl.core.report.timeline import timelines
 from vla_rl.core.spec import parse_spec
@@ -84,14 +84,39 @@ def test_a_whole_run(folder):
     for value in ("shown", "linear on scripted (8 rows) with grpo", "4 of 4 steps", "task-0", "torch", "num_envs: 8"):
         assert value in page.text
     assert f"{100 * results['success']['rate']:.1f} %" in page.text
-    assert page.count("circle") == 3, "evaluations at steps 0, 2 and 4"
-    assert page.count("path", "band") == 1
-    assert page.count("rect", "learner") == 1, "the last step has one update"
-    assert page.count("rect", "sim") >= 4
+    assert page.count("circle") == 2 * 3, "evaluations at steps 0, 2 and 4, for screens and for phones"
+    assert page.count("path", "band") == 2
+    assert page.count("rect", "learner") == 2, "the last step has one update"
+    assert page.count("rect", "sim") >= 8
     assert f"{100 * results['roles']['learner']['busy']:.1f} %" in page.text
     films = [a["src"] for t, a in page.elements if t == "video"]
     assert films[0] == "data:video/mp4;base64," + b64encode(bytes([4, 0]) * 500).decode(), "the last evaluation first"
     assert len(films) == 4
+
+
+def test_wide_charts_have_a_form_for_phones(folder):
+    made(folder)
+    page = Page((folder / "report.html").read_text())
+    widths = {kind: {a["viewbox"].split()[2] for t, a in page.elements if t == "svg" and a["class"] == kind}
+              for kind in ("screen", "phone")}  # fmt: skip
+    assert widths == {"screen": {"960"}, "phone": {"340"}}, "340 fits into a window of 390 pixels with its margins"
+    assert page.count("svg", "screen") == page.count("svg", "phone") >= 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "css"),
+    [(0.5, 0.6, "better"), (0.5, 0.5, ""), (0.5, 0.4, "worse"), (None, 0.3, "better"), (None, 0.0, "")],
+)
+def test_a_success_is_green_where_it_rose(folder, tmp_path, before, after, css):
+    def rate(value):
+        return None if value is None else {"rate": value, "low": 0.0, "high": 1.0, "n": 10}
+
+    for name in ("spec.yaml", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "results.json").write_text(json.dumps({"success": rate(after), "before": rate(before)}))
+    made(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert f'<div class="tile {css}"><span>success</span><b>{100 * after:.1f} %' in text
 
 
 def test_the_page_fetches_nothing(folder):
@@ -160,7 +185,7 @@ def test_axes():
     assert ticks(13, 13, 3)
     assert [number(v) for v in (0, 0.00031, 1234.5, 1e6, -0.5)] == ["0", "3e-4", "1,234", "1e6", "-0.5"]
     many = [Point(step=i, rate=0.5, low=0.4, high=0.6, n=9) for i in range(5000)]
-    line = re.search(r'class="line" d="([^"]*)"', success_chart(many, [], 4999))
+    line = re.search(r'class="line" d="([^"]*)"', success_chart(many, [], 4999, SCREEN))
     assert line is not None
     assert line[1].count("L") == MAX_POINTS - 1
 
@@ -195,7 +220,7 @@ def test_the_timeline_draws_the_last_iteration_and_a_close_look():
     (whole_title, whole), (near_title, near) = timelines({"traceEvents": [*names, *spans, *work]})
     assert whole_title.startswith("Step 2")
     assert near_title == "The begin of its rollout, 8 ms"
-    assert (whole.count('class="policy lane0"'), near.count('class="policy lane0"')) == (20, 9)
+    assert (whole.count('class="policy lane0"'), near.count('class="policy lane0"')) == (2 * 20, 2 * 9)
     assert "worker 0: sim" in whole
     assert "worker 2" not in whole, "it did nothing"
     assert timelines({}) == []

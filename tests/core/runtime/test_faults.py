@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.episodes import EnvError
-from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.plan import DoesNotFit
+from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.runtime.backends import CallHung, WorkerDied
 from vla_rl.core.testing.scripted import SimulatorFault
 
@@ -71,7 +70,7 @@ def test_more_rows_than_the_machine_can_carry(train, tmp_path):
         "vla_rl_plugins = {'env': {'huge': attrs.evolve(doubles['env']['scripted'], row_memory=10**12)}}\n"
     )
     plugins = ["vla_rl.core.testing.scripted", str(tmp_path / "huge.py")]
-    with pytest.raises(DoesNotFit, match=r"8 rows of huge need about 7450.6 GiB .* lower env.num_envs"):
+    with pytest.raises(SpecError, match=r"8 rows of huge need about 7450.6 GiB .* lower env.num_envs"):
         train(plugins=plugins, env={"type": "huge"})
 
 
@@ -98,12 +97,12 @@ def test_a_machine_that_cannot_draw_is_told_before_any_worker_starts(train, tmp_
 
 
 def test_more_workers_than_cores(train):
-    with pytest.raises(DoesNotFit, match="4096 workers need a CPU core each"):
+    with pytest.raises(SpecError, match="4096 workers need a CPU core each"):
         train(env={"num_envs": 4096}, rollout={"episodes": 4096}, placement={"type": "collocated", "workers": 4096})
 
 
 def test_rows_that_do_not_divide(train):
-    with pytest.raises(DoesNotFit, match="9 rows cannot be shared evenly by 2 workers"):
+    with pytest.raises(SpecError, match="9 rows cannot be shared evenly by 2 workers"):
         train(
             env={"num_envs": 9},
             rollout={"episodes": 9, "group_size": 3},

@@ -16,8 +16,8 @@ from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
 from vla_rl.core.loop import run
 from vla_rl.core.runtime.driver import Runtime
+from vla_rl.core.runtime.needs import build_algorithm
 from vla_rl.core.runtime.policy import PolicyRole
-from vla_rl.core.runtime.worker import build_algorithm
 from vla_rl.core.spec import load_spec, parse_spec
 from vla_rl.core.testing.scripted import ScriptedConfig, ScriptedEnv
 from vla_rl.core.types import Context, Observation, Plugin

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from rich.console import Console
 
 from vla_rl.core.testing.events import METRICS, a_run, an_evaluation
 from vla_rl.core.types import Context
 from vla_rl.plugins.hooks.console import ConsoleConfig, plugin
 from vla_rl.plugins.hooks.console.screen import Screen
-from vla_rl.plugins.hooks.console.status import Status, clock
+from vla_rl.plugins.hooks.console.status import Status, clock, mood
 
 RATE = {"rate": 0.95, "n": 200, "low": 0.91, "high": 0.97}
 RESULTS: dict[str, Any] = {
@@ -103,3 +105,59 @@ def test_the_warm_up_has_a_line_and_no_part_in_the_pace(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (5, "0:05"), (65.4, "1:05"), (3725, "1:02:05")])
 def test_clock(seconds: float | None, text: str) -> None:
     assert clock(seconds) == text
+
+
+def lines_of(sink: io.StringIO) -> list[str]:
+    return sink.getvalue().splitlines()
+
+
+def test_a_long_phase_says_how_far_it_is_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sink = [0.0], io.StringIO()
+    monkeypatch.setattr("vla_rl.plugins.hooks.console.screen.Status", partial(Status, now=lambda: now[0]))
+    hook: Any = Screen(ConsoleConfig(mode="plain", every_s=30.0), Console(file=sink, width=200))
+    hook.on_run_start(run=a_run(tmp_path))
+    hook.on_update_end(step=2, metrics=METRICS)
+    before = len(lines_of(sink))
+    hook.on_progress(phase="rollout", done=0, total=0)
+    for now[0], done in ((29.0, 30), (30.0, 48), (31.0, 50), (90.0, 96)):
+        hook.on_progress(phase="rollout", done=done, total=128)
+    hook.on_progress(phase="update", done=0, total=0)
+    now[0] = 155.0
+    hook.on_progress(phase="update", done=0, total=0)
+    assert lines_of(sink)[before:] == [
+        "step 3 rollout: 48 of 128 chunk steps, 0:30",
+        "step 3 rollout: 96 of 128 chunk steps, 1:30",
+        "step 3 update: 1:05",
+    ]
+
+
+def test_the_first_line_names_the_devices(tmp_path: Path) -> None:
+    sink = io.StringIO()
+    hook: Any = Screen(ConsoleConfig(mode="plain"), Console(file=sink, width=200))
+    hook.on_run_start(run=evolve(a_run(tmp_path), devices="sim cpu x2, policy cuda:0, learner cuda:0 (NVIDIA H200)"))
+    assert lines_of(sink)[0] == "devices: sim cpu x2, policy cuda:0, learner cuda:0 (NVIDIA H200)"
+
+
+@pytest.mark.parametrize(
+    ("rate", "before", "style"),
+    [
+        (0.0, None, "bold"),
+        (0.1, None, "bold green"),
+        (0.0, 0.0, "bold"),
+        (0.4, 0.3, "bold green"),
+        (0.3, 0.4, "bold red"),
+        (0.0, 0.4, "bold red"),
+    ],
+)
+def test_only_what_is_better_is_green(rate: float, before: float | None, style: str) -> None:
+    assert mood(rate, before) == style
+
+
+def test_an_evaluation_without_success_is_not_green(tmp_path: Path) -> None:
+    sink = io.StringIO()
+    hook: Any = Screen(ConsoleConfig(mode="plain"), Console(file=sink, force_terminal=True, highlight=False))
+    hook.on_run_start(run=a_run(tmp_path))
+    hook.on_eval_end(step=0, evaluation=an_evaluation(0, successes=0))
+    assert "0.0 %" in sink.getvalue() and "\x1b[1;32m" not in sink.getvalue()
+    hook.on_eval_end(step=1, evaluation=an_evaluation(1, successes=9))
+    assert "\x1b[1;32m" in sink.getvalue()

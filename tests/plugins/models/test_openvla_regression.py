@@ -11,12 +11,13 @@ import pytest
 import torch
 from openvla_cases import CHUNK, expert, noise, observation, policy
 
+from vla_rl.core.checkpoints import CheckpointError
 from vla_rl.core.errors import UserError
 from vla_rl.core.loop import run
 from vla_rl.core.spec import parse_spec
 from vla_rl.plugins.models.openvla import LoRAConfig
 from vla_rl.plugins.models.openvla.builder import MismatchError
-from vla_rl.plugins.models.openvla.checkpoint import CheckpointError, read_part
+from vla_rl.plugins.models.openvla.checkpoint import read_part
 from vla_rl.plugins.models.openvla.heads import L1Head
 from vla_rl.plugins.models.openvla.regression import DeterministicHeadError, L1Policy
 

@@ -22,6 +22,8 @@ def rows() -> list[dict[str, Any]]:
                     missing = missing_requirements(item.dist, plugin.extra)
                     if missing:
                         status = f"needs {', '.join(missing)}: {install_command(item.dist, plugin.extra)}"
+                    elif plugin.lacks is not None:
+                        status = plugin.lacks() or status
                 except PluginError as exc:
                     status = str(exc)
                 found.append(

@@ -16,7 +16,7 @@ from vla_rl.core.plan import Cluster
 from vla_rl.core.planning.compare import Candidate, best, compare
 from vla_rl.core.planning.profile import Profile, load_profile
 from vla_rl.core.planning.simulate import Forecast
-from vla_rl.core.runtime.backends import machine
+from vla_rl.core.runtime.hardware import machine
 from vla_rl.core.spec import Spec
 
 GIB = 2**30

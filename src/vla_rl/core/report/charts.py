@@ -16,6 +16,17 @@ T = TypeVar("T")
 Pairs = Sequence[tuple[float, float]]
 
 
+@frozen
+class Shape:
+    """For which windows a wide chart is drawn; the page shows one of the two."""
+
+    css: str
+    width: float
+
+
+SCREEN, PHONE = Shape("screen", 960.0), Shape("phone", 340.0)
+
+
 @frozen(kw_only=True)
 class Frame:
     """A plot area inside an SVG, and its scales."""
@@ -41,9 +52,10 @@ class Frame:
         return self.height - self.bottom - (y - low) / ((high - low) or 1.0) * (self.height - self.top - self.bottom)
 
 
-def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last: int) -> str:
+def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last: int, shape: Shape) -> str:
     """Rollout success as a line in its band, evaluations as dots with their intervals."""
-    frame = Frame(width=960, height=340, left=60, right=16, top=14, bottom=40, x=(0, max(last, 1)), y=(0.0, 1.0))
+    width, height = shape.width, 340 if shape is SCREEN else 220
+    frame = Frame(width=width, height=height, left=60, right=16, top=14, bottom=40, x=(0, max(last, 1)), y=(0.0, 1.0))
     parts = [*_grid(frame, [0, 0.25, 0.5, 0.75, 1.0], lambda v: f"{100 * v:.0f} %", "step")]
     points = _thinned(rollouts)
     if points:
@@ -59,7 +71,7 @@ def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last:
         bar = f'<path d="M{x:.1f} {frame.up(p.low):.1f}V{frame.up(p.high):.1f}"/>'
         dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
         parts.append(f'<g class="eval"><title>{escape(said)}</title>{bar}{dot}</g>')
-    return _svg(frame, parts, "Success over training steps")
+    return _svg(frame, parts, "Success over training steps", shape.css)
 
 
 def small_chart(name: str, pairs: Pairs) -> str:
@@ -109,8 +121,9 @@ def _grid(frame: Frame, values: Sequence[float], label: Callable[[float], str], 
         yield f'<text class="tick" x="{middle}" y="{frame.height - 4}" text-anchor="middle">{escape(x_title)}</text>'
 
 
-def _svg(frame: Frame, parts: Sequence[str], title: str) -> str:
-    head = f'<svg viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" aria-label="{escape(title, quote=True)}">'
+def _svg(frame: Frame, parts: Sequence[str], title: str, css: str = "") -> str:
+    box = f"0 0 {frame.width:g} {frame.height:g}"
+    head = f'<svg class="{css}" viewBox="{box}" role="img" aria-label="{escape(title, quote=True)}">'
     return f"{head}{''.join(parts)}</svg>"
 
 

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.report.charts import number, small_chart, success_chart
+from vla_rl.core.report.charts import PHONE, SCREEN, number, small_chart, success_chart
 from vla_rl.core.report.gather import Gathered, Point
 from vla_rl.core.report.timeline import timelines
 
@@ -59,28 +59,29 @@ def _head(run: Gathered, name: str) -> str:
     return f'<header><h1>{name}</h1><p>{escape(line)}</p></header><div class="tiles">{tiles}</div>'
 
 
-def _tiles(run: Gathered) -> Iterator[tuple[str, str, str, bool]]:
+def _tiles(run: Gathered) -> Iterator[tuple[str, str, str, str]]:
+    """(title, value, note, class)."""
     results = run.results
     after, before = results.get("success"), results.get("before")
     if after is None and run.evaluations:
         after = _rate(run.evaluations[-1])
     if after:
         interval = f"{100 * after['low']:.1f} to {100 * after['high']:.1f} %, n = {after['n']}"
-        yield "success", f"{100 * after['rate']:.1f} %", interval, True
+        yield "success", f"{100 * after['rate']:.1f} %", interval, _judged(after, before)
     if before:
         interval = f"{100 * before['low']:.1f} to {100 * before['high']:.1f} %, n = {before['n']}"
-        yield "before training", f"{100 * before['rate']:.1f} %", interval, False
+        yield "before training", f"{100 * before['rate']:.1f} %", interval, ""
     speed = [value for _, value in run.series("throughput/env_steps_per_s")]
     if speed:
-        yield "env steps a second", number(round(sorted(speed)[len(speed) // 2], 1)), "median of the steps", False
+        yield "env steps a second", number(round(sorted(speed)[len(speed) // 2], 1)), "median of the steps", ""
     steps = results.get("env_steps") or sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
     if steps:
-        yield "environment steps", _grouped(steps), "single actions", False
+        yield "environment steps", _grouped(steps), "single actions", ""
     seconds = results.get("wall_seconds") or sum(m.get("time/step", 0.0) for m in run.steps)
     if seconds:
-        yield "wall time", _clock(seconds), "" if results else "of training steps", False
+        yield "wall time", _clock(seconds), "" if results else "of training steps", ""
     if results.get("faults"):
-        yield "faults", str(results["faults"]), "simulator rows that broke", False
+        yield "faults", str(results["faults"]), "simulator rows that broke", ""
 
 
 def _success(run: Gathered) -> str:
@@ -92,7 +93,7 @@ def _success(run: Gathered) -> str:
     legend += '<span><i class="rollout"></i>rollouts, with exploration</span>' if rollouts else ""
     legend += '<span><i class="policy"></i>evaluations on held-out states</span>' if run.evaluations else ""
     legend += "<span>bands and bars: 95 % Wilson intervals</span></div>"
-    chart = f'<div class="scroll">{success_chart(rollouts, run.evaluations, last)}</div>'
+    chart = "".join(success_chart(rollouts, run.evaluations, last, shape) for shape in (SCREEN, PHONE))
     return _section("Success", f'<div class="card">{chart}{legend}</div>')
 
 
@@ -151,7 +152,7 @@ def _time(run: Gathered) -> str:
             f'<p class="note">{note}</p></div>'
         )
     if pictures:
-        drawn = "".join(f'<h3>{escape(title)}</h3><div class="scroll">{svg}</div>' for title, svg in pictures)
+        drawn = "".join(f"<h3>{escape(title)}</h3>{svg}" for title, svg in pictures)
         legend = "".join(f'<span><i class="{c}"></i>{c}</span>' for c in ("driver", "sim", "policy", "learner"))
         note = "Lanes of a role in shades; hover for the call. Every call of the last steps: trace.json, in Perfetto."
         content += f'<div class="card">{drawn}<div class="legend">{legend}</div><p class="note">{note}</p></div>'
@@ -222,9 +223,16 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>"
 
 
-def _tile(title: str, value: str, note: str, main: bool) -> str:
-    kind = "tile main" if main else "tile"
-    return f'<div class="{kind}"><span>{escape(title)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>'
+def _judged(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    """Class of a success: better or worse than before training; where that is not known, good unless there was none."""
+    then = before["rate"] if before else 0.0
+    return "better" if after["rate"] > then else "worse" if after["rate"] < then else ""
+
+
+def _tile(title: str, value: str, note: str, kind: str) -> str:
+    return (
+        f'<div class="tile {kind}"><span>{escape(title)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>'
+    )
 
 
 def _type(spec: Mapping[str, Any], part: str) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from attrs import field, frozen
 
-from vla_rl.core.report.charts import number, ticks
+from vla_rl.core.report.charts import PHONE, SCREEN, Shape, number, ticks
 
 Event = Mapping[str, Any]
-WIDTH, LEFT, ROW, GAP = 960.0, 150.0, 22.0, 6.0
+ROW, GAP = 22.0, 6.0
 CLOSE_STEPS = 8
 """Chunk steps of a lane that the close look shows."""
 MERGED_PX = 0.35
@@ -28,7 +28,7 @@ class Track:
 
 
 def timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(title, SVG): the last training iteration, and the begin of its rollout from near. Empty without one."""
+    """(title, SVG of each shape): the last training iteration, the begin of its rollout from near; or none."""
     events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X"]
     iterations = [e for e in events if e["cat"] == "iteration" and e["name"].startswith("training ")]
     if not iterations:
@@ -63,11 +63,17 @@ def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track
 
 
 def _draw(tracks: Sequence[Track], begin: float, end: float) -> str:
+    return "".join(_draw_in(shape, tracks, begin, end) for shape in (SCREEN, PHONE))
+
+
+def _draw_in(shape: Shape, tracks: Sequence[Track], begin: float, end: float) -> str:
+    width = shape.width
+    left = 150.0 if shape is SCREEN else 124.0
     height = len(tracks) * (ROW + GAP) + 34
-    scale = (WIDTH - LEFT - 8) / (end - begin)
+    scale = (width - left - 8) / (end - begin)
     parts = []
-    for value in ticks(0.0, (end - begin) / 1e6, 8):
-        x = LEFT + value * 1e6 * scale
+    for value in ticks(0.0, (end - begin) / 1e6, 8 if shape is SCREEN else 3):
+        x = left + value * 1e6 * scale
         parts.append(f'<path class="grid" d="M{x:.1f} 0V{height - 26:.1f}"/>')
         parts.append(
             f'<text class="tick" x="{x:.1f}" y="{height - 8:.1f}" text-anchor="middle">{number(value)} s</text>'
@@ -75,16 +81,17 @@ def _draw(tracks: Sequence[Track], begin: float, end: float) -> str:
     for i, track in enumerate(tracks):
         y = i * (ROW + GAP) + 4
         parts.append(
-            f'<text class="label" x="{LEFT - 10}" y="{y + ROW - 6:.1f}" text-anchor="end">{escape(track.name)}</text>'
+            f'<text class="label" x="{left - 10}" y="{y + ROW - 6:.1f}" text-anchor="end">{escape(track.name)}</text>'
         )
-        parts.append(f'<rect class="idle" x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - 8:.1f}" height="{ROW}"/>')
-        for x, width, names, lane in _bars(track.calls, begin, end, scale):
+        parts.append(f'<rect class="idle" x="{left}" y="{y:.1f}" width="{width - left - 8:.1f}" height="{ROW}"/>')
+        for x, length, names, lane in _bars(track.calls, begin, end, scale):
             shade = f" lane{lane % 4}" if lane is not None else ""
             parts.append(
-                f'<rect class="{escape(track.role)}{shade}" x="{LEFT + x:.2f}" y="{y:.1f}" width="{width:.2f}" '
+                f'<rect class="{escape(track.role)}{shade}" x="{left + x:.2f}" y="{y:.1f}" width="{length:.2f}" '
                 f'height="{ROW}"><title>{escape(names)}</title></rect>'
             )
-    head = f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="Timeline of a training step">'
+    box = f"0 0 {width:g} {height:g}"
+    head = f'<svg class="{shape.css}" viewBox="{box}" role="img" aria-label="Timeline of a training step">'
     return f"{head}{''.join(parts)}</svg>"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from vla_rl.core.runtime.interrupts import ignore_signals
 from vla_rl.core.runtime.peers import RayPeers
+from vla_rl.core.runtime.progress import Count
 from vla_rl.core.runtime.worker import Seat, Worker
 
 HERE = "\0reference"
@@ -49,3 +50,8 @@ class Actor:
         return self.worker.doing
 
     doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+    def played(self) -> Count:
+        return self.worker.played.count()
+
+    played.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

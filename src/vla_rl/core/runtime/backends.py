@@ -8,20 +8,20 @@ import os
 import pickle
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 
 import numpy as np
-import psutil
-import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.runtime.actor import HERE, Actor
+from vla_rl.core.runtime.hardware import machine
 from vla_rl.core.runtime.interrupts import Interrupts
 from vla_rl.core.runtime.own_ray import OwnRay, join
+from vla_rl.core.runtime.progress import Count, Glances
 from vla_rl.core.runtime.reservation import holds, nodes_of, reserve
 from vla_rl.core.runtime.worker import IDLE, Seat, Worker
 from vla_rl.core.spec import Spec
@@ -35,7 +35,7 @@ SWAP = ("policy", "load")
 LOOKS = 4
 """How often within a deadline it is asked who is stuck."""
 TICK_S = 0.5
-"""How often, while the driver waits, it is asked whether the run has to stop and whether Ray lives."""
+"""How often, while the driver waits, it is asked whether the run has to stop, whether Ray lives and how far it is."""
 
 
 class WorkerDied(UserError):
@@ -52,6 +52,8 @@ class Backend(ABC):
     def __init__(self) -> None:
         self.interrupts = Interrupts()
         """When a stop is asked for, workers leave what they play (StopRequested)."""
+        self.tick: Callable[[], None] = lambda: None
+        """Is called about every `TICK_S` while results are waited for."""
 
     @abstractmethod
     def cluster(self) -> Cluster: ...
@@ -84,6 +86,10 @@ class Backend(ABC):
     def ready(self, references: Sequence[Any]) -> list[Any]:
         """Wait until at least one is there, -> those that are."""
 
+    @abstractmethod
+    def played(self, workers: Sequence[int]) -> Count:
+        """How far these are with what they play, as far as they have said; does not wait."""
+
     def dead(self) -> list[int]:
         """Workers whose process ended."""
         return []
@@ -103,13 +109,23 @@ class LocalBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self.worker: Worker | None = None
+        self._ticked = monotonic()
 
     def cluster(self) -> Cluster:
         return machine()
 
     def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
-        self.worker = Worker(spec, seats[0])
+        self.worker = _WorkerHere(spec, seats[0], self._beat)
         self.worker.has_to_leave = lambda: self.interrupts.requested
+
+    def _beat(self) -> None:
+        if monotonic() - self._ticked >= TICK_S:
+            self._ticked = monotonic()
+            self.tick()
+
+    def played(self, workers: Sequence[int]) -> Count:
+        assert self.worker is not None
+        return self.worker.played.count()
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
         assert self.worker is not None
@@ -131,6 +147,18 @@ class LocalBackend(Backend):
             self.worker = None
 
 
+class _WorkerHere(Worker):
+    """Lets the driver, in whose thread it works, look up from time to time."""
+
+    def __init__(self, spec: Spec, place: Seat, on_beat: Callable[[], None]):
+        self._on_beat = on_beat
+        super().__init__(spec, place)
+
+    def beat(self, doing: str | None = None) -> None:
+        super().beat(doing)
+        self._on_beat()
+
+
 class RayBackend(Backend):
     """One Ray actor a worker; what the driver passes on travels through Ray's object store, by reference."""
 
@@ -144,6 +172,7 @@ class RayBackend(Backend):
         self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
         """What each worker was last asked to do."""
+        self._glances = Glances(ray)
         self.silent: dict[str, float] = {}
         """Since when workers have not even said what they do."""
         self.looked = time()
@@ -256,6 +285,9 @@ class RayBackend(Backend):
             except self.ray.exceptions.GetTimeoutError:
                 self._wait_on()
 
+    def played(self, workers: Sequence[int]) -> Count:
+        return self._glances.look([self.actors[worker] for worker in workers])
+
     def ready(self, references: Sequence[Any]) -> list[Any]:
         self._begin_waiting()
         while not self.ray.wait(list(references), num_returns=1, timeout=TICK_S)[0]:
@@ -298,6 +330,7 @@ class RayBackend(Backend):
             for actor in self.actors:
                 actor.leave_play.remote()
         self._check_ray()
+        self.tick()
         if time() - self.looked > self.deadline / LOOKS:
             self.looked = time()
             self._raise_if_hung()
@@ -353,9 +386,3 @@ def _interpreter(python: Path) -> dict[str, Any]:
     prefixes = (sys.prefix, sys.base_prefix)
     own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
     return {"py_executable": str(python), "env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))}}
-
-
-def machine() -> Cluster:
-    """This machine."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Cluster(cpus=float(cpus), gpus=torch.cuda.device_count(), memory=psutil.virtual_memory().available)

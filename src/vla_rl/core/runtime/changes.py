@@ -105,7 +105,8 @@ def changes_of(spec_file: Path, spec: Spec, doing: str) -> list[Change]:
     file cannot be read."""
     document = parse(spec_file.read_text(encoding="utf-8"))
     if document.errors or not isinstance(document.data, dict):
-        line, why = document.errors[0] if document.errors else (1, "holds no spec")
+        first = document.errors[0] if document.errors else None
+        line, why = (first.line, first.message) if first else (1, "holds no spec")
         raise UserError(f"{spec_file}:{line}: {why}; it says what the run is: put back what it was")
     found = _differences(document.data, spec.to_dict())
     return [change for change in found if change.key.partition(".")[0] not in NOT_READ[doing]]

@@ -17,10 +17,11 @@ from vla_rl.core.functional import wilson
 from vla_rl.core.plan import Plan
 from vla_rl.core.runtime.assemble import Block, Samples, Share, find_samples, light_arrays, share_out
 from vla_rl.core.runtime.backends import Backend, LocalBackend, RayBackend
+from vla_rl.core.runtime.hardware import describe
 from vla_rl.core.runtime.imitation import Imitation, of_data, of_expert
 from vla_rl.core.runtime.interrupts import Interrupts
 from vla_rl.core.runtime.measure import measure
-from vla_rl.core.runtime.needs import check_needs
+from vla_rl.core.runtime.needs import build_algorithm, check_needs
 from vla_rl.core.runtime.offload import Phases
 from vla_rl.core.runtime.preflight import check_simulators
 from vla_rl.core.runtime.publication import send_weights
@@ -29,7 +30,6 @@ from vla_rl.core.runtime.rounds import roll_out
 from vla_rl.core.runtime.seating import plan_for, ranks_of, seats_for
 from vla_rl.core.runtime.sim import EvalItem, too_many_faults
 from vla_rl.core.runtime.trace import Trace, traced
-from vla_rl.core.runtime.worker import build_algorithm
 from vla_rl.core.spec import Spec
 from vla_rl.core.statistics import read_all
 from vla_rl.core.types import Advantages, Episode, Rollout
@@ -80,6 +80,8 @@ class Runtime:
             raise
         self.version = 0
         self.progress: Progress = lambda phase, done, total: None
+        self.rounds = 0
+        """Of the rollout that is being played."""
         self.on_fault: Callable[[str], None] = lambda text: None
         self.faults = 0
         self.restarts = Restarts(self)
@@ -266,6 +268,24 @@ class Runtime:
 
     def close(self) -> None:
         self.backend.close()
+
+    def devices(self) -> str:
+        """What each role works on, in words."""
+        asked = [self.call(place.index, "worker", "device") for place in self.seats]
+        return describe(self.seats, self.backend.get_all(asked))
+
+    def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
+        """(done, total) of a phase that goes on: chunk steps of a rollout, episodes of an evaluation; of other phases
+        what they have told."""
+        if phase not in ("rollout", "eval"):
+            return done, total
+        played = self.backend.played([place.index for place in self.policies])
+        if phase == "eval":
+            return min(done + played.ended, total), total
+        section = self.spec.rollout
+        limit = section.steps or section.max_steps or max(task.max_steps for task in self.info.tasks)
+        steps = -(-limit // section.chunk)
+        return (played.rounds * steps + played.steps) // len(self.lanes), self.rounds * steps
 
     @traced
     def publish(self) -> None:

@@ -1,36 +1,65 @@
-"""What an algorithm needs of a run, checked before anything starts."""
+"""The algorithm of a spec, and what it needs of a run, checked before anything starts."""
 
 from __future__ import annotations
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import SpecError
 from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.plugins import build, hook_modules
+from vla_rl.core.seats import seat
+from vla_rl.core.source import Item, located
 from vla_rl.core.spec import Spec
+from vla_rl.core.types import Context, ValueGranularity
 
 SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "groups", "reference", "frames"})
 
 
+def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
+    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
+    component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
+    return seat("algorithm", component, spec.algorithm.type, hook_modules(spec.plugins))
+
+
+def values_for(algorithm: Algorithm) -> ValueGranularity:
+    if "values" not in algorithm.needs:
+        return "none"
+    return "action" if algorithm.value_granularity == "action" else "chunk"
+
+
 def check_needs(algorithm: Algorithm, spec: Spec) -> None:
-    """Raise UserError for what the algorithm needs and the spec or this runtime does not provide."""
-    name = spec.algorithm.type
+    """Raise SpecError for what the algorithm needs and the spec or this runtime does not provide."""
+    found = needs(algorithm, spec)
+    if found:
+        raise SpecError(located(found, spec.source))
+
+
+def needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
+    """What the algorithm needs and does not get."""
+    name, rollout = spec.algorithm.type, spec.rollout
+    found: list[Item] = []
     unknown = algorithm.needs - SUPPORTED_NEEDS
     if unknown:
-        raise UserError(
+        text = (
             f"algorithm {name!r} needs {', '.join(sorted(unknown))}, which this runtime does not provide; "
             f"it provides: {', '.join(sorted(SUPPORTED_NEEDS))}"
         )
-    if "groups" in algorithm.needs and (spec.rollout.group_size < 2 or spec.rollout.auto_reset != "off"):
-        raise UserError(
+        found.append((("algorithm",), text))
+    if "groups" in algorithm.needs and (rollout.group_size < 2 or rollout.auto_reset != "off"):
+        text = (
             f"algorithm {name!r} compares trajectories of a group: it needs rollout.group_size >= 2 (got "
-            f"{spec.rollout.group_size}) and rollout.auto_reset: off (got {spec.rollout.auto_reset})"
+            f"{rollout.group_size}) and rollout.auto_reset: off (got {rollout.auto_reset})"
         )
-    if "frames" in algorithm.needs and spec.rollout.auto_reset != "off":
-        raise UserError(
+        found.append((("rollout", "group_size"), text))
+    if "frames" in algorithm.needs and rollout.auto_reset != "off":
+        text = (
             f"algorithm {name!r} looks at the frames of whole trajectories: it needs rollout.auto_reset: off "
-            f"(got {spec.rollout.auto_reset})"
+            f"(got {rollout.auto_reset})"
         )
+        found.append((("rollout", "auto_reset"), text))
     if "values" not in algorithm.needs:
         keys = {"value_lr": spec.train.value_lr, "critic_warmup_steps": spec.train.critic_warmup_steps}
-        for key in (key for key, value in keys.items() if value):
-            raise UserError(f"train.{key}: {keys[key]} is for a critic, and algorithm {name!r} has none; remove it")
-    if spec.rollout.resample is not None and "groups" not in algorithm.needs:
-        raise UserError(f"rollout.resample replaces groups that are filtered; algorithm {name!r} has none")
+        text = "{} is for a critic, and algorithm {!r} has none; remove it"
+        found += [(("train", key), text.format(value, name)) for key, value in keys.items() if value]
+    if rollout.resample is not None and "groups" not in algorithm.needs:
+        text = f"it replaces groups that are filtered; algorithm {name!r} has none"
+        found.append((("rollout", "resample"), text))
+    return found

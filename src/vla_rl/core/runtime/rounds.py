@@ -50,6 +50,7 @@ def roll_out(runtime: Runtime, step: int) -> tuple[list[Block], Rollout, Array, 
 
 def play(runtime: Runtime, step: int, rounds: range) -> list[Block]:
     """These rounds, everywhere."""
+    runtime.rounds = len(rounds)
     pending = [
         runtime.call(place.index, "worker", "play_train", step, rounds, runtime.task_weights)
         for place in runtime.policies

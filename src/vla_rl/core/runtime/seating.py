@@ -21,9 +21,18 @@ from vla_rl.core.types import Context
 Array = np.ndarray[Any, Any]
 
 
+MEND = "leave runtime.require out to run on CPUs"
+
+
+class NoCuda(UserError):
+    """`runtime.require: cuda` is not met."""
+
+
 def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Measured] | None = None) -> Plan:
     """Ask the placement plugin; simulators with their own interpreter get their own slots. Raises DoesNotFit; without
-    `measure` MeasureFirst for a strategy that plans by what roles take."""
+    `measure` MeasureFirst for a strategy that plans by what roles take; NoCuda."""
+    if spec.runtime.require == "cuda" and not cluster.gpus:
+        raise NoCuda(f"cuda is required, and there is no GPU: {cluster.cpus:g} CPUs and 0 GPUs were found; {MEND}")
     component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
     placement: Placement = seat("placement", component, spec.placement.type, hook_modules(spec.plugins))
     job = Job(
@@ -40,6 +49,9 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Me
             raise
         plan = placement.plan(cluster, evolve(job, measured=measure(spec, cluster)))
     plan = checked(plan, cluster, job)
+    slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
+    if spec.runtime.require == "cuda" and slow:
+        raise NoCuda(f"cuda is required, and {' and '.join(slow)} would be on CPUs; mend the placement, or {MEND}")
     return plan if spec.env.python is None else _with_sims_apart(plan)
 
 

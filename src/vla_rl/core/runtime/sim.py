@@ -185,6 +185,7 @@ class SimRole:
         """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
 
         Gaussian noise of this std is added to what is executed, never to the label.
+        Raises UserError for a simulator without an expert.
         Returns: ((observations, expert actions float32 [B, C, A]) of successful episodes, (B, successes, tries)).
         """
         env, place = self.envs[lane], self.slices[lane]
@@ -207,7 +208,7 @@ class SimRole:
             while not request.done and request.obs is not None:
                 self.beat()
                 first[request.positions[request.chunks == 0]] = len(steps)
-                label = to_numpy(env.expert_chunk())[request.positions]
+                label = to_numpy(self._expert_chunk(env))[request.positions]
                 jitter = [
                     generator(self.spec.seed, "expert-noise", int(r), 0, int(c)).standard_normal(label.shape[1:])
                     for r, c in zip(request.rows, request.chunks, strict=True)
@@ -232,6 +233,15 @@ class SimRole:
         if np.any(np.diff(order) < 0):  # a row that broke plays later than its neighbours
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
+
+    def _expert_chunk(self, env: SimEnv) -> Any:
+        try:
+            return env.expert_chunk()
+        except TypeError as exc:
+            raise UserError(
+                f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `warmup`, or "
+                "clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
+            ) from exc
 
     def close(self) -> None:
         for outbox in self.outboxes.values():

@@ -16,25 +16,28 @@ from attrs import evolve, frozen
 
 from vla_rl.core.draws import Weights
 from vla_rl.core.errors import PluginError
-from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv, VLAModel
+from vla_rl.core.hookspecs import Demonstrations, SimEnv, VLAModel
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.plugins import build, hook_modules
+from vla_rl.core.runtime.hardware import Device, own_device
 from vla_rl.core.runtime.heavy import Heavy
 from vla_rl.core.runtime.interrupts import StopRequested
 from vla_rl.core.runtime.lanes import Call, Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
+from vla_rl.core.runtime.needs import build_algorithm, values_for
 from vla_rl.core.runtime.offload import Offload, check_offload
 from vla_rl.core.runtime.peers import Answering, RayPeers
 from vla_rl.core.runtime.policy import PolicyRole
 from vla_rl.core.runtime.precision import Autocast
 from vla_rl.core.runtime.preflight import ask_plugin, on_this_machine
+from vla_rl.core.runtime.progress import Played
 from vla_rl.core.runtime.reference import check_reference
 from vla_rl.core.runtime.sim import EvalItem, SimRole
 from vla_rl.core.runtime.trace import Event, Recorder, clock
 from vla_rl.core.runtime.wire import Inbox
 from vla_rl.core.seats import seat
 from vla_rl.core.spec import Spec, parse_spec
-from vla_rl.core.types import Context, EnvInfo, ValueGranularity
+from vla_rl.core.types import Context, EnvInfo
 
 Result = dict[str, Any]
 TRAINING = Mode(purpose="action", greedy=False, keep=True)
@@ -82,18 +85,6 @@ class _Far:
     reference: Any
 
 
-def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
-    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
-    component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
-    return seat("algorithm", component, spec.algorithm.type, hook_modules(spec.plugins))
-
-
-def values_for(algorithm: Algorithm) -> ValueGranularity:
-    if "values" not in algorithm.needs:
-        return "none"
-    return "action" if algorithm.value_granularity == "action" else "chunk"
-
-
 class Worker:
     def __init__(self, spec: Spec | dict[str, Any], place: Seat):
         self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
@@ -113,6 +104,7 @@ class Worker:
         self.peers: RayPeers | None = None
         self.answering = Answering()
         self.inboxes = {lane.index: Inbox() for lane in place.served}
+        self.played = Played()
         if place.slot.device == "cpu":
             torch.set_num_threads(max(1, int(place.slot.cpus)))
 
@@ -237,7 +229,8 @@ class Worker:
 
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         """Call a method of a hosted role; `role` "worker" is this object."""
-        self.beat(f"{role} worker {self.place.index} ({self._plugin(role)}): {method}")
+        who = "worker" if role == "worker" else f"{role} worker"
+        self.beat(f"{who} {self.place.index} ({self._plugin(role)}): {method}")
         try:
             return self._timed(role, method, arguments)
         finally:
@@ -247,6 +240,7 @@ class Worker:
         """Roll out all lanes that this worker acts for. -> [round][lane] (sim, policy) results."""
         lanes, policy, framed = self._lanes(), self._direct("policy"), "frames" in self.algorithm.needs
         results: list[list[tuple[Result, Result]]] = []
+        self.played.begin()
         with self._talking():
             for r in rounds:
                 self._drive(lanes, TRAINING, lambda lane: ("begin_train", lane, step, r, weights))  # noqa: B023 - used at once
@@ -263,6 +257,7 @@ class Worker:
         """One evaluation round of all lanes that this worker acts for; `items` by lane."""
         lanes = self._lanes()
         mode = Mode(purpose="evaluation", greedy=greedy, keep=False)
+        self.played.begin()
         with self._talking():
             self._drive(lanes, mode, lambda lane: ("begin_eval", lane, items[lane]))
             played = [lane.sim("collect", lane.slice.index) for lane in lanes]
@@ -293,6 +288,9 @@ class Worker:
 
     def clock(self) -> tuple[str, float]:
         return clock()
+
+    def device(self) -> Device:
+        return own_device(self.place.slot.device)
 
     def model_size(self) -> dict[str, float]:
         """ "parameters", "trainable" of them, and "weight_bytes" of one."""
@@ -389,7 +387,7 @@ class Worker:
         window = evolve(self.place.window, max_wait=None) if self.place.near else self.place.window
         driving = drive(
             lanes,
-            self._direct("policy"),
+            self.played.watching(self._direct("policy")),
             mode,
             window,
             lambda lane: begin(lane.slice.index),

@@ -9,6 +9,8 @@ from typing import Any
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core.errors import UserError
+from vla_rl.core.structure import at
 from vla_rl.core.types import Context, Plugin
 
 
@@ -33,4 +35,10 @@ def build(config: LeRobotConfig, context: Context) -> Any:
     return LeRobotData(config, context)
 
 
-plugin = Plugin(config=LeRobotConfig, build=build, summary="a data set in LeRobot's format", extra="data")
+def check(config: LeRobotConfig, context: Context) -> None:
+    with at("folder"):
+        if not (config.folder / "meta" / "info.json").is_file():
+            raise UserError(f"{config.folder} is no LeRobot data set: it has no meta/info.json")
+
+
+plugin = Plugin(config=LeRobotConfig, build=build, summary="a data set in LeRobot's format", extra="data", check=check)

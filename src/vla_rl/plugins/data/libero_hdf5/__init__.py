@@ -8,6 +8,8 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core.errors import UserError
+from vla_rl.core.structure import at
 from vla_rl.core.types import Context, Plugin
 
 
@@ -30,4 +32,12 @@ def build(config: LiberoHDF5Config, context: Context) -> Any:
     return LiberoFiles(config, context)
 
 
-plugin = Plugin(config=LiberoHDF5Config, build=build, summary="LIBERO's demonstrations (HDF5)", extra="data")
+def check(config: LiberoHDF5Config, context: Context) -> None:
+    with at("folder"):
+        if not any(config.folder.glob("*_demo.hdf5")):
+            raise UserError(f"{config.folder} holds no files TASK_demo.hdf5")
+
+
+plugin = Plugin(
+    config=LiberoHDF5Config, build=build, summary="LIBERO's demonstrations (HDF5)", extra="data", check=check
+)

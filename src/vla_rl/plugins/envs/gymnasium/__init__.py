@@ -8,7 +8,7 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.gymnasium.settings import STATES, Camera, Wrapper, bounds, no_limit, preflight, words
+from vla_rl.plugins.envs.gymnasium.settings import STATES, Camera, Wrapper, bounds, check, no_limit, preflight, words
 
 
 @frozen(kw_only=True)
@@ -53,5 +53,6 @@ plugin = Plugin(
     build=build,
     summary="Any gymnasium environment with continuous actions and a picture, from a spec alone",
     preflight=preflight,
+    check=check,
     action_dim=lambda config: None if config.action_low is None else len(config.action_low),
 )

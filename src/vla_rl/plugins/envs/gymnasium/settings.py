@@ -7,6 +7,8 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from vla_rl.core.settings import LARGEST, SMALLEST
+from vla_rl.core.structure import at
+from vla_rl.core.types import Context
 
 STATES = 1_000_000
 """Ids of "eval" states are 0 to 999,999, those of "train" states follow."""
@@ -67,6 +69,19 @@ def bounds(instance: Any, attribute: Any, high: tuple[float, ...] | None) -> Non
             raise ValueError(f"{len(low)} lower and {len(high)} upper bounds; give one of each for each number")
         if not all(a < b for a, b in zip(low, high, strict=True)):
             raise ValueError(f"action_low {list(low)} is not below action_high {list(high)} everywhere")
+
+
+def check(config: Any, context: Context) -> None:
+    """Raise UserError for an environment or a wrapper that nobody registered or wrote."""
+    from vla_rl.plugins.envs.gymnasium.simulator import import_all, kind_of, registered
+
+    with at("imports"):
+        import_all(config)
+    with at("id"):
+        registered(config.id)
+    for i, wrapper in enumerate(config.wrappers):
+        with at("wrappers", i, "name"):
+            kind_of(wrapper)
 
 
 def preflight(config: Any) -> None:

@@ -71,23 +71,12 @@ class Generators:
 
 def make(config: GymnasiumConfig) -> Environment:
     """The environment in its wrappers. Raises UserError for what is not there or cannot be used."""
-    for module in config.imports:
-        _import(module, "imports")
-    registered = gymnasium.registry.get(config.id)
-    if registered is not None and registered.entry_point is None:
-        raise UserError(f"{config.id} is registered as a batch of environments; rows need single ones")
+    import_all(config)
+    registered(config.id)
     renders = config.camera.source == "render"
     kwargs = ({"render_mode": "rgb_array"} if renders else {}) | config.kwargs
     with Generators(0).in_use(), _readable(config.id):
-        try:
-            env = gymnasium.make(config.id, max_episode_steps=config.max_steps, disable_env_checker=True, **kwargs)
-        except gymnasium.error.UnregisteredEnv as exc:
-            known = sorted(gymnasium.registry)
-            raise UserError(
-                f"no gymnasium environment {config.id!r}{did_you_mean(config.id, known)}\n"
-                f"  registered: {', '.join(known)}\n"
-                "  those of another package are registered when it is imported: name its module in imports"
-            ) from exc
+        env = gymnasium.make(config.id, max_episode_steps=config.max_steps, disable_env_checker=True, **kwargs)
         for wrapper in config.wrappers:
             env = _wrapped(env, wrapper)
     for layer in layers(env):
@@ -101,6 +90,28 @@ def make(config: GymnasiumConfig) -> Environment:
             f"{', '.join(map(str, modes)) or 'none'}\n  if its observation holds a picture, name it in camera.source"
         )
     return env
+
+
+def import_all(config: GymnasiumConfig) -> None:
+    """The modules that register environments. Raises UserError for one that cannot be imported."""
+    for module in config.imports:
+        _import(module, "imports")
+
+
+def registered(name: str) -> None:
+    """Raise UserError for an id that nobody registered, or that stands for a batch."""
+    with _readable(name):
+        try:
+            spec = gymnasium.spec(name)
+        except gymnasium.error.UnregisteredEnv as exc:
+            known = sorted(gymnasium.registry)
+            raise UserError(
+                f"no gymnasium environment {name!r}{did_you_mean(name, known)}\n"
+                f"  registered: {', '.join(known)}\n"
+                "  those of another package are registered when it is imported: name its module in imports"
+            ) from exc
+    if spec.entry_point is None:
+        raise UserError(f"{name} is registered as a batch of environments; rows need single ones")
 
 
 def facts(env: Environment, config: GymnasiumConfig) -> Facts:
@@ -192,7 +203,8 @@ def _chosen(space: Any, name: str, setting: str, env_id: str) -> Any:
     return space
 
 
-def _wrapped(env: Environment, wrapper: Wrapper) -> Environment:
+def kind_of(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
+    """The class of a wrapper. Raises UserError for a name that is none."""
     if ":" in wrapper.name:
         module, _, name = wrapper.name.partition(":")
         kind = getattr(_import(module, "wrappers"), name, None)
@@ -208,6 +220,11 @@ def _wrapped(env: Environment, wrapper: Wrapper) -> Environment:
         kind = getattr(wrappers, wrapper.name)
     if not isinstance(kind, type) or not issubclass(kind, gymnasium.Wrapper):
         raise UserError(f"wrappers: {wrapper.name} is not a gymnasium.Wrapper")
+    return kind
+
+
+def _wrapped(env: Environment, wrapper: Wrapper) -> Environment:
+    kind = kind_of(wrapper)
     with _readable(f"wrapper {wrapper.name}"):
         return kind(env, **wrapper.kwargs)
 

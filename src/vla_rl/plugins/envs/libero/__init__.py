@@ -8,7 +8,7 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.libero.checks import known_cameras, one_choice_of_tasks, preflight
+from vla_rl.plugins.envs.libero.checks import check, known_cameras, one_choice_of_tasks, preflight
 
 
 @frozen(kw_only=True)
@@ -55,5 +55,6 @@ plugin = Plugin(
     extra="libero",
     row_memory=2_000_000_000,
     preflight=preflight,
+    check=check,
     action_dim=lambda config: 7,
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 from vla_rl.core.machine import require_mujoco
 from vla_rl.core.settings import check_camera_size
+from vla_rl.core.structure import at
+from vla_rl.core.types import Context
 
 CAMERAS = {
     "agentview": "agentview",
@@ -32,6 +34,17 @@ def one_choice_of_tasks(instance: Any, attribute: Any, suites: Mapping[str, Any]
         raise ValueError("give either suite (and tasks), or suites, such as {libero_spatial: [0, 3], libero_10: null}")
     if suites is not None and (instance.tasks is not None or not suites):
         raise ValueError("names the tasks of each suite itself; leave tasks out, and name at least one suite")
+
+
+def check(config: Any, context: Context) -> None:
+    """Raise UserError for suites and tasks that the installed package does not have."""
+    from vla_rl.plugins.envs.libero.suites import Suite
+
+    with at("suite" if config.suites is None else "suites"):
+        suites = {name: Suite(name) for name in config.suites or (config.suite,)}
+    for name, suite in suites.items():
+        with at("tasks") if config.suites is None else at("suites", name):
+            suite.select(config.tasks if config.suites is None else config.suites[name])
 
 
 def preflight(config: Any) -> None:

@@ -8,19 +8,19 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.maniskill.checks import action_dim, known_instructions, one_or_more, preflight, some_cameras
+from vla_rl.plugins.envs.maniskill import checks
 
 
 @frozen(kw_only=True)
 class ManiSkillConfig:
     task: str | None = None
     """A task as ManiSkill registers it, such as PickCube-v1; or give `tasks`."""
-    tasks: tuple[str, ...] = field(default=(), validator=one_or_more)
+    tasks: tuple[str, ...] = field(default=(), validator=checks.one_or_more)
     """Several tasks whose robots have the same actions and joints; on processors only."""
-    instructions: dict[str, str] = field(factory=dict, validator=known_instructions)
+    instructions: dict[str, str] = field(factory=dict, validator=checks.known_instructions)
     """Task -> what the policy is told, for tasks that docs/simulators/maniskill.md does not list, or to say it another
     way."""
-    cameras: dict[str, int] = field(factory=lambda: {"base_camera": 224}, validator=some_cameras)
+    cameras: dict[str, int] = field(factory=lambda: {"base_camera": 224}, validator=checks.some_cameras)
     """Camera -> height and width in pixels, in the order in which a model sees them; every task has to have them."""
     control_mode: str = "pd_ee_delta_pose"
     """What an action is: pd_ee_delta_pose (change of the hand's pose, and the gripper), pd_ee_delta_pos, or another
@@ -53,6 +53,7 @@ plugin = Plugin(
     summary="ManiSkill 3: manipulation on SAPIEN, on processors or batched on a GPU",
     extra="maniskill",
     row_memory=1_200_000_000,
-    preflight=preflight,
-    action_dim=action_dim,
+    preflight=checks.preflight,
+    check=checks.check,
+    action_dim=checks.action_dim,
 )

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.machine import require
 from vla_rl.core.settings import check_camera_size
+from vla_rl.core.structure import at
+from vla_rl.core.types import Context
 from vla_rl.core.vulkan import use_unpacked_driver
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, PANDA_ACTIONS, PANDA_TASKS
 
+NAME_OF_A_TASK = re.compile(r"""["']([\w{}.-]+-v\d+)["']""")
 SHOWN = 5
 """Names in a message before it says how many more there are."""
 
@@ -52,6 +58,26 @@ def action_dim(config: Any) -> int | None:
     return None
 
 
+def check(config: Any, context: Context) -> None:
+    """Raise UserError for a task that ManiSkill does not have, or has no words for."""
+    for i, task in enumerate(chosen_tasks(config)):
+        with at("tasks", i) if config.tasks else at("task"):
+            if task not in INSTRUCTIONS and not any(fnmatchcase(task, name) for name in written_tasks()):
+                raise no_task(task, written_tasks())
+
+
+def written_tasks() -> list[str]:
+    """Names of tasks in the package's source, `*` for what it fills in; read without importing SAPIEN."""
+    (folder,) = find_spec("mani_skill").submodule_search_locations  # type: ignore[union-attr,misc]
+    texts = (file.read_text(encoding="utf-8") for file in sorted(Path(folder, "envs").rglob("*.py")))
+    return [re.sub(r"\{.*?\}", "*", name) for text in texts for name in NAME_OF_A_TASK.findall(text)]
+
+
+def no_task(task: str, there: Iterable[str]) -> UserError:
+    names = sorted(there)
+    return UserError(f"no ManiSkill task {task!r}{did_you_mean(task, names)}\n  tasks: {', '.join(names)}")
+
+
 def preflight(config: Any) -> None:
     """Raise UserError unless SAPIEN can draw here and the tasks can be built as the settings say."""
     if find_spec("mani_skill") is None:
@@ -67,8 +93,7 @@ def check_task(task: str, instructions: Mapping[str, str]) -> None:
     """Raise UserError for a task that does not exist, has no words, or lacks files."""
     registry = registered()
     if task not in registry:
-        near = did_you_mean(task, registry)
-        raise UserError(f"no ManiSkill task {task!r}{near}\n  tasks: {', '.join(sorted(registry))}")
+        raise no_task(task, registry)
     kind = registry[task].cls
     if task not in INSTRUCTIONS and task not in instructions and not hasattr(kind, "get_language_instruction"):
         raise UserError(

@@ -49,5 +49,7 @@ plugin = Plugin(
     build=build,
     summary="RoboTwin 2.0: 50 tasks for two arms, SAPIEN; in an interpreter of its own (env.python)",
     preflight=checks.preflight,
+    check=checks.check,
+    lacks=checks.lacks,
     action_dim=lambda config: checks.ACTION_DIM,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.processes import Processes
+from vla_rl.core.types import Context
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook, absolute
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 
@@ -91,6 +92,21 @@ def asset_root(config: Any) -> Path:
         lacking[name] = f"{root} ({name}) lacks {', '.join(missing)}"
     looked = "\n  ".join(lacking.values()) or f"neither `assets` nor {' nor '.join(ASSET_VARIABLES)} is set"
     raise UserError(f"RoboTwin's assets are not there:\n  {looked}\n  {DOWNLOAD}")
+
+
+def check(config: Any, context: Context) -> None:
+    """Raise UserError for files, settings and seeds that are missing, or where there is no RoboTwin."""
+    from vla_rl.plugins.envs.robotwin.installation import find
+
+    preflight(config)
+    find(config)
+
+
+def lacks() -> str | None:
+    """RoboTwin itself, which no extra installs: its packages do not go with those of the models."""
+    from vla_rl.plugins.envs.robotwin.installation import WHERE, offers
+
+    return None if offers(None) else f"needs RoboTwin: {WHERE}"
 
 
 def preflight(config: Any) -> None:

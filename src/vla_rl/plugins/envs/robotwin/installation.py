@@ -140,33 +140,33 @@ class Installation:
 
 def find(config: RobotwinConfig) -> Installation:
     """The RoboTwin that the settings mean. Raises UserError when there is none, or not the one that is asked for."""
-    offers = _offers(config.checkout)
-    if not offers:
+    found = offers(config.checkout)
+    if not found:
         where = f"in {config.checkout}" if config.checkout else f"for {sys.executable}"
         raise UserError(f"there is no RoboTwin {where}\n  {WHERE}")
-    api = next(iter(offers)) if config.api == "auto" else config.api
-    if api not in offers:
+    api = next(iter(found)) if config.api == "auto" else config.api
+    if api not in found:
         raise UserError(
-            f"api: {api} is not offered by this RoboTwin, which has {', '.join(offers)}\n"
+            f"api: {api} is not offered by this RoboTwin, which has {', '.join(found)}\n"
             "  vector: the runtime wheel, or a checkout of the branch RLinf_support; classic: a checkout"
         )
-    package, root = offers[api]
+    package, root = found[api]
     assets = _assets_of_classic(config, root) if api == "classic" and root is not None else asset_root(config)
     settings = _settings(config, root)
     return Installation(api=api, package=package, root=root, assets=assets, config=config, settings=settings)
 
 
-def _offers(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
+def offers(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
     """API -> (package of the tasks, root of the checkout), best first."""
     package = checkout / "robotwin" if checkout is not None else _package("robotwin")
     tasks = checkout / "envs" if checkout is not None else _package("envs")
-    offers: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
+    found: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
     if package is not None and (package / "envs" / "vector_env.py").is_file():
         wheel = (package / "config.py").is_file()
-        offers["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
+        found["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
     if tasks is not None and (tasks / "_base_task.py").is_file():
-        offers["classic"] = ("envs", tasks.parent)
-    return offers
+        found["classic"] = ("envs", tasks.parent)
+    return found
 
 
 def _package(name: str) -> Path | None:

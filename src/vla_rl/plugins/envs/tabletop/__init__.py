@@ -14,6 +14,8 @@ def _known(instance: Any, attribute: Any, names: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in TASK_NAMES]
     if unknown:
         raise ValueError(f"no tabletop task {unknown[0]!r}; tasks: {', '.join(TASK_NAMES)}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"a task is named twice: {', '.join(names)}")
 
 
 @frozen(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
 
@@ -13,6 +13,8 @@ from vla_rl.core.types import Context, Plugin
 class ConsoleConfig:
     mode: Literal["auto", "live", "plain"] = "auto"
     """live: a panel that is redrawn; plain: a line for every step; auto: live on a terminal, else plain."""
+    every_s: float = field(default=30.0, validator=validators.gt(0))
+    """plain: seconds after which a line says how far a long rollout, evaluation or other phase is."""
 
 
 def _build(config: ConsoleConfig, context: Context) -> Any:

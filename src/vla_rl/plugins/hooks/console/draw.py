@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vla_rl.core.events import Rate, Run
-from vla_rl.plugins.hooks.console.status import Status, clock, percent
+from vla_rl.plugins.hooks.console.status import Status, clock, mood, percent
 
 COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}
 NUMBERS = {
@@ -25,6 +25,8 @@ NUMBERS = {
     "loss/clip_fraction": "clipped",
     "policy/entropy": "entropy",
 }
+UNITS = {"rollout": "chunk steps", "eval": "episodes", "warmup": "epochs", "demonstrations": "episodes"}
+"""Of what a phase has done."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BAR, SPLIT = 30, 20
 MAX_WIDTH = 92
@@ -72,6 +74,14 @@ def step_line(status: Status) -> str:
     return ", ".join([*parts, f"{clock(status.elapsed)} elapsed", f"{clock(status.eta)} to go"])
 
 
+def progress_line(status: Status) -> str:
+    """How far a long phase is: `step 3 rollout: 48 of 128 chunk steps, 1:30`."""
+    step = status.step if status.phase in ("eval", "demonstrations", "warmup") else status.step + 1
+    unit = UNITS.get(status.phase, "")
+    done = f"{status.done:,} of {status.total:,} {unit}".rstrip() + ", " if status.total else ""
+    return f"step {step} {status.phase}: {done}{clock(status.in_phase)}"
+
+
 def warmup_line(metrics: Mapping[str, float]) -> str:
     """What cloning the expert came to."""
     rest = {"warmup/expert_success": ", of an expert with success {:.0%}", "time/warmup": ", {:.0f} s"}
@@ -93,7 +103,7 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
         if rate is None:
             continue
         past = f"{100 * before['rate']:.1f} %" if before and name == "all" else ""
-        style = "bold green" if name == "all" else ""
+        style = mood(rate["rate"], before and before["rate"]) if name == "all" else ""
         table.add_row(
             escape(name),
             past,
@@ -160,7 +170,7 @@ def _success(status: Status) -> Text:
         _rate(text, "rollout ", status.success, "bold")
         text.append(f"  {_sparkline(status.history)}  ", style="green")
     if status.last_eval is not None:
-        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, "bold green")
+        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_mood)
     return text or Text("nothing measured yet", style="dim")
 
 

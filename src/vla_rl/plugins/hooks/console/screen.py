@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from vla_rl.core.events import Evaluation, Run
-from vla_rl.plugins.hooks.console.draw import LivePanel, step_line, summary, warmup_line
+from vla_rl.plugins.hooks.console.draw import LivePanel, progress_line, step_line, summary, warmup_line
 from vla_rl.plugins.hooks.console.status import Status, percent
 
 if TYPE_CHECKING:
@@ -25,12 +25,15 @@ class Screen:
         self._console = console or Console(highlight=False)
         able = self._console.is_terminal and not self._console.is_dumb_terminal
         self._is_live = config.mode == "live" or (config.mode == "auto" and able)
+        self._every = config.every_s
         self._live: Live | None = None
         self._status: Status | None = None
 
     def on_run_start(self, run: Run) -> None:
         self._status = Status(run)
         begin = f"from step {run.first_step} to {run.steps}" if run.first_step else f"{run.steps} steps"
+        if run.devices:
+            self._say(f"devices: {escape(run.devices)}")
         self._say(f"[bold]{escape(run.name)}[/]  {begin}, in {escape(str(run.folder))}")
         if self._is_live:
             self._live = Live(LivePanel(self._status), console=self._console, refresh_per_second=4, transient=True)
@@ -38,8 +41,12 @@ class Screen:
             atexit.register(self._stop)
 
     def on_progress(self, phase: str, done: int, total: int) -> None:
-        if self._status is not None:
-            self._status.progress(phase, done, total)
+        status = self._status
+        if status is None:
+            return
+        status.progress(phase, done, total)
+        if not self._is_live and status.silent >= self._every:
+            self._say(escape(progress_line(status)))
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
         if self._status is None:
@@ -54,9 +61,9 @@ class Screen:
         if self._status is None:
             return
         self._status.evaluated(evaluation)
-        success = evaluation.success
+        success, style = evaluation.success, self._status.eval_mood
         self._say(
-            f"evaluation at step {step}: success [bold green]{escape(percent(success))}[/] "
+            f"evaluation at step {step}: success [{style}]{escape(percent(success))}[/] "
             f"of {success.n} episodes, {evaluation.seconds:.0f} s"
         )
 
@@ -73,6 +80,8 @@ class Screen:
         self._console.print(summary(run, results))
 
     def _say(self, markup: str) -> None:
+        if self._status is not None:
+            self._status.spoke()
         self._console.print(markup, soft_wrap=not self._is_live)
 
     def _stop(self) -> None:

@@ -25,6 +25,12 @@ def percent(rate: Rate) -> str:
     return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
 
 
+def mood(rate: float, before: float | None) -> str:
+    """rich's style of a success rate: green where it is better than before, red where it is worse."""
+    past = before or 0.0
+    return "bold green" if rate > past else "bold red" if rate < past else "bold"
+
+
 class Status:
     """The run as of now."""
 
@@ -32,6 +38,7 @@ class Status:
         self.run, self._now = run, now
         self.step = run.first_step
         self.phase, self.done, self.total = "starting", 0, 0
+        self._phase_started = self._last_line = now()
         self.metrics: dict[str, float] = {}
         self.history: list[float] = []
         """Success rate of each rollout, for the sparkline."""
@@ -42,7 +49,23 @@ class Status:
         self._step_seconds: float | None = None
 
     def progress(self, phase: str, done: int, total: int) -> None:
+        if phase != self.phase:
+            self._phase_started = self._now()
         self.phase, self.done, self.total = phase, done, total
+
+    def spoke(self) -> None:
+        """A line was printed."""
+        self._last_line = self._now()
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the last line, or since the phase began where that was later."""
+        return self._now() - max(self._last_line, self._phase_started)
+
+    @property
+    def in_phase(self) -> float:
+        """Seconds that the phase takes by now."""
+        return self._now() - self._phase_started
 
     def updated(self, step: int, metrics: dict[str, float]) -> None:
         now = self._now()
@@ -59,6 +82,13 @@ class Status:
         self.last_eval = evaluation
         if evaluation.step == self.run.first_step:
             self._step_started = self._now()
+
+    @property
+    def eval_mood(self) -> str:
+        """Style of the last evaluation's success, beside that of the first."""
+        assert self.first_eval is not None and self.last_eval is not None
+        first = None if self.first_eval is self.last_eval else self.first_eval.success.rate
+        return mood(self.last_eval.success.rate, first)
 
     @property
     def elapsed(self) -> float:

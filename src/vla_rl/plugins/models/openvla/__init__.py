@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.adapters import LoRAConfig
 from vla_rl.core.types import Context, Plugin
+from vla_rl.plugins.models.openvla.checks import check
 from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig, no_rl
 from vla_rl.plugins.models.openvla.statistics import action_dim
 
@@ -14,16 +15,7 @@ if TYPE_CHECKING:
     from vla_rl.plugins.models.openvla.policy import OFTPolicy
 
 
-__all__ = [
-    "LoRAConfig",
-    "OpenVLAARConfig",
-    "OpenVLAOFTConfig",
-    "ValueHeadConfig",
-    "build",
-    "build_autoregressive",
-    "openvla",
-    "openvla_oft",
-]
+__all__ = ["LoRAConfig", "OpenVLAARConfig", "OpenVLAOFTConfig", "ValueHeadConfig", "build", "openvla", "openvla_oft"]
 
 
 def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:
@@ -46,6 +38,7 @@ openvla = Plugin(
     summary="OpenVLA: DINOv2 + SigLIP + Llama, action tokens decoded one after another",
     extra="openvla",
     action_dim=action_dim,
+    check=check,
 )
 
 openvla_oft = Plugin(
@@ -54,5 +47,6 @@ openvla_oft = Plugin(
     summary="OpenVLA-OFT: DINOv2 + SigLIP + Llama, parallel decoding into 256 action bins",
     extra="openvla",
     action_dim=action_dim,
+    check=check,
     no_rl=no_rl,
 )

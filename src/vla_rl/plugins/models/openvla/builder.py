@@ -17,9 +17,10 @@ from vla_rl.plugins.models.openvla.checkpoint import (
     read_part,
     read_value_head,
 )
+from vla_rl.plugins.models.openvla.checks import MismatchError, decoding, l1
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, Scaler
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
-from vla_rl.plugins.models.openvla.fit import Fit, MismatchError, decoding, find_fit, l1, over_full_vocabulary
+from vla_rl.plugins.models.openvla.fit import Fit, find_fit, over_full_vocabulary
 from vla_rl.plugins.models.openvla.guards import check_network
 from vla_rl.plugins.models.openvla.heads import (
     AttentionValueHead,

@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_rl.core.checkpoints import INDEX, WEIGHTS, CheckpointError, WeightFiles, find_weights, read_file, read_json
+from vla_rl.core.checkpoints import INDEX, WEIGHTS, WeightFiles, find_weights, read_file, read_json
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+from vla_rl.plugins.models.openvla.checks import PART, TOKENIZER, find_part, find_tokenizer, read_config
 from vla_rl.plugins.models.openvla.heads import PolicyModule
-from vla_rl.plugins.models.openvla.locate import SENTENCEPIECE, resolve
+from vla_rl.plugins.models.openvla.locate import resolve
 from vla_rl.plugins.models.openvla.lora import (
     Adapter,
     AdapterBase,
@@ -32,9 +33,6 @@ from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statisti
 from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
 
 VALUE_HEAD = "value_head.safetensors"
-TOKENIZER = "tokenizer.json"
-PART = "{}--{}_checkpoint.pt"
-"""Name of a part that OpenVLA-OFT saves beside the network, and the step of its training."""
 
 
 @frozen(kw_only=True)
@@ -57,18 +55,11 @@ class Checkpoint:
 
     @property
     def proprio_file(self) -> Path | None:
-        return self._part("proprio_projector")
+        return find_part(self.folder, "proprio_projector")
 
     @property
     def action_head_file(self) -> Path | None:
-        return self._part("action_head")
-
-    def _part(self, name: str) -> Path | None:
-        files = sorted(self.folder.glob(PART.format(name, "*")))
-        if len(files) > 1:
-            names = ", ".join(file.name for file in files)
-            raise CheckpointError(f"{self.folder} holds {len(files)} files of the {name}; keep one of: {names}")
-        return files[0] if files else None
+        return find_part(self.folder, "action_head")
 
     def adapter_base(self) -> AdapterBase:
         """What adapters that are trained from here belong to."""
@@ -84,12 +75,7 @@ class Checkpoint:
 def open_checkpoint(name: str) -> Checkpoint:
     """Read what is light: sizes, statistics, tokenizer."""
     folder = resolve(name)
-    raw = read_json(folder / "config.json")
-    if raw.get("model_type") != OpenVLAConfig.model_type:
-        raise CheckpointError(
-            f"{folder} holds a model of type {raw.get('model_type')!r}, not {OpenVLAConfig.model_type!r}; "
-            "choose the model plugin that matches it"
-        )
+    raw = read_config(folder)
     raw.pop("auto_map", None)  # names Python code in the folder, which is not run; nor would a copy of it be there
     config = read_file(folder / "config.json", lambda _: OpenVLAConfig.from_dict(raw))
     if (folder / STATISTICS).is_file():
@@ -101,14 +87,7 @@ def open_checkpoint(name: str) -> Checkpoint:
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
-    if (folder / SENTENCEPIECE).is_file() and not (folder / TOKENIZER).is_file():
-        raise CheckpointError(
-            f"{folder} has its tokenizer as {SENTENCEPIECE} alone, which is not read; write {TOKENIZER} beside it:\n"
-            "  pip install sentencepiece protobuf\n"
-            f"  python -c \"from transformers import LlamaTokenizer as T; f = '{folder}'; "
-            'T.from_pretrained(f).save_pretrained(f)"'
-        )
-    return read_file(folder / TOKENIZER, lambda path: Tokenizer.from_file(str(path)))
+    return read_file(find_tokenizer(folder), lambda path: Tokenizer.from_file(str(path)))
 
 
 def read_part(path: Path) -> dict[str, Tensor]:

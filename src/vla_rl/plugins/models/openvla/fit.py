@@ -8,19 +8,13 @@ from typing import Any
 from attrs import frozen
 from tokenizers import Tokenizer
 
-from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
 from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, open_checkpoint
+from vla_rl.plugins.models.openvla.checks import PLUGINS, MismatchError, check_decoding, check_head, decoding, l1
 from vla_rl.plugins.models.openvla.codec import Scale
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
-
-PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}
-
-
-class MismatchError(UserError, ValueError):
-    """Model and simulator do not fit each other."""
 
 
 @frozen(kw_only=True)
@@ -54,15 +48,6 @@ def find_fit(config: FamilyConfig, context: Context) -> Fit:
     if config.checkpoint is None:
         return _preset(config, context, context.env)
     return _fit(open_checkpoint(config.checkpoint), config, context, context.env)
-
-
-def decoding(config: FamilyConfig) -> str:
-    """How action tokens are said: "autoregressive" or "parallel"."""
-    return "autoregressive" if isinstance(config, OpenVLAARConfig) else "parallel"
-
-
-def l1(config: FamilyConfig) -> bool:
-    return isinstance(config, OpenVLAOFTConfig) and config.head == "l1"
 
 
 def over_full_vocabulary(config: FamilyConfig) -> bool:
@@ -115,8 +100,8 @@ def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: En
             f"the simulator takes {env.action_dim}"
         )
     _check_range(checkpoint, key, action, config, env)
-    _check_decoding(checkpoint, config, context)
-    _check_head(checkpoint, config)
+    check_decoding(checkpoint.folder, checkpoint.setup, config, context.chunk)
+    check_head(checkpoint.folder, checkpoint.action_head_file, config)
     state, stop = None, True
     if isinstance(config, OpenVLAOFTConfig):
         state = _state(checkpoint, config, env, key, entry)
@@ -175,39 +160,6 @@ def _check_range(checkpoint: Checkpoint, key: str, action: Scale, config: Family
                 f"{action.q99[i]:g}, the simulator takes {low:g} to {high:g}; they belong to another robot or other "
                 f"units, set model.unnorm_key to one that fits: {', '.join(checkpoint.config.norm_stats)}"
             )
-
-
-def _check_decoding(checkpoint: Checkpoint, config: FamilyConfig, context: Context) -> None:
-    """Of the same decoding and chunk as in training. A public folder says nothing of them: plain OpenVLA answers with
-    one action, and the chunk of an OFT checkpoint is the spec's word."""
-    setup, own = checkpoint.setup, decoding(config)
-    trained = setup.get("decoding", "parallel" if "chunk" in setup else own)
-    if trained != own:
-        raise MismatchError(
-            f"{checkpoint.folder} was trained with {trained} decoding, {_plugin(config)} has {own} decoding; "
-            f"set model.type to {PLUGINS.get(trained, trained)}"
-        )
-    chunk = setup.get("chunk", 1 if own == "autoregressive" else context.chunk)
-    if chunk != context.chunk:
-        why = "" if "chunk" in setup else " (OpenVLA answers with one action and was never trained to go on)"
-        raise MismatchError(
-            f"{checkpoint.folder} was trained for chunks of {chunk} action{'s' if chunk > 1 else ''}{why}, "
-            f"the spec asks for {context.chunk}; set rollout.chunk to {chunk}"
-        )
-
-
-def _check_head(checkpoint: Checkpoint, config: FamilyConfig) -> None:
-    file = checkpoint.action_head_file
-    if l1(config) and file is None:
-        raise MismatchError(
-            f"{checkpoint.folder} has no action_head--*_checkpoint.pt, which `head: l1` needs; "
-            "put the file there, or use `head: discrete`"
-        )
-    if file is not None and not l1(config):
-        raise MismatchError(
-            f"{checkpoint.folder} was trained with the L1 head ({file.name}); its action tokens mean nothing. "
-            "Set model.type: openvla_oft and model.head: l1 to evaluate it; RL needs a checkpoint of the discrete head"
-        )
 
 
 def _state(

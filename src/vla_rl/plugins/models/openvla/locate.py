@@ -7,7 +7,7 @@ from pathlib import Path
 from vla_rl.core import checkpoints
 
 BUILTIN = Path(__file__).parent / "checkpoints"
-SENTENCEPIECE = "tokenizer.model"
+SENTENCEPIECE, ADAPTER_CONFIG = "tokenizer.model", "adapter_config.json"
 WANTED = ("*.json", "*.safetensors", "*--*_checkpoint.pt", SENTENCEPIECE)
 """Files of a hub repository that are read; its Python code is not fetched, and never run."""
 

@@ -22,10 +22,10 @@ from vla_rl.core.adapters import LoRAConfig, peft_config, seeded, trained_layers
 from vla_rl.core.checkpoints import CheckpointError, WeightFiles, check_names, read_file, read_json
 from vla_rl.core.networks import shapes_of
 from vla_rl.plugins.models.openvla.heads import public_network
-from vla_rl.plugins.models.openvla.locate import resolve
+from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, resolve
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 
-ADAPTER, ADAPTER_CONFIG, FINGERPRINT = "adapter_model.safetensors", "adapter_config.json", "base_fingerprint.json"
+ADAPTER, FINGERPRINT = "adapter_model.safetensors", "base_fingerprint.json"
 PREFIX = "base_model.model."
 HEAD = "language_model.lm_head.weight"
 

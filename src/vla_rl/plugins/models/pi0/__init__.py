@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vla_rl.core.adapters import LoRAConfig
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.pi0.config import NoiseConfig, Pi0Config, ValueHeadConfig
-from vla_rl.plugins.models.pi0.statistics import action_dim
+from vla_rl.plugins.models.pi0.statistics import action_dim, check
 
 if TYPE_CHECKING:
     from vla_rl.plugins.models.pi0.policy import Pi0Policy
@@ -29,4 +29,5 @@ plugin = Plugin(
     summary="pi0: PaliGemma + flow-matching action expert, sampled by Flow-SDE or Flow-Noise",
     extra="pi0",
     action_dim=action_dim,
+    check=check,
 )

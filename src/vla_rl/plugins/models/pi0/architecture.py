@@ -10,6 +10,7 @@ from attrs import frozen
 from transformers import PI0Config
 
 from vla_rl.core.checkpoints import CheckpointError
+from vla_rl.plugins.models.pi0.statistics import horizon
 
 VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
 """openpi's names -> width and MLP width of a Gemma tower."""
@@ -86,13 +87,11 @@ class Shape:
     def read(cls, raw: Mapping[str, Any]) -> Shape:
         """From either layout's config.json."""
         if "action_horizon" in raw:
-            return cls(
-                horizon=int(raw["action_horizon"]), action_dim=int(raw["action_dim"]), state_dim=int(raw["action_dim"])
-            )
-        own = {"action_dim": "max_action_dim", "state_dim": "max_state_dim", "horizon": "chunk_size"}
+            return cls(horizon=horizon(raw), action_dim=int(raw["action_dim"]), state_dim=int(raw["action_dim"]))
+        own = {"action_dim": "max_action_dim", "state_dim": "max_state_dim"}
         names = {name: own.get(name, name) for name in attrs.fields_dict(cls)}
         given = {name: raw[key] for name, key in names.items() if key in raw}
-        return cls(**{"horizon": 50, **given})
+        return cls(**{**given, "horizon": horizon(raw)})
 
 
 def network_config(sizes: Sizes, shape: Shape) -> PI0Config:

@@ -6,7 +6,7 @@ import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.adapters import insert_adapters
-from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.errors import did_you_mean
 from vla_rl.core.networks import allocate, fill
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
@@ -27,11 +27,7 @@ from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import Prompts, train_tokenizer
 from vla_rl.plugins.models.pi0.scaling import Scaler
 from vla_rl.plugins.models.pi0.schedule import Schedule
-from vla_rl.plugins.models.pi0.statistics import Scale, Statistics
-
-
-class MismatchError(UserError, ValueError):
-    """Model and simulator do not fit each other."""
+from vla_rl.plugins.models.pi0.statistics import MismatchError, Scale, Statistics, check_chunk
 
 
 @frozen(kw_only=True)
@@ -115,11 +111,7 @@ def _fit(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
         raise MismatchError(
             f"{where} for {scales.action.dim}-dimensional actions, the simulator takes {env.action_dim}"
         )
-    if context.chunk > shape.horizon:
-        raise MismatchError(
-            f"{where} for chunks of {shape.horizon} actions, the spec asks for {context.chunk}; "
-            f"set rollout.chunk to {shape.horizon} or less"
-        )
+    check_chunk(checkpoint.folder, shape.horizon, context.chunk)
     for name, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
         if scale is not None and scale.dim > width:
             raise MismatchError(f"{checkpoint.folder}: statistics of {scale.dim} {name}, the network takes {width}")

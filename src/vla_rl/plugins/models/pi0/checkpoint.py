@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn, tensor
 
 from vla_rl.core.adapters import MergedState
-from vla_rl.core.checkpoints import WEIGHTS, CheckpointError, WeightFiles, find_weights, read_file, read_json, resolve
+from vla_rl.core.checkpoints import WEIGHTS, WeightFiles, find_weights, read_file, read_json, resolve
 from vla_rl.core.networks import load_weights
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes
 from vla_rl.plugins.models.pi0.layout import LEROBOT, open_names, public_name
@@ -30,14 +30,16 @@ from vla_rl.plugins.models.pi0.statistics import (
     NORMALIZER,
     PREPROCESSOR,
     STATE,
+    TOKENIZER,
     WANTED,
     Scale,
     Statistics,
+    find_tokenizer,
     read_config,
     read_statistics,
 )
 
-ARCHITECTURE, TOKENIZER = "architecture.json", "tokenizer.json"
+ARCHITECTURE = "architecture.json"
 VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
 SLOTS = 3
 """Images that pi0 was trained with: base, left wrist, right wrist."""
@@ -79,13 +81,7 @@ def open_checkpoint(name: str, tokenizer: str | None, asset_id: str | None) -> C
     sizes = read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_variants(raw)
     shape = read_file(folder / "config.json", lambda _: Shape.read(raw))
     statistics = read_statistics(folder, raw, asset_id)
-    given = folder if tokenizer is None else Path(tokenizer).expanduser()
-    file = given / TOKENIZER if given.is_dir() else given
-    if not file.is_file():
-        raise CheckpointError(
-            f"no tokenizer at {file}; pi0's checkpoints often come without PaliGemma's: put tokenizer.json into the "
-            "folder, or name it in model.tokenizer"
-        )
+    file = find_tokenizer(folder, tokenizer)
     return Checkpoint(
         sizes=sizes,
         shape=shape,

@@ -13,11 +13,14 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.checkpoints import CheckpointError, read_file, read_json, resolve
-from vla_rl.core.errors import did_you_mean
+from vla_rl.core.checkpoints import CheckpointError, find_weights, folder_of, read_file, read_json, resolve
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.structure import at
+from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0.config import Pi0Config
 
 PREPROCESSOR, NORMALIZER, OPENPI_STATISTICS = "policy_preprocessor.json", "normalizer_processor", "norm_stats.json"
+TOKENIZER = "tokenizer.json"
 ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
@@ -30,6 +33,10 @@ MODES = {
     "IDENTITY": (),
 }
 """lerobot's normalisation modes and the two statistics that each needs."""
+
+
+class MismatchError(UserError, ValueError):
+    """Model and simulator do not fit each other."""
 
 
 @frozen(kw_only=True)
@@ -141,6 +148,49 @@ def _openpi(path: Path) -> Statistics:
         return Scale(mode="MEAN_STD", values=(tuple(map(float, mean[:dim])), deviations), dim=dim, eps=0.0)
 
     return Statistics(action=scale("actions"), state=scale("state"))
+
+
+def check(config: Pi0Config, context: Context) -> None:
+    """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
+    if config.checkpoint is None:
+        return
+    with at("checkpoint"):
+        folder = folder_of(config.checkpoint)
+        if folder is None:
+            return
+        raw = read_config(folder)
+        check_chunk(folder, horizon(raw), context.chunk)
+        find_weights(folder)
+    with at("checkpoint" if config.asset_id is None else "asset_id"):
+        read_statistics(folder, raw, config.asset_id)
+    with at("checkpoint" if config.tokenizer is None else "tokenizer"):
+        find_tokenizer(folder, config.tokenizer)
+
+
+def horizon(raw: Mapping[str, Any]) -> int:
+    """H, actions in a denoised chunk, by config.json of either layout."""
+    return int(raw.get("action_horizon", raw.get("chunk_size", 50)))
+
+
+def check_chunk(folder: Path | None, horizon: int, asked: int) -> None:
+    """Raise MismatchError for chunks that are longer than those of training."""
+    if asked > horizon:
+        raise MismatchError(
+            f"{folder} was trained for chunks of {horizon} actions, the spec asks for {asked}; "
+            f"set rollout.chunk to {horizon} or less"
+        )
+
+
+def find_tokenizer(folder: Path, named: str | None) -> Path:
+    """PaliGemma's tokenizer.json, in the checkpoint's folder or where the spec says. Raises CheckpointError."""
+    given = folder if named is None else Path(named).expanduser()
+    file = given / TOKENIZER if given.is_dir() else given
+    if not file.is_file():
+        raise CheckpointError(
+            f"no tokenizer at {file}; pi0's checkpoints often come without PaliGemma's: put tokenizer.json into the "
+            "folder, or name it in model.tokenizer"
+        )
+    return file
 
 
 def action_dim(config: Pi0Config) -> int | None:

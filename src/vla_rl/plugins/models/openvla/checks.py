@@ -1,0 +1,132 @@
+"""What a checkpoint's folder and the spec must agree on, as far as files say it. Light: a spec is checked with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.checkpoints import INDEX, WEIGHTS, CheckpointError, find_weights, folder_of, read_json
+from vla_rl.core.errors import UserError
+from vla_rl.core.structure import at
+from vla_rl.core.types import Context
+from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
+from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
+from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
+
+MODEL_TYPE = "openvla"
+PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}
+PART = "{}--{}_checkpoint.pt"
+"""Name of a part that OpenVLA-OFT saves beside the network, and the step of its training."""
+TOKENIZER = "tokenizer.json"
+
+
+class MismatchError(UserError, ValueError):
+    """Model and simulator do not fit each other."""
+
+
+def check(config: FamilyConfig, context: Context) -> None:
+    """For `Plugin.check`: the folder is complete and of this model, and was trained for the spec's chunks."""
+    if config.checkpoint is None:
+        return
+    with at("checkpoint"):
+        folder = folder_of(config.checkpoint, BUILTIN)
+        if folder is None:
+            return
+        raw = read_config(folder)
+        find_tokenizer(folder)
+        known = read_json(folder / STATISTICS) if (folder / STATISTICS).is_file() else raw.get("norm_stats") or {}
+        check_decoding(folder, raw.get("policy_setup") or {}, config, context.chunk)
+        check_head(folder, find_part(folder, "action_head"), config)
+        _check_weights(folder)
+    with at("checkpoint" if config.unnorm_key is None else "unnorm_key"):
+        choose_statistics(folder, known, config.unnorm_key)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json. Raises CheckpointError where it cannot be read, or is of another model."""
+    raw = read_json(folder / "config.json")
+    if raw.get("model_type") != MODEL_TYPE:
+        raise CheckpointError(
+            f"{folder} holds a model of type {raw.get('model_type')!r}, not {MODEL_TYPE!r}; "
+            "choose the model plugin that matches it"
+        )
+    return raw
+
+
+def find_tokenizer(folder: Path) -> Path:
+    """tokenizer.json. Raises CheckpointError where there is none."""
+    file = folder / TOKENIZER
+    if (folder / SENTENCEPIECE).is_file() and not file.is_file():
+        raise CheckpointError(
+            f"{folder} has its tokenizer as {SENTENCEPIECE} alone, which is not read; write {TOKENIZER} beside it:\n"
+            "  pip install sentencepiece protobuf\n"
+            f"  python -c \"from transformers import LlamaTokenizer as T; f = '{folder}'; "
+            'T.from_pretrained(f).save_pretrained(f)"'
+        )
+    if not file.is_file():
+        raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {TOKENIZER}")
+    return file
+
+
+def find_part(folder: Path, name: str) -> Path | None:
+    """The file of a part beside the network, if there is one. Raises CheckpointError where there are several."""
+    files = sorted(folder.glob(PART.format(name, "*")))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise CheckpointError(f"{folder} holds {len(files)} files of the {name}; keep one of: {names}")
+    return files[0] if files else None
+
+
+def decoding(config: FamilyConfig) -> str:
+    """How action tokens are said: "autoregressive" or "parallel"."""
+    return "autoregressive" if isinstance(config, OpenVLAARConfig) else "parallel"
+
+
+def l1(config: FamilyConfig) -> bool:
+    return isinstance(config, OpenVLAOFTConfig) and config.head == "l1"
+
+
+def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig, asked: int) -> None:
+    """Of the same decoding and chunk as in training. A public folder says nothing of them: plain OpenVLA answers with
+    one action, and the chunk of an OFT checkpoint is the spec's word. Raises MismatchError.
+
+    Args:
+        setup: how the policy was trained, as far as the folder says so.
+        asked: actions in a chunk, by the spec.
+    """
+    own = decoding(config)
+    trained = setup.get("decoding", "parallel" if "chunk" in setup else own)
+    if trained != own:
+        raise MismatchError(
+            f"{folder} was trained with {trained} decoding, {PLUGINS[own]} has {own} decoding; "
+            f"set model.type to {PLUGINS.get(trained, trained)}"
+        )
+    chunk = setup.get("chunk", 1 if own == "autoregressive" else asked)
+    if chunk != asked:
+        why = "" if "chunk" in setup else " (OpenVLA answers with one action and was never trained to go on)"
+        raise MismatchError(
+            f"{folder} was trained for chunks of {chunk} action{'s' if chunk > 1 else ''}{why}, "
+            f"the spec asks for {asked}; set rollout.chunk to {chunk}"
+        )
+
+
+def check_head(folder: Path, file: Path | None, config: FamilyConfig) -> None:
+    """The L1 head's file is there if, and only if, the spec asks for it. Raises MismatchError."""
+    if l1(config) and file is None:
+        raise MismatchError(
+            f"{folder} has no action_head--*_checkpoint.pt, which `head: l1` needs; "
+            "put the file there, or use `head: discrete`"
+        )
+    if file is not None and not l1(config):
+        raise MismatchError(
+            f"{folder} was trained with the L1 head ({file.name}); its action tokens mean nothing. "
+            "Set model.type: openvla_oft and model.head: l1 to evaluate it; RL needs a checkpoint of the discrete head"
+        )
+
+
+def _check_weights(folder: Path) -> None:
+    """By the headers of their files. Those of an adapter's base are read when the model is built."""
+    adapter = not any((folder / name).is_file() for name in (WEIGHTS, INDEX)) and (folder / ADAPTER_CONFIG).is_file()
+    if not adapter:
+        find_weights(folder)
