@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 from vla_rl.core.draws import Weights
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv, VLAModel
+from vla_rl.core.metric_names import guard
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.heavy import Heavy
@@ -85,7 +86,7 @@ class _Far:
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
     component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
-    return seat("algorithm", component, spec.algorithm.type, hook_modules(spec.plugins))
+    return seat("algorithm", component, spec.algorithm.type, [guard(spec.algorithm.type), *hook_modules(spec.plugins)])
 
 
 def values_for(algorithm: Algorithm) -> ValueGranularity:
