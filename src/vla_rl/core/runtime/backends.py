@@ -23,7 +23,7 @@ import torch
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.runtime.peers import RayPeers
-from vla_rl.core.runtime.reservation import holds, nodes_of, object_store, reserve
+from vla_rl.core.runtime.reservation import holds, nodes_of, object_store, reserve, rounded_down
 from vla_rl.core.runtime.worker import IDLE, Seat, Worker
 from vla_rl.core.spec import Spec
 
@@ -196,7 +196,7 @@ class RayBackend(Backend):
         group, bundle = self.held[place.index]
         actor = self.ray.remote(concurrency_groups={"monitor": 1, "weights": 1})(_Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
-            "num_cpus": place.slot.cpus,
+            "num_cpus": rounded_down(place.slot.cpus),
             "num_gpus": place.slot.gpus,
             "scheduling_strategy": self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle

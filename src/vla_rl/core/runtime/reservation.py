@@ -59,7 +59,7 @@ def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str 
                 bundles[here]["GPU"] = 0.0
                 if slot.index is not None:
                     shared[slot.node, slot.index] = here
-        bundles[here]["CPU"] = _rounded_down(bundles[here]["CPU"] + slot.cpus)
+        bundles[here]["CPU"] = rounded_down(bundles[here]["CPU"] + slot.cpus)
         if slot.gpus:
             bundles[here]["GPU"] = 1.0 if slot.index is not None else slot.gpus
         bundle_of.append(here)
@@ -117,7 +117,7 @@ def object_store(shared: Path = SHARED) -> int | None:
     return int(0.9 * free) if free < 0.35 * psutil.virtual_memory().total else None
 
 
-def _rounded_down(cpus: float) -> float:
+def rounded_down(cpus: float) -> float:
     """To Ray's ten-thousandth, so that shares of all CPUs never ask for more of them."""
     return math.floor(cpus * 10_000 + 1e-3) / 10_000
 
