@@ -196,7 +196,16 @@ def test_every_error_of_a_file_at_once():
             "auto_reset: of",
             "spec.yaml:5: rollout.auto_reset: expected one of 'off', 'immediate', 'deferred', got str 'of'; did you mean 'off'?",
         ),
-        ("group_size: 4", "group_size: 3", "spec.yaml:5: rollout.group_size: 3 does not divide env.num_envs 8"),
+        (
+            "group_size: 4",
+            "group_size: 3",
+            "spec.yaml:5: rollout.group_size: 3 does not divide env.num_envs 8; use 2 or 4, or env.num_envs 6 or 9",
+        ),
+        (
+            "group_size: 4",
+            "group_size: 11",
+            "spec.yaml:5: rollout.group_size: 11 does not divide env.num_envs 8; use 8, or env.num_envs 11",
+        ),
         ("episodes: 16", "episodes: 12", "spec.yaml:5: rollout.episodes: 12 is not a multiple of env.num_envs 8"),
         ("episodes: 16, ", "", "spec.yaml:5: rollout.episodes: required with auto_reset: off"),
         (

@@ -69,6 +69,28 @@ def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int)
     return env
 
 
+def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo, chunk: int) -> None:
+    """Raise UserError unless the first sample has the shapes that the simulator has, and the chunk that was asked for.
+    Sizes of images are the model's to mend."""
+    if data.num_samples() < 1:
+        raise UserError(f"{source} has no samples")
+    obs, actions = data.read_samples(np.zeros(1, np.int64))
+    state = None if obs.state is None else tuple(obs.state.shape)
+    for what, found, wanted in (
+        ("actions", tuple(actions.shape), (1, chunk, env.action_dim)),
+        ("states", state, (1, env.state_dim) if env.state_dim else None),
+        ("cameras", sorted(obs.images), sorted(env.cameras)),
+        ("instructions", len(obs.instructions), 1),
+    ):
+        if found != wanted:
+            raise UserError(
+                f"{source} does not go with {simulator}: the {what} of a sample are {found}, and {wanted} is wanted "
+                f"({simulator} has {env.action_dim} numbers an action, {env.state_dim} in its state, cameras "
+                f"{', '.join(env.cameras)}; rollout.chunk is {chunk}); mend the data plugin, or choose its file or key "
+                f"for this simulator"
+            )
+
+
 def check_finite(source: str, what: str, values: Array, episodes: Array, steps: Array) -> None:
     """Raise UserError for the first row of `values` [rows, D] that is not finite, a step of an episode each."""
     broken = np.flatnonzero(~np.isfinite(values).all(axis=1))

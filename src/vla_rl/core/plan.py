@@ -186,6 +186,10 @@ def _check_shares(plan: Plan, cluster: Cluster) -> None:
             if needed > have + 1e-6:
                 where = "" if name is None else f" on node {name!r}"
                 raise DoesNotFit(f"{len(slots)} workers need {needed:g} {what}{where}, and there are {have:g}")
+    most = max((node.cpus for node in cluster.nodes), default=0.0)
+    for slot in plan.slots:
+        if slot.cpus > most + 1e-6:
+            raise DoesNotFit(f"a worker needs {slot.cpus:g} CPUs on one node, and the largest has {most:g}")
 
 
 def _check_memory(plan: Plan, cluster: Cluster, job: Job, workers: int) -> None:

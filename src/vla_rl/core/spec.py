@@ -120,7 +120,8 @@ class Spec:
     def _rollout(self, attribute: Any, value: RolloutSpec) -> None:
         rows, wrong = self.env.num_envs, []
         if rows % value.group_size:
-            wrong.append((("group_size",), f"{value.group_size} does not divide env.num_envs {rows}"))
+            text = f"{value.group_size} does not divide env.num_envs {rows}; {_nearest(value.group_size, rows)}"
+            wrong.append((("group_size",), text))
         if value.episodes is not None and value.episodes % rows:
             wrong.append((("episodes",), f"{value.episodes} is not a multiple of env.num_envs {rows}"))
         if wrong:
@@ -319,6 +320,19 @@ def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[
         except PluginError as exc:
             wrong.append((("plugins", i), str(exc).removeprefix("plugins: ")))
     return good, wrong
+
+
+def _nearest(group_size: int, rows: int) -> str:
+    """Groups and rows that go together, near those that do not."""
+    sizes = [size for size in range(1, rows + 1) if rows % size == 0]
+    below = max(size for size in sizes if size < group_size)
+    above = [size for size in sizes if size > group_size][:1]
+    fitting = [rows // group_size * group_size] * (rows > group_size) + [-(-rows // group_size) * group_size]
+    return f"use {_either([below, *above])}, or env.num_envs {_either(fitting)}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers))
 
 
 def _plain(value: Any) -> Any:

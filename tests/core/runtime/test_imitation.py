@@ -131,3 +131,32 @@ def test_what_a_spec_has_to_say(tmp_path):
             parse_spec(scripted_spec(imitation=wrong))
     spec = parse_spec(scripted_spec(imitation={"steps": 1, "lr": 1.0, "data": {"type": "lerobot", "folder": "x"}}))
     assert parse_spec(spec.to_dict()) == spec and spec.to_dict()["imitation"]["data"]["folder"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("actions[..., :1]", r"the actions of a sample are \(1, 2, 1\), and \(1, 2, \d\) is wanted"),
+        ("actions[:, :1]", r"the actions of a sample are \(1, 1, \d\), and \(1, 2, \d\) is wanted"),
+        ("dict(state=None)", r"the states of a sample are None, and \(1, \d\) is wanted"),
+        ("dict(images={'other': obs.images['main']})", r"the cameras of a sample are \['other'\], and"),
+    ],
+)
+def test_data_of_other_shapes_is_refused_before_there_is_a_model(tmp_path, change, message):
+    (tmp_path / "odd.py").write_text(
+        "import attrs\n"
+        "from recorded import RecordedConfig, build as right\n"
+        "from vla_rl.core.demonstrations import Held\n"
+        "from vla_rl.core.types import Plugin\n"
+        "def build(config, context):\n"
+        "    obs, actions = right(config, context).read_samples(range(4))\n"
+        f"    changed = {change}\n"
+        "    return Held([(attrs.evolve(obs, **changed), actions) if isinstance(changed, dict) else (obs, changed)])\n"
+        "vla_rl_plugins = {'data': {'odd': Plugin(config=RecordedConfig, build=build, summary='for tests')}}\n"
+    )
+    with pytest.raises(UserError, match=rf"data 'odd' does not go with env 'scripted': {message}"):
+        start(
+            tmp_path / "run",
+            imitation={"data": {"type": "odd"}, "steps": 1, "lr": 3e-2},
+            plugins=["vla_rl.core.testing.scripted", str(tmp_path / "odd.py")],
+        )

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.plan import DoesNotFit, Slot
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, checked
 from vla_rl.core.runtime import reservation
 from vla_rl.core.runtime.reservation import bundles_of, object_store, reserve
 
@@ -28,6 +28,22 @@ def test_workers_of_one_gpu_share_a_bundle():
     assert bundles == [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 4.0}, {"CPU": 0.5}]
     assert nodes == ["a", "a", "b", None]
     assert bundle_of == [0, 1, 0, 2, 3]
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 7, 64, 100])
+@pytest.mark.parametrize("workers", [1, 3, 6, 7, 9])
+def test_equal_shares_of_all_cpus_fit(cpus, workers):
+    bundles, _, _ = bundles_of([Slot(roles=("sim",), cpus=cpus / workers)] * workers)
+    asked = sum(round(bundle["CPU"] * 10_000) for bundle in bundles)
+    assert cpus * 10_000 - workers <= asked <= cpus * 10_000
+
+
+def test_a_worker_that_no_node_has_room_for_is_said_at_once():
+    nodes = tuple(Node(name=name, cpus=4, gpus=0, memory=2**34) for name in "ab")
+    cluster = Cluster(cpus=8, gpus=0, memory=2**35, nodes=nodes)
+    plan = Plan(slots=(Slot(roles=("sim", "policy", "learner"), cpus=6.0),))
+    with pytest.raises(DoesNotFit, match="a worker needs 6 CPUs on one node, and the largest has 4"):
+        checked(plan, cluster, Job(num_envs=4, group_size=1, env="toy"))
 
 
 @pytest.mark.ray

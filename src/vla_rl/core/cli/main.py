@@ -230,7 +230,7 @@ def new_plugin(
     from vla_rl.core.cli.new_plugin import new_plugin as make
 
     made = make(kind, name, folder or Path(name))
-    typer.echo(f"made {made}; now: pip install -e {made} && pytest {made}")
+    typer.echo(f"made {made}; now: pip install -e '{made}[test]' && pytest {made}")
 
 
 @app.command()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from string import Template
 
+from vla_rl.core.cli.plugin_names import check_classes, check_name
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.plugins import KINDS
 
@@ -25,13 +25,12 @@ IN_A_SPEC = {
 def new_plugin(kind: str, name: str, folder: Path) -> Path:
     """Write the project of a plugin `name` of a kind (a key of `KINDS`) into `folder`. -> `folder`.
 
-    Raises UserError: unknown kind, a name that is no identifier (dashes are allowed), a folder with something in it.
+    Raises UserError: unknown kind, a name that is no identifier (dashes are allowed) or that something has already, a
+    folder with something in it.
     """
     if kind not in KINDS:
         raise UserError(f"no kind of plugin {kind!r}{did_you_mean(kind, KINDS)}; kinds: {', '.join(KINDS)}")
-    package = name.replace("-", "_")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
-        raise UserError(f"{name!r} cannot name a plugin: use lower-case letters, digits and dashes, a letter first")
+    package = check_name(name)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; give the name of a new folder")
     words = {
@@ -43,16 +42,22 @@ def new_plugin(kind: str, name: str, folder: Path) -> Path:
         "Class": "".join(word.capitalize() for word in package.split("_")),
     }
     words["spec"] = Template(IN_A_SPEC[kind]).substitute(words)
-    for template, path in _files(kind, package):
+    texts = {
+        path: Template(template.read_text(encoding="utf-8")).substitute(words)
+        for template, path in _files(kind, package)
+    }
+    check_classes(package, words["Class"], [text for path, text in texts.items() if path.endswith(".py")])
+    for path, text in texts.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(Template(template.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
     return folder
 
 
 def _files(kind: str, package: str) -> list[tuple[Path, str]]:
     """(template, path within the project) of every file of a kind."""
-    places = {"test": f"tests/test_{package}", "plugin": f"src/{package}/__init__", "impl": f"src/{package}/impl"}
+    places = {"test": f"tests/test_{package}", "plugin": f"src/{package}/__init__"}
+    places |= {part: f"src/{package}/{part}" for part in ("impl", "record")}
     found = []
     for template in sorted((*TEMPLATES.glob(f"*{SUFFIX}"), *(TEMPLATES / kind).glob(f"*{SUFFIX}"))):
         stem, dot, ending = template.name.removesuffix(SUFFIX).partition(".")

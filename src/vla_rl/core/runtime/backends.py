@@ -22,7 +22,7 @@ from vla_rl.core.runtime.hardware import machine
 from vla_rl.core.runtime.interrupts import Interrupts
 from vla_rl.core.runtime.own_ray import OwnRay, join
 from vla_rl.core.runtime.progress import Count, Glances
-from vla_rl.core.runtime.reservation import holds, nodes_of, reserve
+from vla_rl.core.runtime.reservation import holds, nodes_of, reserve, rounded_down
 from vla_rl.core.runtime.worker import IDLE, Seat, Worker
 from vla_rl.core.spec import Spec
 
@@ -228,7 +228,7 @@ class RayBackend(Backend):
         group, bundle = self.held[place.index]
         actor = self.ray.remote(concurrency_groups={"monitor": 1, "weights": 1})(Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
-            "num_cpus": place.slot.cpus,
+            "num_cpus": rounded_down(place.slot.cpus),
             "num_gpus": place.slot.gpus,
             "scheduling_strategy": self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.demonstrations import check_sample
 from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.plugins import build
 from vla_rl.core.randomness import generator
+from vla_rl.core.seats import Named, seat
 from vla_rl.core.sections import ExpertSpec
+from vla_rl.core.spec import Spec
+from vla_rl.core.types import Context, EnvInfo
 
 if TYPE_CHECKING:
     from vla_rl.core.runtime.driver import Runtime
@@ -31,6 +37,17 @@ class ImitationStep:
     most: int
     """Samples of the rank that has most."""
     lr: float
+
+
+def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:
+    """The demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
+    assert spec.imitation is not None and spec.imitation.data is not None
+    name, config = spec.imitation.data.type, spec.imitation.data.config
+    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
+    opened: Demonstrations = build("data", name, config, context, spec.plugins)
+    data = seat("data", opened, name, wrappers)
+    check_sample(f"data {name!r}", data, f"env {spec.env.type!r}", info, spec.rollout.chunk)
+    return data
 
 
 class Imitation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vla_rl.core.errors import SpecError
 from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.metric_names import guard
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.seats import seat
 from vla_rl.core.source import Item, located
@@ -16,7 +17,7 @@ SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "groups", "reference", "f
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
     component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
-    return seat("algorithm", component, spec.algorithm.type, hook_modules(spec.plugins))
+    return seat("algorithm", component, spec.algorithm.type, [guard(spec.algorithm.type), *hook_modules(spec.plugins)])
 
 
 def values_for(algorithm: Algorithm) -> ValueGranularity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str 
                 bundles[here]["GPU"] = 0.0
                 if slot.index is not None:
                     shared[slot.node, slot.index] = here
-        bundles[here]["CPU"] = round(bundles[here]["CPU"] + slot.cpus, 4)
+        bundles[here]["CPU"] = rounded_down(bundles[here]["CPU"] + slot.cpus)
         if slot.gpus:
             bundles[here]["GPU"] = 1.0 if slot.index is not None else slot.gpus
         bundle_of.append(here)
@@ -114,6 +115,11 @@ def object_store(shared: Path = SHARED) -> int | None:
             f"set runtime.backend to local"
         )
     return int(0.9 * free) if free < 0.35 * psutil.virtual_memory().total else None
+
+
+def rounded_down(cpus: float) -> float:
+    """To Ray's ten-thousandth, so that shares of all CPUs never ask for more of them."""
+    return math.floor(cpus * 10_000 + 1e-3) / 10_000
 
 
 def _said(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None]) -> str:

@@ -21,6 +21,7 @@ from vla_rl.core.plan import Slot, Window
 from vla_rl.core.plugins import build, hook_modules
 from vla_rl.core.runtime.hardware import Device, own_device
 from vla_rl.core.runtime.heavy import Heavy
+from vla_rl.core.runtime.imitation import open_data
 from vla_rl.core.runtime.interrupts import StopRequested
 from vla_rl.core.runtime.lanes import Call, Lane, LaneSlice, Mode, drive
 from vla_rl.core.runtime.learner import LearnerRole
@@ -147,12 +148,7 @@ class Worker:
 
     def open_data(self, info: EnvInfo) -> int:
         """Open the demonstrations of the spec's `imitation:`; -> number of samples."""
-        spec = self.spec
-        assert spec.imitation is not None and spec.imitation.data is not None
-        name, config = spec.imitation.data.type, spec.imitation.data.config
-        context = Context(seed=spec.seed, device=self.place.slot.device, chunk=spec.rollout.chunk, env=info)
-        opened: Demonstrations = build("data", name, config, context, spec.plugins)
-        self.data = seat("data", opened, name, self.wrappers)
+        self.data = open_data(self.spec, info, self.place.slot.device, self.wrappers)
         return self.data.num_samples()
 
     def data_statistics(self) -> Any:

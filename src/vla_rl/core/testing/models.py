@@ -10,35 +10,13 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from attrs import frozen
 
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.randomness import Noise
 from vla_rl.core.testing import synthetic
 from vla_rl.core.testing.findings import Findings, built
-from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, Plugin, ValueGranularity, to_numpy
-
-
-@frozen(eq=False)
-class _Case:
-    model: VLAModel
-    f: Findings
-    env: EnvInfo
-    chunk: int
-    values: ValueGranularity
-    obs: Observation
-    atol: float
-
-    @property
-    def rows(self) -> int:
-        return len(self.obs)
-
-    def noise(self, rows: list[int] | None = None, seed: int = 0) -> Noise:
-        rows = list(range(self.rows)) if rows is None else rows
-        return Noise(seed, "check_model", rows, [0] * len(rows), [0] * len(rows))
-
-    def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
-        return self.model.sample_chunk(self.obs, self.noise(seed=seed), greedy)
+from vla_rl.core.testing.model_case import ModelCase
+from vla_rl.core.testing.policies import KERNELS, check_policy, check_temperature, take
+from vla_rl.core.types import Context, EnvInfo, Plugin, ValueGranularity, to_numpy
 
 
 def check_model(
@@ -70,18 +48,24 @@ def check_model(
     policy: VLAModel
     policy, name = built("model", model, config, context)
     f = Findings(f"check_model of {name}")
-    case = _Case(policy, f, env, chunk, values, synthetic.observation(env, rows), atol)
+    case = ModelCase(policy, f, env, chunk, values, synthetic.observation(env, rows), atol)
     with f.section("sample_chunk"):
         if _sampling(case):
             for check in (_scores, _noise, _critic, _tokens, _gradients, _publishing):
                 with f.section(check.__name__.strip("_")):
                     check(case)
+            check_policy(case)
+            plugin = model if isinstance(model, Plugin) else None
             with f.section("save"):
-                _save(case, model if isinstance(model, Plugin) else None, config, context, reload)
+                _save(case, plugin, config, context, reload)
+            if plugin is not None:
+                with f.section("temperature"):
+                    hot = attrs.evolve(context, temperature=2 * temperature)
+                    check_temperature(case, plugin.build(plugin.config() if config is None else config, hot))
     f.close()
 
 
-def _array(case: _Case, array: Any, shape: tuple[int, ...], where: str) -> bool:
+def _array(case: ModelCase, array: Any, shape: tuple[int, ...], where: str) -> bool:
     kind = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
     found = f"{kind} {list(np.shape(array.detach() if isinstance(array, torch.Tensor) else array))}"
     wanted = f"float32 {list(shape)}"
@@ -91,16 +75,11 @@ def _array(case: _Case, array: Any, shape: tuple[int, ...], where: str) -> bool:
     return case.f.expect(finite, where, "finite numbers", "NaN or inf", "find the cause")
 
 
-def _close(case: _Case, a: Any, b: Any, where: str, what: str, remedy: str) -> None:
-    gap = float(np.abs(to_numpy(a).astype(np.float64) - to_numpy(b)).max())
-    case.f.expect(gap <= case.atol, where, f"{what} (within {case.atol:g})", f"a difference of {gap:.2g}", remedy)
-
-
-def _value_shape(case: _Case) -> tuple[int, ...]:
+def _value_shape(case: ModelCase) -> tuple[int, ...]:
     return (case.rows,) if case.values == "chunk" else (case.rows, case.chunk)
 
 
-def _sampling(case: _Case) -> bool:
+def _sampling(case: ModelCase) -> bool:
     model, f = case.model, case.f
     per_action = model.tokens_per_action
     f.expect(per_action >= 1, "tokens_per_action", "M >= 1", per_action, "log-probs of one action")
@@ -126,13 +105,13 @@ def _sampling(case: _Case) -> bool:
     return fine
 
 
-def _scores(case: _Case) -> None:
+def _scores(case: ModelCase) -> None:
     sampled = case.sample()
     scores = case.model.chunk_log_probs(case.obs, sampled)
     where = "chunk_log_probs"
     shape = (case.rows, case.chunk, case.model.tokens_per_action)
     if _array(case, scores.log_probs, shape, f"{where}: log_probs"):
-        _close(case, scores.log_probs, sampled.log_probs, where, "the log_probs recorded at sampling",
+        case.near(scores.log_probs, sampled.log_probs, where, "the log_probs recorded at sampling",
                "same temperature, same mode (no dropout), same precision")  # fmt: skip
     has_gradient = scores.log_probs.requires_grad
     case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
@@ -142,39 +121,41 @@ def _scores(case: _Case) -> None:
         if not case.f.expect(scores.values is not None, where, "values", "None", "score the critic too"):
             return
         if _array(case, scores.values, _value_shape(case), f"{where}: values"):
-            _close(case, scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass")
+            case.near(scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass")
     loss = case.model.imitation_loss(case.obs, sampled.actions)
     scalar = loss.ndim == 0 and bool(torch.isfinite(loss)) and loss.requires_grad
     case.f.expect(scalar, "imitation_loss", "a finite scalar with gradient", loss, "take the mean over the batch")
+    what, remedy = "the same log_probs as before an imitation_loss", "put dropout and mode back"
+    case.near(case.sample().log_probs, sampled.log_probs, "sample_chunk", what, remedy)
 
 
-def _noise(case: _Case) -> None:
+def _noise(case: ModelCase) -> None:
     where = "sample_chunk"
     one, same, other = case.sample(seed=1), case.sample(seed=1), case.sample(seed=2)
-    _close(case, one.actions, same.actions, where, "the same chunk from the same noise",
+    case.near(one.actions, same.actions, where, "the same chunk from the same noise",
            "draw from `noise` only, never from torch or NumPy's own generators")  # fmt: skip
     moved = not np.array_equal(to_numpy(one.actions), to_numpy(other.actions))
     case.f.expect(moved, where, "another chunk from other noise", "the same", "use `noise` when greedy is False")
     greedy = [case.sample(greedy=True, seed=seed) for seed in (1, 2)]
-    _close(case, greedy[0].actions, greedy[1].actions, where, "a greedy chunk without chance", "ignore noise: the mode")
+    case.near(greedy[0].actions, greedy[1].actions, where, "a greedy chunk without chance", "ignore noise: the mode")
     order = list(range(case.rows))[::-1]
     turned = case.model.sample_chunk(case.obs.take(np.array(order)), case.noise(order, seed=1), False)
-    _close(case, to_numpy(turned.actions)[order], one.actions, where, "a row's chunk wherever it stands in the batch",
+    case.near(to_numpy(turned.actions)[order], one.actions, where, "a row's chunk wherever it stands in the batch",
            "row b uses draws of row b alone, and no statistics of the batch")  # fmt: skip
 
 
-def _critic(case: _Case) -> None:
+def _critic(case: ModelCase) -> None:
     if case.values == "none":
         return
     alone = case.model.values(case.obs)
     if _array(case, alone, _value_shape(case), "values"):
-        _close(case, alone, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
+        case.near(alone, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
         case.f.expect(not alone.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
     heads = [name for name, _ in case.model.module.named_parameters() if name.startswith("value_head.")]
     case.f.expect(bool(heads), "module", "parameters named value_head.*", "none", "the learner finds the critic so")
 
 
-def _tokens(case: _Case) -> None:
+def _tokens(case: ModelCase) -> None:
     actions = case.sample().actions
     try:
         tokens = case.model.encode_actions(actions)
@@ -184,26 +165,22 @@ def _tokens(case: _Case) -> None:
     found = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
     case.f.expect(found == f"int64 {shape}", "encode_actions", f"int64 {shape}", found, "convert or reshape it")
     decoded = case.model.decode_actions(tokens)
-    _close(case, decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions")
+    case.near(decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions")
     again = torch.equal(case.model.encode_actions(decoded), tokens)
     case.f.expect(again, "encode_actions", "the tokens of decoded tokens", "others", "round to the nearest bin")
 
 
-def _gradients(case: _Case) -> None:
-    """At slightly moved weights, since a LoRA pair at its start (B = 0) has no gradient in A."""
+def _gradients(case: ModelCase) -> None:
+    """Of everything a learner minimises, in all that is trained and in nothing else."""
     module, f = case.model.module, case.f
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    trained = case.trained
     if not f.expect(bool(trained), "module", "parameters with requires_grad", "none", "unfreeze some, or add LoRA"):
         return
-    saved = {name: p.detach().clone() for name, p in trained.items()}
-    draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in trained.values():
-            p.add_((0.02 * torch.randn(p.shape, generator=draws)).to(p))
-    try:
+    with case.moved(0.02):
         module.zero_grad(set_to_none=True)
         sampled = case.sample()
         scores = case.model.chunk_log_probs(case.obs, sampled)
+        draws = torch.Generator().manual_seed(0)
         weights = torch.rand(scores.log_probs.shape, generator=draws).to(scores.log_probs.device)
         total = (scores.log_probs * weights).sum() + (scores.entropy * weights).sum()
         total = total + case.model.imitation_loss(case.obs, sampled.actions)
@@ -217,14 +194,21 @@ def _gradients(case: _Case) -> None:
         f.expect(not wrong, "gradient", "none in frozen parameters", f"one in {_some(wrong)}", "freeze before building")
         broken = [name for name, p in trained.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
         f.expect(not broken, "gradient", "finite numbers", f"NaN or inf in {_some(broken)}", "find the cause")
-    finally:
-        module.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for name, p in trained.items():
-                p.copy_(saved[name])
+        _reach(case, "log_probs", critic=False)
+        if case.values != "none":
+            _reach(case, "values", critic=True)
 
 
-def _publishing(case: _Case) -> None:
+def _reach(case: ModelCase, part: str, critic: bool) -> None:
+    """A loss on one part of the scores reaches the policy, or the value head."""
+    scores = case.model.chunk_log_probs(case.obs, case.sample())
+    gradients = zip(case.trained, case.gradient(getattr(scores, part).square().sum()), strict=True)
+    reached = any(bool((g != 0).any()) for name, g in gradients if name.startswith("value_head.") == critic)
+    whom = "value_head.*" if critic else "the policy's parameters"
+    case.f.expect(reached, "gradient", f"one of {part} in {whom}", "none", "connect them")
+
+
+def _publishing(case: ModelCase) -> None:
     model, f = case.model, case.f
     before = case.sample()
     pairs = [(name, tensor.clone()) for name, tensor in model.weights()]
@@ -235,13 +219,16 @@ def _publishing(case: _Case) -> None:
     f.expect(not missing, "weights", "every trained parameter", f"no {_some(missing)}", "policies would miss it")
     draws = torch.Generator().manual_seed(0)
     noise = [(0.1 * torch.randn(tensor.shape, generator=draws)).to(tensor) for _, tensor in pairs]
-    model.load_weights([(name, tensor + more) for (name, tensor), more in zip(pairs, noise, strict=True)])
+    sent = [(name, tensor + more) for (name, tensor), more in zip(pairs, noise, strict=True)]
+    model.load_weights(sent)
+    _holds(f, model, sent, "load_weights", "the weights that were loaded")
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
     model.load_weights([(name, to_numpy(tensor.float())) for name, tensor in pairs])  # as learners publish
+    _holds(f, model, pairs, "load_weights", "the old weights, loaded as NumPy arrays")
     after = case.sample()
-    _close(case, after.log_probs, before.log_probs, "load_weights", "the old log_probs from the old weights",
+    case.near(after.log_probs, before.log_probs, "load_weights", "the old log_probs from the old weights",
            "take NumPy arrays as well as tensors")  # fmt: skip
     try:
         model.load_weights([("no such parameter", torch.zeros(1))])
@@ -250,10 +237,17 @@ def _publishing(case: _Case) -> None:
     f.expect(False, "load_weights", "KeyError for a name that is not there", "nothing", "a silent loss of weights")
 
 
+def _holds(f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], where: str, expected: str) -> None:
+    now = dict(model.weights())
+    lost = [name for name, tensor in pairs if name not in now or not torch.equal(now[name], tensor.to(now[name]))]
+    f.expect(not lost, where, f"{expected} in weights()", f"others in {_some(lost)}", "copy every pair into the module")
+
+
 def _save(
-    case: _Case, plugin: Plugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
+    case: ModelCase, plugin: Plugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    """At moved weights, so that a model which begins with the same ones by its seed does not hide what is lost."""
+    with tempfile.TemporaryDirectory() as folder, case.moved(0.02):
         target = Path(folder) / "model"
         target.mkdir()
         case.model.save(target)
@@ -267,9 +261,16 @@ def _save(
             given = plugin.config() if config is None else config
             reload = lambda path: attrs.evolve(given, checkpoint=str(path))  # noqa: E731
         loaded: VLAModel = plugin.build(reload(target), context)
+        remedy = "save everything that `checkpoint:` reads"
         again = loaded.sample_chunk(case.obs, case.noise(), True)
-        _close(case, again.actions, case.sample(greedy=True).actions, "save", "the same greedy actions once loaded",
-               "save everything that `checkpoint:` reads")  # fmt: skip
+        case.near(again.actions, case.sample(greedy=True).actions, "save", "the same greedy actions once loaded",
+                  remedy, KERNELS)  # fmt: skip
+        sampled = take(case.sample(), np.arange(case.rows))
+        with torch.no_grad():
+            scores, own = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
+        case.near(scores.log_probs, own.log_probs, "save", "the same log_probs once loaded", remedy, KERNELS)
+        if own.values is not None and scores.values is not None:
+            case.near(scores.values, own.values, "save", "the same values once loaded", remedy, KERNELS)
 
 
 def _some(names: list[str]) -> str:

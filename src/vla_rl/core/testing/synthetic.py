@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,18 +60,24 @@ def rollout(
     successes: bool = True,
     features: int = 0,
     seed: int = 0,
+    ends: Sequence[int] | None = None,
+    won: Sequence[bool] | None = None,
 ) -> Rollout:
     """A rollout with one episode a column that ends at any action, by success, failure or step limit, or not at all.
 
-    T = chunk_steps, N = groups * group_size, C = chunk, M = tokens. `successes=False`: nobody succeeds.
+    T = chunk_steps, N = groups * group_size, C = chunk, M = tokens. `successes=False`: nobody succeeds. `ends`, `won`:
+    the action (from 1) at which each column ends, and whether by success or else by failure, instead of chance; all
+    other numbers are the same whatever these are.
     """
     rng = generator(seed, "synthetic rollout")
     columns, steps = groups * group_size, chunk_steps * chunk
-    ends = rng.integers(1, steps + 2, columns)  # counted from 1; steps + 1: the episode goes on
+    last = rng.integers(1, steps + 2, columns)  # counted from 1; steps + 1: the episode goes on
     kinds = rng.integers(0, 3, columns)  # success, failure, truncated
     kinds[kinds == 0] = 0 if successes else 1
+    last = last if ends is None else np.asarray(ends)
+    kinds = kinds if won is None else np.where(won, 0, 1)
     at = np.arange(1, steps + 1)[:, None]
-    valid, ending = at <= ends, at == ends
+    valid, ending = at <= last, at == last
     rewards = ending & (kinds == 0)
 
     def shaped(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -79,7 +86,7 @@ def rollout(
     def normal(*shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
-    won = (kinds == 0) & (ends <= steps)
+    succeeded = (kinds == 0) & (last <= steps)
     value_shape = (chunk_steps, columns) if values == "chunk" else (chunk_steps, columns, chunk)
     return Rollout(
         step=1,
@@ -91,7 +98,7 @@ def rollout(
         values=None if values == "none" else normal(*value_shape),
         next_values=None if values == "none" else normal(chunk_steps, columns),
         groups=torch.arange(columns) // group_size,
-        success=torch.from_numpy(won),
+        success=torch.from_numpy(succeeded),
         versions=torch.zeros(chunk_steps, columns, dtype=torch.int64),
         episodes=tuple(
             Episode(
@@ -99,14 +106,14 @@ def rollout(
                 episode=0,
                 task=f"task-{n // group_size % 2}",
                 state=n // group_size,
-                steps=int(ends[n]),
-                total_reward=float(won[n]),
-                success_once=bool(won[n]),
-                success_at_end=bool(won[n]),
+                steps=int(last[n]),
+                total_reward=float(succeeded[n]),
+                success_once=bool(succeeded[n]),
+                success_at_end=bool(succeeded[n]),
                 truncated=bool(kinds[n] == 2),
             )
             for n in range(columns)
-            if ends[n] <= steps
+            if last[n] <= steps
         ),
         features=normal(columns, features) if features else None,
         tasks=tuple(f"task-{n // group_size % 2}" for n in range(columns)),
