@@ -78,16 +78,20 @@ def examine_env(
 
 def _play(player: Player, expert: bool, expert_success: float, another: Callable[[], SimEnv] | None) -> None:
     section, starts, reference = player.findings.section, scenes.Starts(), arrangements.Reference()
+    first: dict[int, Trace] = {}
     ended: list[Trace] = []
     with section("first reset"):
         scenes.first_contact(player)
     with section("states"):
         starts = scenes.enter_states(player)
+    if not player.splits["train"]:
+        return
     with section("scenes"):
+        arrangements.measure_chance(player)
         scenes.scenes_follow_ids(player, starts)
         scenes.splits_apart(player, starts)
     with section("actions"):
-        ended += wandering.wander(player)
+        first, ended = wandering.wander(player)
         wandering.actions_count(player)
     if expert:
         with section("expert"):
@@ -96,7 +100,7 @@ def _play(player: Player, expert: bool, expert_success: float, another: Callable
         wandering.success_is_told(player)
         wandering.what_is_shown_changes(player)
     with section("determinism"):
-        arrangements.determinism(player, reference)
+        arrangements.determinism(player, reference, first)
     with section("rows apart"):
         arrangements.rows_apart(player, reference)
     with section("chunks"):
@@ -107,7 +111,7 @@ def _play(player: Player, expert: bool, expert_success: float, another: Callable
         with section("expert beside"):
             arrangements.expert_beside(player, reference)
     with section("ends"):
-        ends.ends(player, ended, starts)
+        ends.ends(player, ended, starts, reference.holds)
     with section("offload"):
         arrangements.offload(player, reference, another)
 

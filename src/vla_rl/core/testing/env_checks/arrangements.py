@@ -20,11 +20,13 @@ from vla_rl.core.types import to_numpy
 EXACT_PIXELS = 0.02
 """Mean difference of images that is tolerated where the renderer repeats itself: an edge that rounding moved."""
 PLAYS = 16
+"""About as many as there are arrangements."""
+NOT_TWICE = "not done: the same episode does not come twice, see determinism"
 DRIFT = 1e-2
 """Differences up to here that begin late are taken for rounding that grew."""
 KEYED = "derive everything random from state id and seed"
 NOTHING_SHARED = "let rows share nothing, random generators included, and let nothing hang on a row's number"
-RESET_ALL = "reset all that an episode changes"
+RESET_ALL = f"reset all that an episode changes, and {KEYED}"
 
 
 @define(eq=False)
@@ -39,8 +41,12 @@ class Reference:
         return bool(self.traces)
 
 
-def determinism(player: Player, reference: Reference) -> None:
-    """The same states, seeds and actions give the same episodes, whatever was played in between."""
+def determinism(player: Player, reference: Reference, earliest: Mapping[int, Trace]) -> None:
+    """The same states, seeds and actions give the same episodes, whatever was played in between.
+
+    Args:
+        earliest: episodes that were played before any others.
+    """
     limit = shortest_limit(player)
     length = min(limit, player.chunk * player.affordable(0.3, PLAYS, -(-limit // player.chunk)))
     scripts = chosen_scripts(player, length)
@@ -59,9 +65,13 @@ def determinism(player: Player, reference: Reference) -> None:
     others = {row: evolve(s, actions=s.actions[::-1].copy()) for row, s in scripts.items()}
     player.play({row: others[(row + 1) % len(others)] for row in others}, stop=False)
     once_more = player.play(scripts)
-    if _compare(player, first, once_more, "the same episode again after other ones", RESET_ALL):
+    told = "the same episode again after other ones"
+    fine = _compare(player, first, once_more, told, RESET_ALL)
+    if earliest and not late:
+        as_at_first = player.play({row: trace.script for row, trace in earliest.items()})
+        fine &= _compare(player, earliest, as_at_first, told, RESET_ALL)
+    if fine:
         reference.scripts, reference.traces = scripts, first
-        _measure_chance(player, scripts, first)
 
 
 def rows_apart(player: Player, reference: Reference) -> None:
@@ -181,7 +191,7 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
 
 def _of(reference: Reference) -> dict[int, Script]:
     if not reference.holds:
-        raise NotOffered("not done: the same episode does not come twice, see determinism")
+        raise NotOffered(NOT_TWICE)
     return reference.scripts
 
 
@@ -236,14 +246,19 @@ def _tighten(player: Player, first: Mapping[int, Trace], again: Mapping[int, Tra
     """Compare images more closely from here on where the renderer repeats itself."""
     gaps = [_pixels(first[row], again[row]) for row in first]
     if max(gaps) <= EXACT_PIXELS:
-        player.slack = player.loose = evolve(player.slack, pixels=EXACT_PIXELS)
+        if player.loose == player.slack:
+            player.loose = Slack(EXACT_PIXELS)
+        player.slack = Slack(EXACT_PIXELS)
     else:
         player.notice(f"images of the same differ by up to {max(gaps):.2g} of 255 on average")
 
 
-def _measure_chance(player: Player, scripts: Mapping[int, Script], first: Mapping[int, Trace]) -> None:
-    """How far apart other seeds are. Where the seed matters, what is drawn may also hang on how often it is looked, so
-    comparisons of other calls are as coarse as that."""
+def measure_chance(player: Player) -> None:
+    """How far apart episodes of other seeds are. Where the seed matters, what is drawn may also hang on how often
+    somebody looks, so where calls differ, comparisons are as coarse as that."""
+    limit = shortest_limit(player)
+    scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable(0.05, 3, limit)))
+    first = player.play(scripts)
     pixels, numbers = player.slack.pixels, player.slack.numbers
     for key in (1, 2):
         other = player.play({row: evolve(s, seed=player.seed(s.state + key + 10**6)) for row, s in scripts.items()})
@@ -251,7 +266,7 @@ def _measure_chance(player: Player, scripts: Mapping[int, Script], first: Mappin
             pixels = max(pixels, 2 * _pixels(first[row], trace))
             numbers = max(numbers, 2 * _numbers(first[row], trace))
         if (pixels, numbers) == (player.slack.pixels, player.slack.numbers):
-            return
+            break
     player.loose = Slack(pixels, numbers)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 from attrs import evolve
 
+from vla_rl.core.testing.env_checks.arrangements import NOT_TWICE, NOTHING_SHARED
 from vla_rl.core.testing.env_checks.player import Player
 from vla_rl.core.testing.env_checks.scenes import Starts
 from vla_rl.core.testing.env_checks.traces import Script, Trace, View, difference
@@ -19,16 +19,27 @@ LONGEST = 400
 """Actions of an episode that is played again to its end, unless there is no shorter one."""
 
 
-def ends(player: Player, ended: Sequence[Trace], starts: Starts) -> None:
+def ends(player: Player, ended: Sequence[Trace], starts: Starts, repeats: bool) -> None:
     """Play episodes that ended again: action by action, with other actions after the end, with the end at other places
-    of a chunk, running on, in other rows."""
-    first = _chosen(player, ended)
-    if not first:
+    of a chunk, running on, in other rows.
+
+    Args:
+        repeats: whether the same episode comes twice.
+    """
+    if not repeats:
+        raise NotOffered(NOT_TWICE)
+    sets = _chosen(player, ended)
+    if not sets:
         raise NotOffered("not seen: an end")
+    for first in sets:
+        _play_again(player, first, starts, len(sets))
+
+
+def _play_again(player: Player, first: Mapping[int, Trace], starts: Starts, sets: int) -> None:
     scripts = {row: _past(player, trace, row) for row, trace in first.items()}
     others = {row: evolve(s, actions=_other_tail(player, s.actions, _end(first[row]))) for row, s in scripts.items()}
     calls = max(_end(trace) for trace in first.values()) // player.chunk + 1
-    room = player.affordable(0.25, 1, 6 * calls) // max(calls, 1)
+    room = player.affordable(0.25, sets, 6 * calls) // calls
 
     near = min(_end(trace) for trace in first.values())
     by_chunks = (near - 1) // player.chunk
@@ -49,11 +60,23 @@ def ends(player: Player, ended: Sequence[Trace], starts: Starts) -> None:
     if room > 5 and len(player.rows) > 1:
         count = len(player.rows)
         turned = player.play({(row + 1) % count: script for row, script in scripts.items()})
-        _compare(player, first, {row: turned[(row + 1) % count] for row in first}, "the same end in another row")
+        _compare(
+            player,
+            first,
+            {row: turned[(row + 1) % count] for row in first},
+            "the same end in another row",
+            None,
+            NOTHING_SHARED,
+        )
 
 
 def _compare(
-    player: Player, first: Mapping[int, Trace], played: Mapping[int, Trace], told: str, upto: int | None = None
+    player: Player,
+    first: Mapping[int, Trace],
+    played: Mapping[int, Trace],
+    told: str,
+    upto: int | None = None,
+    remedy: str = STOP,
 ) -> None:
     """Up to the end, which is where rows stop."""
     for row, trace in first.items():
@@ -62,19 +85,29 @@ def _compare(
         if not found and upto is None and len(played[row]) != end:
             found = f"after {len(played[row])} executed actions instead of {end}"
         got = f"{found} (row {played[row].row}, {trace.script}, ended by action {end})"
-        player.expect(not found, "chunk_step", told, got, STOP)
+        player.expect(not found, "chunk_step", told, got, remedy)
 
 
-def _chosen(player: Player, ended: Sequence[Trace]) -> dict[int, Trace]:
-    """One for each row: of every kind that was seen, the shorter ones first, those that went some way before others."""
-    known = sorted(ended, key=lambda t: (_end(t) <= player.chunk, _end(t)))
-    won = [trace for trace in known if trace.won]
-    cut = [trace for trace in known if trace.truncated[_end(trace) - 1]]
-    lost = [trace for trace in known if not trace.won]
-    order = [*won[:1], *cut[:1], *lost[:1], *known]
-    unique = list({id(trace): trace for trace in order}.values())
-    short = [trace for trace in unique if _end(trace) <= LONGEST] or unique[:1]
-    return {int(row): trace for row, trace in zip(player.rows, short, strict=False)}
+def _chosen(player: Player, ended: Sequence[Trace]) -> list[dict[int, Trace]]:
+    """Sets of one for each row that it was played in, until every kind of end that was seen is among them; the shorter
+    ones first that are longer than a chunk."""
+    known = sorted(ended, key=lambda t: (_end(t) > LONGEST, _end(t) <= player.chunk, _end(t)))
+    kinds: set[tuple[bool, bool]] = set()
+    sets: list[dict[int, Trace]] = []
+    while kinds < {_kind(trace) for trace in ended}:
+        chosen: dict[int, Trace] = {}
+        for row in (int(row) for row in player.rows):
+            own = [trace for trace in known if trace.row == row]
+            missing = [trace for trace in own if _kind(trace) not in kinds]
+            for trace in (missing or own)[:1]:
+                chosen[row] = trace
+                kinds.add(_kind(trace))
+        sets.append(chosen)
+    return sets
+
+
+def _kind(trace: Trace) -> tuple[bool, bool]:
+    return trace.won, trace.truncated[_end(trace) - 1]
 
 
 def _past(player: Player, trace: Trace, row: int) -> Script:
@@ -105,6 +138,7 @@ def _end(trace: Trace) -> int:
 def _of_its_own_episode(player: Player, played: Mapping[int, Trace], starts: Starts) -> None:
     """A final observation is not where an episode starts."""
     marks = {start.mark: start.state for start in starts.every.values()}
+    tells = len(marks) == len(starts.every)
     for trace in played.values():
         end = _end(trace)
         final, before = trace.views.get(end), trace.views.get(end - 1)
@@ -114,7 +148,9 @@ def _of_its_own_episode(player: Player, played: Mapping[int, Trace], starts: Sta
         found = marks.get(final.mark)
         if final.mark == own.mark:
             found = trace.script.state
-        if before.mark in (final.mark, own.mark) or (found is None and not _leaps_back(trace, starts)):
+        if not tells:
+            found = None
+        if before.mark in (final.mark, own.mark) or (found is None and not _leaps_back(player, final, before, starts)):
             continue
         got = "where an episode starts" if found is None else f"what state {found} starts with"
         got += f" (row {trace.row}, {trace.script}, ended by action {end})"
@@ -122,21 +158,12 @@ def _of_its_own_episode(player: Player, played: Mapping[int, Trace], starts: Sta
         player.expect(False, "chunk_step", "the final observation of the episode that ended", got, remedy)
 
 
-def _leaps_back(trace: Trace, starts: Starts) -> bool:
+def _leaps_back(player: Player, final: View, before: View, starts: Starts) -> bool:
     """Whether the last action takes the state back to where states start, farther than any action before."""
     numbers = [start.numbers for start in starts.every.values() if start.numbers is not None]
-    steps = [trace.views[t] for t in sorted(trace.views)]
-    if not numbers or len(steps) < 5:
+    if not numbers or player.seen.stride is None or final.state is None or before.state is None:
         return False
     low, high = np.min(numbers, axis=0) - 1e-3, np.max(numbers, axis=0) + 1e-3
-    moves = [np.abs(_state(b) - _state(a)) for a, b in pairwise(steps[:-1])]
-    usual = np.max(moves, axis=0)
-    final, before = _state(steps[-1]), _state(steps[-2])
-    if not ((final >= low) & (final <= high)).all():
-        return False
-    outside = np.maximum(low - before, before - high)
-    return bool((outside > 2 * usual + 1e-3).any())
-
-
-def _state(view: View) -> Array:
-    return np.zeros(0) if view.state is None else view.state
+    outside = np.maximum(low - before.state, before.state - high)
+    starts_anew = bool(((final.state >= low) & (final.state <= high)).all())
+    return starts_anew and bool((outside > 1.2 * player.seen.stride + 1e-3).any())

@@ -50,10 +50,14 @@ class Seen:
     first: dict[str, Any] = field(factory=dict)
     ends: list[End] = field(factory=list)
     rewarded: bool = False
+    rewarded_between: bool = False
+    """A reward, also for an action that ended nothing."""
     won: bool = False
     lost: bool = False
     """Success, and its absence, after an action."""
     chunks: int = 0
+    stride: Array | None = None
+    """Largest change of each number of the state by a single action that ended no episode."""
 
 
 class Player:
@@ -65,10 +69,10 @@ class Player:
         self.env, self.findings, self.chunk, self.seconds = env, findings, chunk, seconds
         self.info, self.rows = env.info, np.arange(env.num_envs)
         self.low, self.high = (np.array(bound, np.float32) for bound in (env.info.action_low, env.info.action_high))
-        self.splits = splits
+        self.splits = dict(splits)
         tasks = {task.name: task for task in env.info.tasks}
         self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
-        self.slack = self.loose = Slack(PIXELS)
+        self.slack, self.loose = Slack(PIXELS), Slack(255.0, np.inf)
         self.seed_limit = 2**63 - 1
         self.seen = Seen()
         self.seconds_of = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
@@ -124,7 +128,11 @@ class Player:
         given = [np.array(values, np.int64) for values in (rows, states, seeds)]
         kept = [values.copy() for values in given]
         began = perf_counter()
-        obs = self.env.reset(*given)
+        try:
+            obs = self.env.reset(*given)
+        except Exception:
+            self.env.faults()  # what is raised says them too
+            raise
         self._count("reset", began)
         self._broken("reset")
         self._unwritten("reset", zip(("rows", "state_ids", "seed"), given, kept, strict=True))
@@ -162,6 +170,9 @@ class Player:
             if kept[1][row]:
                 self._wording(row, view, "chunk_step")
                 self._look(view, before)
+                ended = to_numpy(result.terminated)[row] | to_numpy(result.truncated)[row]
+                if actions.shape[1] == 1 and not ended[0]:
+                    self._stride(view, before)
             else:
                 got = gap(before, view, self.loose)
                 self.expect(not got, "chunk_step", "rows that are not active unchanged", got, "skip these rows")
@@ -301,11 +312,18 @@ class Player:
             low, high = seen.levels.get(name, (255, 0))
             seen.levels[name] = min(low, int(image.min())), max(high, int(image.max()))
 
+    def _stride(self, view: View, before: View) -> None:
+        if view.state is not None and before.state is not None:
+            move, known = np.abs(view.state - before.state), self.seen.stride
+            self.seen.stride = move if known is None else np.maximum(known, move)
+
     def _note(self, trace: Trace, result: ChunkResult, row: int, stop: bool) -> None:
         """Take note of rewards, successes and ends of the chunk that was just recorded."""
         seen, count = self.seen, int(result.executed[row].sum())
         success = trace.success[len(trace)]
-        seen.rewarded |= bool((result.rewards[row] != 0).any())
+        rewarded = result.rewards[row] != 0
+        seen.rewarded |= bool(rewarded.any())
+        seen.rewarded_between |= bool((rewarded & ~result.terminated[row] & ~result.truncated[row]).any())
         seen.won |= success
         seen.lost |= not success
         end = trace.end
