@@ -458,7 +458,7 @@ class NeedsAnActiveRow(SmallEnv):
 
 
 class SnapshotForgets(SmallEnv):
-    """expected the same steps after a restore"""
+    """expected the same step after a restore"""
 
     def restore(self, snapshot: Any) -> bool:
         for saved in snapshot:
@@ -467,7 +467,7 @@ class SnapshotForgets(SmallEnv):
 
 
 class SnapshotIsLive(SmallEnv):
-    """expected the same steps after a restore"""
+    """expected the same step after a restore"""
 
     def snapshot(self) -> Any:
         return [vars(scene) for scene in self.scenes]

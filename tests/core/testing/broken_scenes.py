@@ -16,7 +16,7 @@ COUNTER = itertools.count()
 
 
 class NoEvalState(Scene):
-    """expected eval state 100 to be entered"""
+    """expected eval state 100,"""
 
     def scene(self, state: int, seed: int) -> tuple[float, float]:
         return [super().scene(i, seed) for i in range(100)][state]
@@ -172,7 +172,7 @@ class ByRowNumberAtReset(Scene):
 
 
 class HiddenByRowNumber(Scene):
-    """the same episode in another row"""
+    """the same episode in another row|the same end in another row"""
 
     def solved(self) -> bool:
         return abs(self.place - self.mark) < 0.15 + 0.1 * self.number

@@ -195,3 +195,10 @@ class SmallEnv(SimEnv):
 def small_batch(scene_type: type[Scene], num_envs: int = 3, chunk: int = 4) -> SmallEnv:
     env_type = type("SmallEnv", (SmallEnv,), {"scene_type": scene_type})
     return env_type(num_envs, chunk)
+
+
+class NoExpertRow(SceneRow):
+    """Without a demonstrator."""
+
+    def expert_chunk(self, length: int) -> Any:
+        raise TypeError("no expert here")

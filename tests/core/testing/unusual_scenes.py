@@ -304,13 +304,13 @@ class Retold(Scene):
 class Long(Scene):
     """Episodes of hundreds of actions, which creep."""
 
-    info = small_info(tasks=tuple(attrs.evolve(task, max_steps=400) for task in small_info().tasks))
+    info = small_info(tasks=tuple(attrs.evolve(task, max_steps=150) for task in small_info().tasks))
 
     def step(self, action: Any) -> Outcome:
         return super().step(action)._replace(truncated=False)
 
     def move(self, action: Any) -> None:
-        super().move(np.asarray(action) / 20)
+        super().move(np.asarray(action) / 10)
 
     def expert(self, length: int) -> Any:
         return np.full((length, 2), (np.sign(self.mark - self.place), 0), np.float32)

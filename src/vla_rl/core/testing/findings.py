@@ -92,7 +92,7 @@ class Findings:
             skipped = "" if len(self._found) > known else "not done: see the findings above"
         except Exception as exc:
             frame = traceback.extract_tb(exc.__traceback__)[-1]
-            at = f"{type(exc).__name__}: {exc} ({frame.filename}:{frame.lineno})"
+            at = f"{type(exc).__name__}: {str(exc).strip()} ({frame.filename}:{frame.lineno})"
             self.raised(f"{what}: expected no exception", at, "mend what raises it")
         found = tuple(self._found)[known:]
         self.sections.append(Section(what, found, perf_counter() - before, skipped, tuple(self._notices)))

@@ -118,16 +118,17 @@ def chunks(player: Player, reference: Reference) -> None:
 def beside(player: Player, reference: Reference) -> None:
     """Resets of other rows, calls without an active row and questions to the expert change nothing."""
     scripts, first, count = _of(reference), reference.traces, len(player.rows)
-    middle = max(1, len(scripts[0]) // player.chunk // 2)
-    for row in {0, count - 1} if count > 1 else ():
+    widths, middle = _in_parts(player, first)
+    for row in (0, count - 1) if count > 1 else ():
         other = scripts[(row + 1) % count]
-        played = player.play(scripts, restart=(middle, row, other))
+        played = player.play(scripts, widths=widths, restart=(middle, row, other))
         told = "the other rows untouched by the reset of a row"
         rest = {r: played[r] for r in played if r != row}
-        _compare(player, first, rest, told, "reset only the rows that are asked for", where="reset")
+        _compare(player, first, rest, told, "reset only the rows that are asked for", player.loose, where="reset")
         told = "an episode that starts while other rows go on to be the same"
         if played[row].script is other:
-            _compare(player, {row: first[(row + 1) % count]}, {row: played[row]}, told, RESET_ALL, cut_off=True)
+            trace = {row: first[(row + 1) % count]}
+            _compare(player, trace, {row: played[row]}, told, RESET_ALL, player.loose, cut_off=True)
     nobody = np.zeros(count, bool)
 
     def idle(index: int) -> None:
@@ -160,7 +161,7 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
         another: builds the simulator once more; none: the one that is there goes back.
     """
     scripts = _of(reference)
-    middle, kept = max(1, len(scripts[0]) // player.chunk // 2), player.env
+    (widths, middle), kept = _in_parts(player, reference.traces), player.env
 
     def back(index: int) -> None:
         if index != middle:
@@ -176,10 +177,10 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
         player.env.restore(saved)
         player.remember(before)
 
-    told = "the same steps after a restore"
+    told = "the same step after a restore"
     try:
-        _compare(player, reference.traces, player.play(scripts, between=back), told, "save all that a step changes",
-                 player.loose, where="restore")  # fmt: skip
+        played = player.play(scripts, widths=widths, between=back)
+        _compare(player, reference.traces, played, told, "save all that a step changes", player.loose, where="restore")
     finally:
         if player.env is not kept:
             player.env.close()
@@ -193,6 +194,14 @@ def _of(reference: Reference) -> dict[int, Script]:
     if not reference.holds:
         raise NotOffered(NOT_TWICE)
     return reference.scripts
+
+
+def _in_parts(player: Player, first: Mapping[int, Trace]) -> tuple[list[int], int]:
+    """Lengths of chunks such that no episode ends with the first one, and the number of one in the middle."""
+    shortest = min(len(trace) for trace in first.values())
+    width = min(player.chunk, max(1, shortest // 2))
+    most = max(len(trace.script) for trace in first.values())
+    return [width] * -(-most // width), min(max(1, shortest // width // 2), shortest - 1)
 
 
 def _compare(

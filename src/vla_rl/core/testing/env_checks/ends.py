@@ -15,6 +15,8 @@ from vla_rl.core.testing.env_checks.values import Array
 from vla_rl.core.testing.findings import NotOffered
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"
+FEWEST = 3
+"""Plays of an episode that ended, whatever time they take."""
 LONGEST = 400
 """Actions of an episode that is played again to its end, unless there is no shorter one."""
 
@@ -31,16 +33,23 @@ def ends(player: Player, ended: Sequence[Trace], starts: Starts, repeats: bool) 
     sets = _chosen(player, ended)
     if not sets:
         raise NotOffered("not seen: an end")
-    for first in sets:
-        _play_again(player, first, starts, len(sets))
+    for index, first in enumerate(sets):
+        room = _room(player, first, len(sets))
+        if index and room < FEWEST:
+            player.notice("not played again: ends of every kind, for want of time")
+            break
+        _play_again(player, first, starts, room)
 
 
-def _play_again(player: Player, first: Mapping[int, Trace], starts: Starts, sets: int) -> None:
+def _room(player: Player, first: Mapping[int, Trace], sets: int) -> int:
+    """Plays that there is time for, 6 at most."""
+    calls = max(_end(trace) for trace in first.values()) // player.chunk + 1
+    return player.affordable(0.25, sets, 6 * calls) // calls
+
+
+def _play_again(player: Player, first: Mapping[int, Trace], starts: Starts, room: int) -> None:
     scripts = {row: _past(player, trace, row) for row, trace in first.items()}
     others = {row: evolve(s, actions=_other_tail(player, s.actions, _end(first[row]))) for row, s in scripts.items()}
-    calls = max(_end(trace) for trace in first.values()) // player.chunk + 1
-    room = player.affordable(0.25, sets, 6 * calls) // calls
-
     near = min(_end(trace) for trace in first.values())
     by_chunks = (near - 1) // player.chunk
     widths = [player.chunk] * by_chunks + [1] * (max(_end(t) for t in first.values()) - by_chunks * player.chunk)

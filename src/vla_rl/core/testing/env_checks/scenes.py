@@ -60,66 +60,69 @@ def first_contact(player: Player) -> None:
             raise exc from None
         got = f"{type(exc).__name__}: {exc}"
         player.expect(False, "reset", "seeds up to 2**63 - 1 to be taken", got, "take a seed modulo what you can use")
-    for stop in (True, False):
-        try:
-            player.play({last: player.script(state, "random", player.chunk)}, stop=stop)
-        except Exception as exc:
-            if isinstance(exc, Unfit) or len(player.rows) == 1:
-                raise
-            player.reset(player.rows, [state] * len(player.rows), [player.seed(state)] * len(player.rows))
-            player.play({last: player.script(state, "random", player.chunk)}, stop=stop)
-            got = f"{type(exc).__name__}: {exc}"
-            told = "rows that have never been reset to be left alone"
-            player.expect(False, "chunk_step", told, got, "core leaves rows idle where it has fewer episodes than rows")
+    unfit = [stop for stop in (True, False) if not _one_chunk(player, last, state, stop)]
+    if unfit:
+        raise Unfit
+
+
+def _one_chunk(player: Player, row: int, state: int, stop: bool) -> bool:
+    """In one row, the others of which may never have been reset. -> whether the answers were fit to be compared."""
+    script, every = player.script(state, "random", player.chunk), player.rows
+    try:
+        player.play({row: script}, stop=stop)
+    except Unfit:
+        return False
+    except Exception as exc:
+        if len(every) == 1:
+            raise
+        player.reset(every, [state] * len(every), [player.seed(state)] * len(every))
+        player.play({row: script}, stop=stop)
+        told, got = "rows that have never been reset to be left alone", f"{type(exc).__name__}: {exc}"
+        player.expect(False, "chunk_step", told, got, "core leaves rows idle where it has fewer episodes than rows")
+    return True
 
 
 def enter_states(player: Player) -> Starts:
-    """Reset every state, or as many as there is time for, well spread; the first ones are entered twice."""
+    """Reset every state, or as many as there is time for, well spread. Those that cannot be entered are left out of
+    what follows."""
     starts = Starts()
     for split in ("eval", "train"):
         began, states = perf_counter(), player.splits[split]
         soon, late = (share * player.seconds for share in SHARES[split])
-        parts = _spread(states, len(player.rows))
         entered: list[ResetState] = []
-        failed = 0
-        for some in parts:
+        failed: dict[int, str] = {}
+        for some in _spread(states, len(player.rows)):
             limit = soon if len(entered) >= FEW else late
-            if entered and (perf_counter() - began > limit or failed >= FAILURES):
+            if entered and (perf_counter() - began > limit or len(failed) >= FAILURES):
                 break
-            failed += _enter(player, starts, split, some, len(entered))
+            failed |= _enter(player, starts, split, some, len(entered))
             entered += some
+        for error in dict.fromkeys(failed.values()):
+            ids = ", ".join(str(state) for state, text in failed.items() if text == error)
+            player.findings.raised(f"reset: expected {split} state {ids} to be entered", error, "mend what raises it")
         if len(entered) < len(states):
             tasks, seen = ({state.task for state in several} for several in (states, entered))
             of_tasks = f" ({len(seen)} of {len(tasks)} tasks)" if len(tasks) > 1 else ""
             player.notice(f"not seen: all {split} states; entered {len(entered)} of {len(states)}{of_tasks}")
+        player.splits[split] = tuple(s for s in states if s.id not in failed) if starts.of(split) else ()
     return starts
 
 
-def _enter(player: Player, starts: Starts, split: str, some: Sequence[ResetState], shift: int) -> int:
-    """-> how many of them failed."""
+def _enter(player: Player, starts: Starts, split: str, some: Sequence[ResetState], shift: int) -> dict[int, str]:
+    """-> state that cannot be entered -> what it raised."""
     rows = np.roll(player.rows, shift)[: len(some)]
     ids = [state.id for state in some]
     try:
         shown = player.reset(rows, ids, [player.seed(0)] * len(ids))
     except Unfit:
         raise
-    except Exception:
-        return sum(_enter_alone(player, starts, split, state) for state in some)
+    except Exception as exc:
+        if len(some) == 1:
+            return {some[0].id: f"{type(exc).__name__}: {str(exc).strip()}"}
+        return {k: v for state in some for k, v in _enter(player, starts, split, [state], 0).items()}
     for state, view in zip(some, shown, strict=True):
         starts.every[state.id] = Start(state.id, split, view.mark, view.state)
-    return 0
-
-
-def _enter_alone(player: Player, starts: Starts, split: str, state: ResetState) -> int:
-    try:
-        (view,) = player.reset([0], [state.id], [player.seed(0)])
-    except Exception as exc:
-        error = f"{type(exc).__name__}: {exc}"
-        player.findings.raised(f"reset: expected {split} state {state.id} to be entered", error, "mend that state")
-        player.splits[split] = tuple(other for other in player.splits[split] if other is not state)
-        return 1
-    starts.every[state.id] = Start(state.id, split, view.mark, view.state)
-    return 0
+    return {}
 
 
 def scenes_follow_ids(player: Player, starts: Starts) -> None:
@@ -130,7 +133,8 @@ def scenes_follow_ids(player: Player, starts: Starts) -> None:
         differ = len({start.mark for start in of_train}) > 1
         got = f"the same for {len(of_train)} states"
         player.expect(differ, "reset", "another observation for another state id", got, "use state_ids")
-    ids = [state.id for state in _of_one_task(train)[:SCENES]]
+    quick = 2 * SCENES * player.cost("reset") < 0.05 * player.seconds
+    ids = [state.id for state in _of_one_task(train)[: SCENES if quick else SCENES // 2]]
     if len(ids) < 2:
         player.notice("not seen: whether another state id is another scene; there is only one train state")
         return
