@@ -123,10 +123,10 @@ def renamed(obs: Observation) -> Observation:
         (renamed, "expected ['main'], got ['other']"),
         (
             lambda o: attrs.evolve(o, images={"main": o.images["main"] / 255}),
-            "expected uint8 [3, 8, 8, 3], got float64",
+            "expected uint8 [1, 8, 8, 3], got float64",
         ),
-        (lambda o: attrs.evolve(o, state=o.state + np.float32(np.inf)), "NaN or inf in 3 of 3 rows"),
-        (lambda o: attrs.evolve(o, state=None), "state: expected float32 [3, 2], got None; mind info.state_dim"),
+        (lambda o: attrs.evolve(o, state=o.state + np.float32(np.inf)), "NaN or inf in 1 of 1 rows"),
+        (lambda o: attrs.evolve(o, state=None), "state: expected float32 [1, 2], got None; mind info.state_dim"),
         (lambda o: attrs.evolve(o, instructions=("go",) * len(o)), "that of the state's task"),
     ],
 )

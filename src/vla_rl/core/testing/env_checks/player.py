@@ -76,7 +76,7 @@ class Player:
         self.seed_limit = 2**63 - 1
         self.seen = Seen()
         self.seconds_of = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
-        self._said: set[tuple[str, object]] = set()
+        self._said: set[tuple[str, str]] = set()
         self._views: list[View | None] = [None] * env.num_envs
         self._told: dict[int, str] = {}
         self._state: dict[int, int] = {}
@@ -86,8 +86,8 @@ class Player:
 
     def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
         """As that of `Findings`; what was expected in vain is said once."""
-        if not holds and (where, expected) not in self._said:
-            self._said.add((where, expected))
+        if not holds and (where, str(expected)) not in self._said:
+            self._said.add((where, str(expected)))
             self.findings.expect(False, where, expected, got, remedy)
         return holds
 
