@@ -217,6 +217,22 @@ class NoiseLate(Scene):
             self.place += 0.1 * (next(COUNTER) % 7)
 
 
+class EvalIsDrawnAnew(Scene):
+    """expected equal observations when a state is entered again"""
+
+    def scene(self, state: int, seed: int) -> tuple[float, float]:
+        return super().scene(state if state < 100 else 1000 + 2 * next(COUNTER) + state % 2, seed)
+
+
+class EvalBreaks(Scene):
+    """the eval table has no floor"""
+
+    def move(self, action: Any) -> None:
+        super().move(action)
+        if self.state >= 100 and self.steps == 3:
+            raise RuntimeError("the eval table has no floor")
+
+
 class SpeedStays(Scene):
     """expected the same episode again|equal observations"""
 

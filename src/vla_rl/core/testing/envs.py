@@ -88,6 +88,7 @@ def _play(player: Player, expert: bool, expert_success: float, another: Callable
         return
     with section("scenes"):
         arrangements.measure_chance(player)
+        scenes.enter_again(player, starts)
         scenes.scenes_follow_ids(player, starts)
         scenes.splits_apart(player, starts)
     with section("actions"):

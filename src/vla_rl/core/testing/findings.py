@@ -54,7 +54,8 @@ class Findings:
         self._title = title
         self._found: dict[str, None] = {}
         self._notices: list[str] = []
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, tuple[str, str]] = {}
+        """What an error is told by -> the section that it came in first, and its words there."""
         self._section = ""
         self.sections: list[Section] = []
 
@@ -70,14 +71,11 @@ class Findings:
             self._notices.append(text)
 
     def raised(self, expected: str, error: str, remedy: str) -> None:
-        """Record an error. One that came in an earlier section too is named by that, so its traceback is read once."""
-        body = _body(error)
-        first = self._errors.setdefault(body, self._section)
-        known = any(_body(text) == body for text in self._found)
-        if first != self._section:
-            error, remedy = f"the same error as in {first!r}", "see there"
-        if first != self._section or not known:
-            self._found[f"{expected}, got {error}; {remedy}"] = None
+        """Record an error. One that came before is only named by where it did, so a traceback is read once."""
+        first = self._errors.setdefault(_body(error), (self._section, error))
+        if first != (self._section, error):
+            error = "the same error as " + ("above" if first[0] == self._section else f"in {first[0]!r}")
+        self._found[f"{expected}, got {error}; {remedy}"] = None
 
     @contextmanager
     def section(self, what: str) -> Generator[None]:
@@ -104,10 +102,9 @@ class Findings:
 
 def _body(error: str) -> str:
     """What two tellings of an error have in common: its last traceback, or its words without numbers of rows."""
-    start = error.rfind("Traceback (most recent call last)")
-    body = error[start:] if start >= 0 else error
-    body = re.sub(r"; (mend what|see there).*$", "", body, flags=re.DOTALL)
-    return re.sub(r"\brow \d+", "row", re.sub(r"\n? \([^()\n]*\.py:\d+\)$", "", body)).strip()
+    traced = error.rfind("Traceback (most recent call last)")
+    without_place = re.sub(r" \([^()\n]*\.py:\d+\)$", "", error[max(traced, 0) :])
+    return re.sub(r"\brow \d+", "row", without_place).strip()
 
 
 def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any, str]:

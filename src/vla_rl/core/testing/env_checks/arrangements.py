@@ -21,7 +21,7 @@ EXACT_PIXELS = 0.02
 """Mean difference of images that is tolerated where the renderer repeats itself: an edge that rounding moved."""
 PLAYS = 16
 """About as many as there are arrangements."""
-NOT_TWICE = "not done: the same episode does not come twice, see determinism"
+NOT_TWICE = "not done: it needs episodes that come twice alike; see determinism"
 DRIFT = 1e-2
 """Differences up to here that begin late are taken for rounding that grew."""
 KEYED = "derive everything random from state id and seed"

@@ -35,6 +35,8 @@ class End:
     earlier: float
     """Largest reward, in size, before the end."""
     steps: int
+    limit: int
+    """Of its task, in steps."""
 
 
 @define
@@ -330,7 +332,8 @@ class Player:
         if end is not None and stop and len(trace) - count < end:
             earlier = max((abs(r) for r in trace.rewards[: end - 1]), default=0.0)
             reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
-            seen.ends.append(End(terminated, reward, success, earlier, end))
+            limit = self.limit(trace.script.state)
+            seen.ends.append(End(terminated, reward, success, earlier, end, limit))
 
 
 def _draws(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:

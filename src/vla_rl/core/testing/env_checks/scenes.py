@@ -25,6 +25,8 @@ FAILURES = 3
 """States that cannot be entered before the rest is left out."""
 SCENES = 6
 """States of which is looked whether they change with the seed."""
+AGAIN = 4
+"""States of a split that are entered twice."""
 PAIRS = 8
 """States that look alike, of which is looked whether they play alike."""
 
@@ -37,6 +39,8 @@ class Start:
     split: str
     mark: bytes
     numbers: Array | None
+    view: View | None
+    """Of the first states that were entered."""
 
 
 @define(eq=False)
@@ -121,8 +125,19 @@ def _enter(player: Player, starts: Starts, split: str, some: Sequence[ResetState
             return {some[0].id: f"{type(exc).__name__}: {str(exc).strip()}"}
         return {k: v for state in some for k, v in _enter(player, starts, split, [state], 0).items()}
     for state, view in zip(some, shown, strict=True):
-        starts.every[state.id] = Start(state.id, split, view.mark, view.state)
+        kept = view if len(starts.of(split)) < AGAIN else None
+        starts.every[state.id] = Start(state.id, split, view.mark, view.state, kept)
     return {}
+
+
+def enter_again(player: Player, starts: Starts) -> None:
+    """States that were entered before, the other way round and in the last row, are the same scenes."""
+    for start in reversed([start for start in starts.every.values() if start.view is not None]):
+        (view,) = player.reset(player.rows[-1:], [start.state], [player.seed(0)])
+        found = gap(start.view, view, player.slack) if start.view else ""
+        got = f"{found} ({start.split} state {start.state})"
+        told = "equal observations when a state is entered again with the same seed"
+        player.expect(not found, "reset", told, got, "derive everything random from state id and seed")
 
 
 def scenes_follow_ids(player: Player, starts: Starts) -> None:

@@ -25,8 +25,9 @@ def wander(player: Player) -> tuple[dict[int, Trace], list[Trace]]:
     began = perf_counter()
     first: dict[int, Trace] = {}
     ended: list[Trace] = []
-    states = spread(player.splits["train"])
+    splits = {split: spread(states) for split, states in player.splits.items() if states}
     for index in range(ROUNDS):
+        states = splits.get("eval" if index % 4 == 3 else "train", splits["train"])
         told = player.seen.won and player.seen.lost and len(ended) > 2 * len(player.rows)
         limit = (0.15 if index < FEWEST else 0.04) * player.seconds
         if index > 1 and (perf_counter() - began > limit or (told and index >= FEWEST)):
@@ -105,6 +106,11 @@ def success_is_told(player: Player) -> None:
         player.expect(False, "chunk_step: success", "False until the task is solved", got, "tell the task's predicate")
     elif not seen.won:
         player.notice(f"not seen: success; {seen.chunks} chunks were played")
+    late = [end for end in seen.ends if end.steps == end.limit > 1]
+    if len(late) > 2 and all(end.terminated and not end.success for end in late):
+        player.notice(
+            "episodes that last to the step limit are terminated there, not truncated: right only if the task is lost"
+        )
     if not seen.ends:
         player.notice(f"not seen: an end; {seen.chunks} chunks were played")
     if not seen.rewarded:
