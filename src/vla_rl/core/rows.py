@@ -178,18 +178,20 @@ class RowsEnv(SimEnv):
         for row, given in arguments.items():
             self._slots[row].send(method, given)
         answers: dict[int, Any] = {}
+        refused: list[Exception] = []
         for row in arguments:
             kind, answer = self._slots[row].receive(max(0.0, end - time.monotonic()), self._processes.deadline_s)
-            if kind == "user error":
-                raise UserError(answer)
-            if kind == "not offered":
-                raise TypeError(answer)
+            if kind in ("user error", "not offered"):
+                refused.append((UserError if kind == "user error" else TypeError)(answer))
+                continue
             wrong = answer if kind == "broken" else flaw(answer)
             if wrong:
                 self._slots[row].discard()
                 self._faults.setdefault(row, []).append(f"row {self._slots[row].row}: {wrong}")
             else:
                 answers[row] = answer
+        if refused:  # raised when every row has answered, so that the next call finds none busy
+            raise refused[0]
         return answers
 
     def _observation(self, rows: Iterable[int]) -> Observation:

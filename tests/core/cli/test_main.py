@@ -147,7 +147,14 @@ def test_check_env_reports_what_it_found():
     double = ["scripted", "fault=nan", "--plugin", "vla_rl.core.testing.scripted"]
     result = CliRunner().invoke(app, ["check-env", *double])
     assert result.exit_code == 1
-    assert "✗   determinism" in result.output and "expected finite numbers, got NaN or inf in 2 of 2" in result.output
+    assert "✗   first reset" in result.output and "expected finite numbers, got NaN or inf in 2 of 2" in result.output
+
+
+def test_check_env_says_what_it_did_not_see():
+    result = CliRunner().invoke(app, ["check-env", "scripted", "--plugin", "vla_rl.core.testing.scripted"])
+    assert result.exit_code == 0
+    assert "not seen: an effect of number 1 of an action" in result.output
+    assert "keeps to the contract; 1 not seen" in result.output
 
 
 @pytest.mark.parametrize(
@@ -161,6 +168,15 @@ def test_check_env_reports_what_it_found():
 def test_check_env_with_wrong_settings(arguments, message):
     result = vla_rl("check-env", *arguments)
     assert result.returncode == 2 and message in result.stderr
+
+
+def test_check_env_names_the_plugin_and_its_keys_where_some_are_missing():
+    result = vla_rl("check-env", "gymnasium", "id=Pendulum-v1")
+    assert result.returncode == 2
+    assert result.stderr.startswith("env 'gymnasium' cannot be set up:\n  instruction: required, but missing\n")
+    assert "  instruction: str, required\n    What the policy is told.\n" in result.stderr
+    assert "  train_states: int, default 200\n    Seeds of the train split." in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_checkpoint_for_another_robot_is_refused_with_both_numbers(spec):

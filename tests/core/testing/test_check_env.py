@@ -25,7 +25,12 @@ def env(cls: type[ScriptedEnv] = ScriptedEnv) -> ScriptedEnv:
 def test_the_scripted_env_passes_built_and_as_a_plugin() -> None:
     check_env(env(), chunk=4)
     check_env(vla_rl_plugins["env"]["scripted"], ScriptedConfig(image=12), num_envs=1)
-    check_env(ScriptedEnv(3, lambda state: (2, "truncated"), chunk=4, stamp=False), chunk=4, expert=False)
+
+
+def test_ends_that_are_prescribed_whatever_is_done_are_found() -> None:
+    scripted = ScriptedEnv(3, lambda state: (2, "truncated"), chunk=4, stamp=False)
+    text = findings(scripted, expert=False)
+    assert "1 finding" in text and "expected other observations, rewards or ends after other actions" in text
 
 
 def test_shared_states_are_found() -> None:
@@ -68,7 +73,7 @@ def test_buffers_that_are_written_again_are_found() -> None:
             self.buffer[: len(rows)] = obs.images["main"]
             return attrs.evolve(obs, images={"main": self.buffer[: len(rows)]})
 
-    assert "observations that stay as returned" in findings(env(Env))
+    assert "observations and results that stay as returned" in findings(env(Env))
 
 
 def with_result(**changes):
@@ -118,10 +123,10 @@ def renamed(obs: Observation) -> Observation:
         (renamed, "expected ['main'], got ['other']"),
         (
             lambda o: attrs.evolve(o, images={"main": o.images["main"] / 255}),
-            "expected uint8 [3, 8, 8, 3], got float64",
+            "expected uint8 [1, 8, 8, 3], got float64",
         ),
-        (lambda o: attrs.evolve(o, state=o.state + np.float32(np.inf)), "NaN or inf in 3 of 3 rows"),
-        (lambda o: attrs.evolve(o, state=None), "state: expected float32 [3, 2], got None; mind info.state_dim"),
+        (lambda o: attrs.evolve(o, state=o.state + np.float32(np.inf)), "NaN or inf in 1 of 1 rows"),
+        (lambda o: attrs.evolve(o, state=None), "state: expected float32 [1, 2], got None; mind info.state_dim"),
         (lambda o: attrs.evolve(o, instructions=("go",) * len(o)), "that of the state's task"),
     ],
 )

@@ -126,7 +126,7 @@ def test_classic_control_from_a_spec_alone(text: str) -> None:
     """Two rows, each in a process of its own."""
     spec = parse_spec(SPEC.replace("ENV", text)).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
-    check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=4)), num_envs=2, chunk=4)
+    check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=4)), chunk=4, seconds=10)
 
 
 @pytest.mark.sim

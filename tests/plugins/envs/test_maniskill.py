@@ -86,7 +86,7 @@ def test_it_keeps_to_the_contract(env: Any) -> None:
     config = ManiSkillConfig(
         task="PickCube-v1", cameras={"base_camera": SIZE}, train_states=50, processes=Processes(apart=False)
     )
-    check_env(plugin, config, num_envs=2, chunk=6, expert_success=1.0)
+    check_env(plugin, config, num_envs=2, chunk=6, expert_success=1.0, seconds=10)
 
 
 @pytest.mark.sim
@@ -334,7 +334,7 @@ def batch(env: Any) -> Iterator[Any]:
 
 @pytest.mark.sim
 def test_a_batch_keeps_to_the_contract(batch: Any) -> None:
-    check_env(batch, chunk=CHUNK, expert=False)
+    check_env(batch, chunk=CHUNK, expert=False, seconds=10)
 
 
 @pytest.mark.sim
@@ -388,7 +388,7 @@ if __name__ == "__main__":
     rows = torch.arange(4)
     seen = env.reset(rows, torch.tensor([s.id for s in env.reset_states("train")[:4]]), rows)
     assert seen.images["base_camera"].is_cuda and seen.state.is_cuda
-    check_env(env, chunk={CHUNK})
+    check_env(env, chunk={CHUNK}, seconds=10)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr

@@ -258,7 +258,7 @@ def test_a_spec_gives_an_environment_that_keeps_to_the_contract() -> None:
     """Two rows, each in a process of its own."""
     spec = parse_spec(SPEC.replace("max_steps: 6", "max_steps: 500")).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
-    check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=CHUNK)), num_envs=2, chunk=CHUNK)
+    check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=CHUNK)), chunk=CHUNK, seconds=10)
 
 
 def test_the_specs_of_the_page_are_right() -> None:

@@ -198,15 +198,18 @@ def check_env(
     chunk: Annotated[int, typer.Option(min=1, help="Actions in a chunk.")] = 4,
     device: Annotated[str, typer.Option(help="For simulators that compute on one: cpu, cuda, cuda:1.")] = "cpu",
     expert: Annotated[bool, typer.Option(help="Play an episode with the scripted expert, if there is one.")] = True,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="About how long to play; less means fewer, shorter episodes.")
+    ] = 60,
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="Where the simulator is, when it is not installed.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Step a simulator and compare it with the contract: shapes, masks, fixed states, independent rows, expert."""
+    """Play with a simulator and compare it with the contract: states, masks, chunks, ends, independent rows, expert."""
     from vla_rl.core.cli.check_env import main as examine
 
-    raise typer.Exit(examine(name, overrides or (), plugin or (), rows, chunk, device, expert))
+    raise typer.Exit(examine(name, overrides or (), plugin or (), rows, chunk, device, expert, seconds))
 
 
 @app.command()

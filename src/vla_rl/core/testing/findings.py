@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -34,10 +35,16 @@ class Section:
     findings: tuple[str, ...]
     seconds: float
     skipped: str = ""
+    notices: tuple[str, ...] = ()
+    """What could not be seen, or was left out; no findings."""
 
 
 class NotOffered(Exception):
     """Raised inside a section whose optional methods the component does not have."""
+
+
+class Unfit(Exception):
+    """Raised inside a section that cannot go on; what is wrong is recorded already."""
 
 
 class Findings:
@@ -46,6 +53,10 @@ class Findings:
     def __init__(self, title: str) -> None:
         self._title = title
         self._found: dict[str, None] = {}
+        self._notices: list[str] = []
+        self._errors: dict[str, tuple[str, str]] = {}
+        """What an error is told by -> the section that it came in first, and its words there."""
+        self._section = ""
         self.sections: list[Section] = []
 
     def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
@@ -54,24 +65,46 @@ class Findings:
             self._found[f"{where}: expected {expected}, got {got}; {remedy}"] = None
         return holds
 
+    def notice(self, text: str) -> None:
+        """Record what could not be seen, or was left out."""
+        if text not in self._notices:
+            self._notices.append(text)
+
+    def raised(self, expected: str, error: str, remedy: str) -> None:
+        """Record an error. One that came before is only named by where it did, so a traceback is read once."""
+        first = self._errors.setdefault(_body(error), (self._section, error))
+        if first != (self._section, error):
+            error = "the same error as " + ("above" if first[0] == self._section else f"in {first[0]!r}")
+        self._found[f"{expected}, got {error}; {remedy}"] = None
+
     @contextmanager
     def section(self, what: str) -> Generator[None]:
         """An exception in here is a finding, and the check goes on after it."""
         known, before, skipped = len(self._found), perf_counter(), ""
+        self._section, self._notices = what, []
         try:
             yield
         except NotOffered as exc:
             skipped = str(exc)
+        except Unfit:
+            skipped = "" if len(self._found) > known else "not done: see the findings above"
         except Exception as exc:
             frame = traceback.extract_tb(exc.__traceback__)[-1]
-            at = f"{type(exc).__name__}: {exc} ({frame.filename}:{frame.lineno})"
-            self._found[f"{what}: expected no exception, got {at}; mend what raises it"] = None
+            at = f"{type(exc).__name__}: {str(exc).strip()} ({frame.filename}:{frame.lineno})"
+            self.raised(f"{what}: expected no exception", at, "mend what raises it")
         found = tuple(self._found)[known:]
-        self.sections.append(Section(what, found, perf_counter() - before, skipped))
+        self.sections.append(Section(what, found, perf_counter() - before, skipped, tuple(self._notices)))
 
     def close(self) -> None:
         if self._found:
             raise CheckFailed(self._title, tuple(self._found))
+
+
+def _body(error: str) -> str:
+    """What two tellings of an error have in common: its last traceback, or its words without numbers of rows."""
+    traced = error.rfind("Traceback (most recent call last)")
+    without_place = re.sub(r" \([^()\n]*\.py:\d+\)$", "", error[max(traced, 0) :])
+    return re.sub(r"\brow \d+", "row", without_place).strip()
 
 
 def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any, str]:

@@ -1,0 +1,148 @@
+"""Episodes as they were played, and how two of them differ, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from vla_rl.core.types import Observation, to_numpy
+
+Array = np.ndarray[Any, Any]
+NUMBERS = 1e-4
+"""Difference of numbers that is tolerated, absolute; 1e-5 of the number is added."""
+
+
+@frozen(eq=False)
+class View:
+    """What one row showed."""
+
+    images: Mapping[str, Array]
+    """Camera -> uint8 [H, W, 3]."""
+    state: Array | None
+    instruction: str
+
+    @property
+    def mark(self) -> bytes:
+        """Equal for views that are equal."""
+        parts = [image.tobytes() for image in self.images.values()]
+        parts += [b"" if self.state is None else self.state.tobytes(), self.instruction.encode()]
+        return b"".join(blake2b(part, digest_size=12).digest() for part in parts)
+
+
+@frozen
+class Slack:
+    """Differences that are tolerated: mean of an image's pixels (of 255), and of the numbers of a state."""
+
+    pixels: float
+    numbers: float = NUMBERS
+
+
+def views(obs: Observation) -> list[View]:
+    """Copies of what each row showed."""
+    images = {name: np.array(to_numpy(image)) for name, image in obs.images.items()}
+    state = None if obs.state is None else np.array(to_numpy(obs.state))
+    return [
+        View({name: image[i] for name, image in images.items()}, None if state is None else state[i], told)
+        for i, told in enumerate(obs.instructions)
+    ]
+
+
+def image_gap(one: View, two: View, name: str) -> float:
+    """Mean absolute difference of a camera's images, of 255."""
+    return float(np.abs(one.images[name].astype(np.int16) - two.images[name]).mean())
+
+
+def gap(one: View, two: View, slack: Slack) -> str:
+    """What differs between two views, in words; empty when nothing does."""
+    if one.state is not None and two.state is not None:
+        apart = np.abs(one.state - two.state)
+        far = apart > slack.numbers + 1e-5 * np.abs(one.state)
+        if far.any():
+            numbers = ", ".join(str(i) for i in np.flatnonzero(far)[:6])
+            return f"state that differs by {float(apart.max()):.2g} (number {numbers})"
+    for name in [name for name in one.images if name in two.images]:
+        size = image_gap(one, two, name)
+        if size > slack.pixels:
+            return f"image {name!r} that differs by {size:.2g} of 255 on average"
+    if one.instruction != two.instruction:
+        return f"instructions {one.instruction!r} and {two.instruction!r}"
+    return ""
+
+
+@frozen(eq=False)
+class Script:
+    """An episode to play: the state that it starts from, its seed, and what is done."""
+
+    state: int
+    seed: int
+    actions: Array
+    """float32 [T, A]."""
+    kind: str
+    """Of the actions, in words."""
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def cut(self, length: int) -> Script:
+        return evolve(self, actions=self.actions[:length])
+
+    def __str__(self) -> str:
+        return f"state {self.state} with {self.kind} actions"
+
+
+@define(eq=False)
+class Trace:
+    """What a row showed and reported while it played a script with `stop_at_end`, or running on."""
+
+    script: Script
+    row: int
+    views: dict[int, View]
+    """After so many actions; 0: after the reset."""
+    success: dict[int, bool] = field(factory=dict)
+    """After so many actions."""
+    rewards: list[float] = field(factory=list)
+    terminated: list[bool] = field(factory=list)
+    truncated: list[bool] = field(factory=list)
+    succeeded: list[bool | None] = field(factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def end(self) -> int | None:
+        """Number of the first action that ended the episode, counted from 1."""
+        return next((t + 1 for t in range(len(self)) if self.terminated[t] or self.truncated[t]), None)
+
+    @property
+    def won(self) -> bool:
+        return any(self.success.values()) or any(bool(held) for held in self.succeeded)
+
+
+def difference(one: Trace, two: Trace, slack: Slack, upto: int | None = None) -> str:
+    """What differs first between the traces of one script, in words; what only one of them shows does not count.
+    `upto`: nor do later actions."""
+    length = min(len(one), len(two)) if upto is None else min(len(one), len(two), upto)
+    for t in range(length + 1):
+        found = _reported(one, two, t) if t else ""
+        if not found and t in one.views and t in two.views:
+            found = gap(one.views[t], two.views[t], slack)
+        if not found and t in one.success and t in two.success and one.success[t] != two.success[t]:
+            found = f"success {two.success[t]} instead of {one.success[t]}"
+        if found:
+            return f"after {t} actions: {found}" if t else f"after the reset: {found}"
+    if upto is None and len(one) != len(two):
+        return f"{len(two)} executed actions instead of {len(one)}"
+    return ""
+
+
+def _reported(one: Trace, two: Trace, t: int) -> str:
+    for name in ("terminated", "truncated", "succeeded"):
+        a, b = getattr(one, name)[t - 1], getattr(two, name)[t - 1]
+        if a is not None and b is not None and a != b:
+            return f"{name} {b} instead of {a}"
+    a, b = one.rewards[t - 1], two.rewards[t - 1]
+    return f"reward {b:.6g} instead of {a:.6g}" if abs(a - b) > NUMBERS + 1e-5 * abs(a) else ""

@@ -1,0 +1,146 @@
+"""Single answers of a simulator against the contract: shapes, types, ranges, masks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+
+Array = np.ndarray[Any, Any]
+FLAGS = ("terminated", "truncated", "executed")
+
+
+class Expects(Protocol):
+    """Takes findings."""
+
+    def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool: ...
+
+
+def check_info(f: Expects, env: SimEnv) -> None:
+    info, where = env.info, "info"
+    f.expect(env.num_envs >= 1, "num_envs", "at least 1", env.num_envs, "take it from Context.num_envs")
+    f.expect(bool(info.cameras), where, "a camera", "none", "policies see images: add one")
+    for name, size in info.cameras.items():
+        sane = len(size) == 2 and min(size) >= 1
+        f.expect(sane, where, f"(height, width) in pixels of camera {name!r}", size, "correct cameras")
+    f.expect(info.state_dim >= 0, where, "state_dim >= 0", info.state_dim, "0 means that there is no state")
+    same = len(info.action_low) == len(info.action_high) > 0
+    if f.expect(same, where, "as many lower as upper bounds", (info.action_low, info.action_high), "A numbers each"):
+        low, high = np.array(info.action_low), np.array(info.action_high)
+        sane = bool((np.isfinite(low) & np.isfinite(high) & (low < high)).all())
+        f.expect(sane, where, "finite action_low < action_high", (info.action_low, info.action_high), "correct them")
+    names = [task.name for task in info.tasks]
+    f.expect(bool(names), where, "a task", "none", "list TaskInfo(name, instruction, max_steps)")
+    f.expect(len(set(names)) == len(names), where, "task names that differ", names, "rename one")
+    for task in info.tasks:
+        f.expect(bool(task.instruction.strip()), where, f"an instruction of {task.name!r}", "nothing", "write one")
+        f.expect(task.max_steps >= 1, where, f"max_steps >= 1 of {task.name!r}", task.max_steps, "in single actions")
+
+
+def check_states(f: Expects, env: SimEnv) -> dict[str, tuple[ResetState, ...]]:
+    splits = {split: env.reset_states(split) for split in ("train", "eval")}
+    names = [task.name for task in env.info.tasks]
+    for split, states in splits.items():
+        where = f"reset_states({split!r})"
+        f.expect(bool(states), where, "at least one state", "none", "both splits are needed")
+        ids = [state.id for state in states]
+        f.expect(
+            len(set(ids)) == len(ids), where, "ids that differ", f"{len(ids) - len(set(ids))} twice", "number them"
+        )
+        fits = all(0 <= i < 2**63 for i in ids)
+        f.expect(fits, where, "ids from 0 to 2**63 - 1", f"{min(ids, default=0)} to {max(ids, default=0)}", "int64")
+        unknown = sorted({state.task for state in states} - set(names))
+        f.expect(not unknown, where, f"tasks among {names}", unknown, "a state names a task of info.tasks")
+        again = [(state.id, state.task) for state in env.reset_states(split)]
+        same = again == [(state.id, state.task) for state in states]
+        f.expect(same, where, "the same order in every call", "another one", "build the list once")
+    shared = sorted({s.id for s in splits["train"]} & {s.id for s in splits["eval"]})
+    remedy = "training must never see an evaluation state"
+    f.expect(not shared, "reset_states", "splits without a common id", f"{shared[:5]} in both", remedy)
+    return splits
+
+
+def check_array(f: Expects, array: Any, shape: tuple[int, ...], dtype: str, what: str) -> bool:
+    found = f"{np.asarray(to_numpy(array)).dtype} {list(np.shape(to_numpy(array)))}"
+    return f.expect(found == f"{dtype} {list(shape)}", what, f"{dtype} {list(shape)}", found, "convert or reshape it")
+
+
+def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where: str) -> bool:
+    """-> whether it has the right shapes."""
+    cameras = list(info.cameras)
+    fine = f.expect(list(obs.images) == cameras, f"{where}: images", cameras, list(obs.images), "as in info.cameras")
+    for name in set(cameras) & set(obs.images):
+        fine &= check_array(f, obs.images[name], (n, *info.cameras[name], 3), "uint8", f"{where}: image {name!r}")
+    count = len(obs.instructions)
+    fine &= f.expect(count == n, f"{where}: instructions", f"{n}", count, "one for each row, as a tuple")
+    if info.state_dim == 0 or obs.state is None:
+        want = "None" if info.state_dim == 0 else f"float32 [{n}, {info.state_dim}]"
+        consistent = (info.state_dim == 0) == (obs.state is None)
+        got = "None" if obs.state is None else "a state"
+        return f.expect(consistent, f"{where}: state", want, got, "mind info.state_dim") and fine
+    if not check_array(f, obs.state, (n, info.state_dim), "float32", f"{where}: state"):
+        return False
+    bad = int((~np.isfinite(to_numpy(obs.state))).any(-1).sum())
+    got = f"NaN or inf in {bad} of {n} rows"
+    return f.expect(bad == 0, f"{where}: state", "finite numbers", got, "find the cause") and fine
+
+
+def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, width: int, stop: bool) -> bool:
+    """-> whether it has the right shapes and masks."""
+    n, where = len(active), f"chunk_step(stop_at_end={stop})"
+    fine = check_observation(f, info, result.obs, n, where)
+    shape = (n, width)
+    fine &= check_array(f, result.rewards, shape, "float32", f"{where}: rewards")
+    for name in FLAGS:
+        fine &= check_array(f, getattr(result, name), shape, "bool", f"{where}: {name}")
+    fine &= check_array(f, result.success, (n,), "bool", f"{where}: success")
+    if result.succeeded is not None:
+        fine &= check_array(f, result.succeeded, shape, "bool", f"{where}: succeeded")
+    return fine and _check_masks(f, result, active, stop, where)
+
+
+def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, where: str) -> bool:
+    rewards, executed = to_numpy(result.rewards), to_numpy(result.executed)
+    ended = to_numpy(result.terminated) | to_numpy(result.truncated)
+    fine = f.expect(
+        bool(np.isfinite(rewards).all()), f"{where}: rewards", "finite numbers", "NaN or inf", "find the cause"
+    )
+    gone = bool((rewards[~executed] == 0).all())
+    f.expect(gone, f"{where}: rewards", "0 where nothing was executed", "others", "multiply by executed")
+    f.expect(not ended[~executed].any(), f"{where}: ends", "only at executed actions", "others", "mask with executed")
+    idle = not executed[~active].any()
+    fine &= f.expect(idle, f"{where}: executed", "False in rows that are not active", "True", "leave those rows alone")
+    fine &= f.expect(
+        bool(executed[active, 0].all()),
+        f"{where}: executed",
+        "True for the first action of active rows",
+        "False",
+        "every chunk of an active row does something",
+    )
+    holes = bool((executed[:, 1:] & ~executed[:, :-1]).any())
+    fine &= f.expect(
+        not holes, f"{where}: executed", "a run of True from the first action", "a gap", "stop for good in a chunk"
+    )
+    before = np.cumsum(ended, 1) - ended > 0
+    if stop:
+        late = bool((executed & before).any())
+        fine &= f.expect(
+            not late, f"{where}: executed", "nothing after the end", "more actions", "stop the row at its end"
+        )
+        early = bool((~executed & ~before)[active].any())
+        fine &= f.expect(
+            not early, f"{where}: executed", "all up to the end", "fewer actions", "only an end stops a row"
+        )
+    else:
+        all_of_it = bool(executed[active].all())
+        fine &= f.expect(all_of_it, f"{where}: executed", "all actions of active rows", "fewer", "run on after an end")
+    if result.succeeded is not None and fine:
+        last = np.maximum(executed.sum(1) - 1, 0)
+        after = to_numpy(result.succeeded)[np.arange(len(active)), last]
+        agree = bool((after == to_numpy(result.success))[active].all())
+        remedy = "both tell the same predicate after the last executed action: see at_last_action in vla_rl.core.types"
+        f.expect(agree, f"{where}: success", "as succeeded at the last executed action", "the opposite", remedy)
+    return fine
