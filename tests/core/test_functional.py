@@ -234,6 +234,15 @@ def test_normalize_uses_masked_entries_only():
     assert out.tolist() == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0])
 
 
+def test_normalize_divides_by_n_less_one_or_by_n():
+    """0, 2, 4 about 2: the sum of squares is 8, so the std is 2 (of n - 1) or sqrt(8 / 3) = 1.632993 (of n)."""
+    values, everything = t([0.0, 2.0, 4.0]), t([True, True, True])
+    assert F.normalize(values, everything, std="unbiased").tolist() == pytest.approx([-1.0, 0.0, 1.0])
+    assert F.normalize(values, everything, std="population").tolist() == pytest.approx([-1.2247449, 0.0, 1.2247449])
+    with pytest.raises(UserError, match="unknown std 'sample'; there are: unbiased, population"):
+        F.normalize(values, everything, std="sample")
+
+
 def test_wilson_interval_of_a_known_case():
     rate = F.wilson(8, 10)
     assert (rate.rate, rate.n) == (0.8, 10)

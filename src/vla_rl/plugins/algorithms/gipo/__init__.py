@@ -7,7 +7,7 @@ from typing import Any
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.loss_settings import CriticSettings
+from vla_rl.core.loss_settings import CriticSettings, Deviation
 from vla_rl.core.types import Context, Plugin
 
 
@@ -18,6 +18,8 @@ class GIPOConfig(CriticSettings):
     Large: importance sampling without bound."""
     behaviour_kl_coef: float = field(default=0.0, validator=v.ge(0))
     """Weight of KL(behaviour || current), estimated (k3) from the tokens that the behaviour policy drew."""
+    advantage_std: Deviation = "population"
+    """Which std advantages are divided by: population divides by n (AcceRL eq. 6), unbiased by n - 1."""
     recompute_values: bool = True
     """Value observations, those after the last action included, with the current critic before advantages are taken
     (AcceRL eq. 3-4). Changes nothing where the newest weights acted."""
@@ -40,6 +42,8 @@ PAPER = {  # AcceRL 3.3, eq. 3-10
     "advantage": "chunk",
     "gamma": 0.99,
     "lam": 0.95,
+    "normalize_advantages": True,
+    "advantage_std": "population",
     "sigma": 0.5,
     "behaviour_kl_coef": 0.0,
     "recompute_values": True,
@@ -48,11 +52,11 @@ PAPER = {  # AcceRL 3.3, eq. 3-10
     "time_limit": "bootstrap",
     "aggregation": "step-mean",
 }
-MINIMAL = {**PAPER, "time_limit": "terminal", "value_coef": 1.0, "entropy_coef": 0.01}  # its code, stand-alone version
+CODE = {**PAPER, "time_limit": "terminal", "value_coef": 1.0, "recompute_values": False}
 PRESETS = {
     "paper": PAPER,
-    "accerl-minimal": MINIMAL,
-    "accerl-full": {**MINIMAL, "sigma": 1.0, "behaviour_kl_coef": 0.1},  # its code, full version
+    "accerl-minimal": {**CODE, "entropy_coef": 0.01},  # its code, stand-alone version
+    "accerl-full": {**CODE, "sigma": 1.0, "behaviour_kl_coef": 0.1, "entropy_coef": 0.0},  # its code, full version
 }
 
 plugin = Plugin(
