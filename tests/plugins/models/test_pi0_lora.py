@@ -107,7 +107,7 @@ def test_they_start_as_a_function_of_the_seed_and_change_nothing() -> None:
         assert torch.equal(a, b), name
         assert not a.any() if "lora_B" in name else not torch.equal(a, c), name
     obs, plain = observation(3), policy()
-    plain.module.requires_grad_(False)  # as the layers under adapters: PyTorch multiplies other weights by another kernel
+    plain.module.requires_grad_(False)  # as layers under adapters are: a weight that is trained has another kernel
     assert torch.equal(one.sample_chunk(obs, noise(3), False).actions, plain.sample_chunk(obs, noise(3), False).actions)
 
 
