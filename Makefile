@@ -1,5 +1,6 @@
 # make quickstart  install what a run needs, train the tabletop example, print success before and after
 # make test        install everything tests need, then `make check` and all tests
+# make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make check       style and types
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test check format base-checkpoint progress-encoder clean
+.PHONY: quickstart test kernels check format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP)
@@ -16,6 +17,16 @@ test: check
 	sh tools/install_gl.sh
 	sh tools/install_vulkan.sh
 	$(BIN)/python -m pytest
+
+# What compares floats. Ray is left out: its workers compute with the same kernels.
+NUMERICAL := tests/plugins/models tests/plugins/algorithms tests/core/test_functional.py tests/core/runtime \
+  tests/core/testing
+KERNELS := $(BIN)/python -m pytest -m 'not ray and not sim and not slow' --timeout=1200 $(NUMERICAL)
+
+kernels: $(VENV)/.test
+	$(KERNELS)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(KERNELS)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(KERNELS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

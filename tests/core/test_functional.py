@@ -191,6 +191,15 @@ def test_kl_estimators_by_hand():
     assert float(F.kl_estimate(t([0.0]), t([d]), "k3")) == pytest.approx(0.5 - 1 - d)
 
 
+def test_k3_has_no_bound_but_the_log_ratios():
+    """RLinf and siiRL clamp it to +-10, from where on it has no gradient."""
+    new = t([-3.0, -30.0]).requires_grad_()
+    found = F.kl_estimate(new, torch.zeros(2), "k3")
+    found.sum().backward()
+    assert found.tolist() == pytest.approx([math.exp(3) - 4, math.exp(20) - 21], rel=1e-6)
+    assert new.grad.tolist() == pytest.approx([1 - math.exp(3), 0.0], rel=1e-6)
+
+
 def test_value_loss_takes_the_larger_of_both_branches():
     # v = 2, R = 0, v_old = 0.5, clip 0.2 -> v_clip = 0.7; h(2) = 2, h(0.7) = 0.245
     assert float(F.value_loss(t([2.0]), t([0.0]), t([0.5]), clip=0.2, huber_delta=None)) == pytest.approx(2.0)
@@ -232,6 +241,15 @@ def test_rlinf_counts_lengths_in_actions_where_they_are_given():
 def test_normalize_uses_masked_entries_only():
     out = F.normalize(t([1.0, 3.0, 100.0]), t([True, True, False]))
     assert out.tolist() == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0])
+
+
+def test_normalize_divides_by_n_less_one_or_by_n():
+    """0, 2, 4 about 2: the sum of squares is 8, so the std is 2 (of n - 1) or sqrt(8 / 3) = 1.632993 (of n)."""
+    values, everything = t([0.0, 2.0, 4.0]), t([True, True, True])
+    assert F.normalize(values, everything, std="unbiased").tolist() == pytest.approx([-1.0, 0.0, 1.0])
+    assert F.normalize(values, everything, std="population").tolist() == pytest.approx([-1.2247449, 0.0, 1.2247449])
+    with pytest.raises(UserError, match="unknown std 'sample'; there are: unbiased, population"):
+        F.normalize(values, everything, std="sample")
 
 
 def test_wilson_interval_of_a_known_case():

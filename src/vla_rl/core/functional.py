@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vla_rl.core.events import Rate
 from vla_rl.core.guards import ShapeError, check_finite, check_masks, check_name, check_shapes, check_time_major
-from vla_rl.core.loss_settings import Aggregation, Granularity
+from vla_rl.core.loss_settings import Aggregation, Deviation, Granularity
 
 LOG_RATIO_LIMIT = 20.0
 EQUAL = 1e-6
@@ -115,9 +115,14 @@ def loss_weights(
     return mask / relative, mask * (mask.numel() / mask.sum().clamp(min=1.0))
 
 
-def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """(values - mean) / (std + eps) with the statistics of the entries in `mask` (unbiased std); 0 elsewhere, and
-    everywhere where these are all equal."""
+def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8, std: Deviation = "unbiased") -> Tensor:
+    """(values - mean) / (std + eps) with the statistics of the n entries in `mask`; 0 elsewhere, and everywhere where
+    these are all equal.
+
+    Args:
+        std: "unbiased" divides the sum of squared differences by n - 1, "population" by n (AcceRL, eq. 6).
+    """
+    check_name("std", std, get_args(Deviation))
     check_shapes(values=values, mask=mask)
     check_masks(mask=mask)
     zeros = torch.zeros_like(values)
@@ -125,7 +130,8 @@ def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     inside = values[mask]
     if all_equal(inside):
         return zeros
-    return torch.where(mask, (values - inside.mean()) / (inside.std() + eps), zeros)
+    deviation = inside.std(unbiased=std == "unbiased")
+    return torch.where(mask, (values - inside.mean()) / (deviation + eps), zeros)
 
 
 # ------------------------------------------------------------------------------------------------- advantages

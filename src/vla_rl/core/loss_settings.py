@@ -9,6 +9,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
+Deviation = Literal["unbiased", "population"]
 Granularity = Literal["token", "action", "chunk"]
 
 
@@ -93,6 +94,8 @@ class CriticSettings(PolicySettings):
     success has to come within the limit, terminal keeps the policy from playing for time."""
     normalize_advantages: bool = True
     """Zero mean and unit std over all valid entries of the whole rollout, whatever ranks train on it."""
+    advantage_std: Deviation = "unbiased"
+    """Which std that is: unbiased divides by n - 1 (RLinf, siiRL), population by n (AcceRL)."""
     aggregation: Aggregation = "step-mean"
     """How entries of the loss are averaged."""
     value_coef: float = field(default=0.5, validator=v.ge(0))

@@ -176,7 +176,7 @@ def critic_verdict(rollout: Rollout, settings: CriticSettings) -> Advantages:
         "advantage/std": float(advantages[mask].std()) if int(mask.sum()) > 1 else 0.0,
     }
     if settings.normalize_advantages:
-        advantages = F.normalize(advantages, mask)
+        advantages = F.normalize(advantages, mask, std=settings.advantage_std)
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
     value_weights, value_counts = aggregation_weights(rollout, settings.advantage, settings.aggregation)
     return Advantages(

@@ -5,6 +5,7 @@ import math
 import attrs
 import pytest
 import torch
+from algorithm_cases import rollout_of
 
 from vla_rl.core.testing import check_algorithm, synthetic
 from vla_rl.core.types import Scores
@@ -34,11 +35,26 @@ def test_it_keeps_the_contract(log_prob, advantage):
 
 def test_at_the_old_policy_it_is_the_policy_gradient_of_ppo():
     gradients = []
-    for algorithm in (GIPO(GIPOConfig(value_coef=0)), PPO(PPOConfig(value_coef=0))):
+    for algorithm in (GIPO(GIPOConfig(value_coef=0)), PPO(PPOConfig(value_coef=0, advantage_std="population"))):
         scores, batch, new = batch_at(algorithm, 0.0)
         algorithm.loss(scores, batch).total.backward()
         gradients.append(new.grad)
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("config", [GIPOConfig(), *(GIPOConfig(**keys) for keys in plugin.presets.values())])
+def test_advantages_have_the_std_of_accerls_equations(config):
+    """13 steps whose advantages are 0 ... 12: the mean is 6 and, by AcceRL's eq. 5-6, S = 78, Q = 650 and N = 13 give
+    the variance 650 / 13 - 36 = 14; ours of n - 1 would be 182 / 12. PPO's is the latter, as RLinf's and siiRL's."""
+    rewards = torch.arange(13.0)[None, :, None]  # one step each, which ends its episode
+    none = torch.zeros(1, 13)
+    rollout = rollout_of(rewards, torch.ones(1, 13, 1, dtype=torch.bool), values=none, next_values=none)
+    first = {PPO(PPOConfig()): -1.5406577, GIPO(config): -1.6035675}
+    for algorithm, wanted in first.items():
+        advantages = algorithm.advantages(rollout).advantages[0]
+        assert float(advantages[0]) == pytest.approx(wanted, rel=1e-6)
+        assert float(advantages[12]) == pytest.approx(-wanted, rel=1e-6)
+        assert float(advantages[6]) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_far_from_it_the_gradient_fades_where_ppo_has_none():

@@ -33,6 +33,7 @@ CRITIC = {
     "advantage": ("action", {}),
     "time_limit": ("terminal", {}),
     "normalize_advantages": (False, {}),
+    "advantage_std": ("population", {}),
     "aggregation": ("trajectory-mean", {}),
     "value_coef": (0.7, {}),
     "value_clip": (0.05, {}),
@@ -43,7 +44,14 @@ TABLE = {
     "ppo": (ppo.plugin, {**POLICY, **CLIP, **CRITIC}),
     "gipo": (
         gipo.plugin,
-        {**POLICY, **CRITIC, "sigma": (1.0, {}), "behaviour_kl_coef": (0.1, {}), "recompute_values": (False, {})},
+        {
+            **POLICY,
+            **CRITIC,
+            "advantage_std": ("unbiased", {}),
+            "sigma": (1.0, {}),
+            "behaviour_kl_coef": (0.1, {}),
+            "recompute_values": (False, {}),
+        },
     ),
 }
 CASES = [(name, key) for name, (_, keys) in TABLE.items() for key in keys]

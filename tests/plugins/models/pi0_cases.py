@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.randomness import Noise
@@ -45,6 +46,21 @@ def noise(rows: int, seed: int = 0) -> Noise:
 
 def expert(rows: int, seed: int = 0, chunk: int = CHUNK) -> Any:
     return np.random.default_rng(seed).uniform(-1, 1, (rows, chunk, ENV.action_dim)).astype(np.float32)
+
+
+@torch.no_grad()
+def flow_error(model: Pi0Policy, obs: Observation, actions: Any, draws: int = 32) -> float:
+    """Mean squared error of the velocity over times and noise that are always the same. What `imitation_loss` draws
+    depends on the weights to the last bit, so its values are other ones with other kernels."""
+    rng, target = torch.Generator().manual_seed(0), torch.from_numpy(actions)
+    prefix, state = model._see(obs)
+    errors = [
+        model.module.flow_matching(
+            prefix, state, target, torch.randn(target.shape, generator=rng), torch.rand(len(target), generator=rng)
+        ).mean()
+        for _ in range(draws)
+    ]
+    return float(torch.stack(errors).mean())
 
 
 def reference(*parts: str) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from openvla_cases import ENV, network, noise, observation, reference, tiny_config
+from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -66,11 +67,11 @@ def test_log_probs_are_the_originals(original: ARModule, data: dict[str, Tensor]
     original.full_vocabulary = True
     scores = original(prompt, None, tokens, pixels=data["pixel_values"])[0].log_softmax(-1)
     got = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(got, data["logp_action_fullvocab"], rtol=0, atol=1e-5)
+    assert_same_up_to(16, got, data["logp_action_fullvocab"])
     original.full_vocabulary = False
     scores = original(prompt, None, tokens, pixels=data["pixel_values"])[0].log_softmax(-1)
     wanted = data["logits_action_region"][:, :7, :256].log_softmax(-1)
-    torch.testing.assert_close(scores, wanted, rtol=0, atol=1e-5)
+    assert_same_up_to(16, scores, wanted)
 
 
 @torch.no_grad()
@@ -93,9 +94,9 @@ def test_a_padded_row_says_what_it_says_alone(original: ARModule, data: dict[str
         seen.clear()
         alone, _ = original.decode(alone_ids, None, 7, pick, pixels=data["pixel_values"][row : row + 1])
         assert torch.equal(alone[0], together[row])
-        torch.testing.assert_close(batched[row], torch.stack(seen, dim=1)[0], rtol=0, atol=1e-5)
+        assert_same_up_to(16, batched[row], torch.stack(seen, dim=1)[0])
     scored = original(both, mask, together + original.first, pixels=data["pixel_values"])[0].log_softmax(-1)
-    torch.testing.assert_close(scored, batched, rtol=0, atol=1e-5)
+    assert_same_up_to(16, scored, batched)
 
 
 # ----------------------------------------------------------------------------------------------------- the policy

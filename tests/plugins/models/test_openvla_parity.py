@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from openvla_cases import network, reference, tiny_config
+from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -34,18 +35,18 @@ def data() -> dict[str, Tensor]:
 def test_vision_features_and_projection(model: OpenVLAForActionPrediction, data: dict[str, Tensor]) -> None:
     pixels = data["pixel_values"]
     backbone = model.vision_backbone
-    torch.testing.assert_close(backbone.featurizer(pixels[:, :3]), data["dino_feats"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(backbone.fused_featurizer(pixels[:, 3:]), data["siglip_feats"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(backbone(pixels), data["patch_feats"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(model.projector(backbone(pixels)), data["projected"], rtol=0, atol=1e-6)
+    assert_same_up_to(16, backbone.featurizer(pixels[:, :3]), data["dino_feats"])
+    assert_same_up_to(16, backbone.fused_featurizer(pixels[:, 3:]), data["siglip_feats"])
+    assert_same_up_to(16, backbone(pixels), data["patch_feats"])
+    assert_same_up_to(16, model.projector(backbone(pixels)), data["projected"])
 
 
 @torch.no_grad()
 def test_hidden_states_and_action_logits(model: OpenVLAForActionPrediction, data: dict[str, Tensor]) -> None:
     hidden = model(data["pixel_values"], data["input_ids"], causal=True)
-    torch.testing.assert_close(hidden, data["last_hidden"], rtol=0, atol=1e-5)
+    assert_same_up_to(32, hidden, data["last_hidden"])
     wanted = data["logits_action_region"][..., :256]  # ids 31744 ... 31999
-    torch.testing.assert_close(model.action_logits(hidden[:, -9:]), wanted, rtol=0, atol=1e-5)
+    assert_same_up_to(32, model.action_logits(hidden[:, -9:]), wanted)
 
 
 @torch.no_grad()
@@ -57,13 +58,13 @@ def test_right_padded_batch_with_attention_to_everything(
     hidden = model(data["pixel_values"], ids, attention_mask=mask, causal=True)
     real = torch.cat([mask[:, :1], mask.new_ones(2, 16), mask[:, 1:]], dim=1)[:, -12:]
     logits = model.action_logits(hidden[:, -12:])
-    torch.testing.assert_close(logits[real], data["rp_last256"][real], rtol=0, atol=1e-5)
+    assert_same_up_to(32, logits[real], data["rp_last256"][real])
 
     both = model(data["pixel_values"], ids, attention_mask=mask)
     assert (both - hidden).abs().max() > 0.1
     for row, length in enumerate(mask.sum(1).tolist()):
         alone = model(data["pixel_values"][row : row + 1], ids[row : row + 1, :length])
-        torch.testing.assert_close(both[row : row + 1, : length + 16], alone, rtol=0, atol=1e-5)
+        assert_same_up_to(32, both[row : row + 1, : length + 16], alone)
 
 
 @pytest.mark.parametrize("strategy", ["resize-naive", "letterbox", "resize-crop"])

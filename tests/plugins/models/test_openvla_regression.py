@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from openvla_cases import CHUNK, expert, noise, observation, policy
+from rounding import assert_same_up_to
 
 from vla_rl.core.checkpoints import CheckpointError
 from vla_rl.core.errors import UserError
@@ -44,7 +45,7 @@ def test_numbers_of_the_original_code(tmp_path: Path) -> None:
         [[-0.9243589639663696, 1.0717676877975464, 1.4488481283187866],
          [-0.8421108722686768, 1.0152961015701294, 1.4404245615005493]],
     ]  # fmt: skip
-    torch.testing.assert_close(head(hidden), torch.tensor(wanted), rtol=0, atol=1e-6)
+    assert_same_up_to(8, head(hidden), torch.tensor(wanted))
 
 
 def test_public_keys_of_the_full_size() -> None:

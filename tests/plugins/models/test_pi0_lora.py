@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 import torch
-from pi0_cases import CHUNK, ENV, expert, noise, observation, policy
+from pi0_cases import CHUNK, ENV, expert, flow_error, noise, observation, policy
 from safetensors.torch import load_file
 from torch import nn
 
@@ -107,9 +106,9 @@ def test_they_start_as_a_function_of_the_seed_and_change_nothing() -> None:
     for (name, a), (_, b), (_, c) in zip(one.weights(), same.weights(), other.weights(), strict=True):
         assert torch.equal(a, b), name
         assert not a.any() if "lora_B" in name else not torch.equal(a, c), name
-    obs = observation(3)
-    plain = policy().sample_chunk(obs, noise(3), False)
-    assert torch.equal(one.sample_chunk(obs, noise(3), False).actions, plain.actions)
+    obs, plain = observation(3), policy()
+    plain.module.requires_grad_(False)  # as layers under adapters are: a weight that is trained has another kernel
+    assert torch.equal(one.sample_chunk(obs, noise(3), False).actions, plain.sample_chunk(obs, noise(3), False).actions)
 
 
 def test_the_update_is_scaled_by_alpha_over_rank() -> None:
@@ -216,20 +215,19 @@ def test_dropout_is_for_cloning_alone_and_keyed() -> None:
 
 
 def test_cloning_with_adapters_learns_from_new_noise_at_every_step() -> None:
+    """Six seeds leave 0.60 to 0.75 of the error after 40 steps."""
     model, obs, actions = policy(lora=LoRAConfig(rank=8, alpha=16.0)), observation(8), expert(8)
     frozen = {name: p.clone() for name, p in model.module.named_parameters() if not p.requires_grad}
     optimizer = torch.optim.AdamW([p for p in model.module.parameters() if p.requires_grad], lr=1e-2)
-    losses = []
+    start = flow_error(model, obs, actions)
     for _ in range(40):
         optimizer.zero_grad()
-        loss = model.imitation_loss(obs, actions)
-        loss.backward()
+        model.imitation_loss(obs, actions).backward()
         optimizer.step()
-        losses.append(loss.item())
     once = model.imitation_loss(obs, actions)
     assert torch.equal(model.imitation_loss(obs, actions), once)
     with torch.no_grad():
         model.module.pi0.action_out_proj.lora_B["default"].weight.add_(1e-7)
     assert (model.imitation_loss(obs, actions) - once).abs() > 1e-4, "the least change of the weights: other noise"
-    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:5])
+    assert flow_error(model, obs, actions) < 0.9 * start
     assert all(torch.equal(frozen[name], p) for name, p in model.module.named_parameters() if name in frozen)

@@ -7,20 +7,20 @@ from typing import Any
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.loss_settings import CriticSettings
+from vla_rl.core.loss_settings import CriticSettings, Deviation
 from vla_rl.core.types import Context, Plugin
 
 
 @frozen(kw_only=True)
 class GIPOConfig(CriticSettings):
     sigma: float = field(default=0.5, validator=v.gt(0))
-    """Width of the trust region in log r: an entry whose ratio is e^sigma or e^-sigma away weighs 0.61 (AcceRL eq. 8).
-    Large: importance sampling without bound."""
+    """Width of the trust region in log r: a ratio of e^sigma weighs 0.61 (AcceRL eq. 8). Large: no bound."""
     behaviour_kl_coef: float = field(default=0.0, validator=v.ge(0))
     """Weight of KL(behaviour || current), estimated (k3) from the tokens that the behaviour policy drew."""
+    advantage_std: Deviation = "population"
+    """Which std advantages are divided by: population divides by n (AcceRL eq. 6), unbiased by n - 1."""
     recompute_values: bool = True
-    """Value observations, those after the last action included, with the current critic before advantages are taken
-    (AcceRL eq. 3-4). Changes nothing where the newest weights acted."""
+    """Value observations, final ones too, with the current critic before advantages are taken (AcceRL eq. 3-4)."""
     value_coef: float = field(default=1.0, validator=v.ge(0))
     """Weight of the critic's loss, of half the squared error: 1.0 here is 0.5 in AcceRL's code."""
     value_clip: float | None = field(default=None, validator=v.optional(v.gt(0)))
@@ -40,6 +40,7 @@ PAPER = {  # AcceRL 3.3, eq. 3-10
     "advantage": "chunk",
     "gamma": 0.99,
     "lam": 0.95,
+    "advantage_std": "population",
     "sigma": 0.5,
     "behaviour_kl_coef": 0.0,
     "recompute_values": True,
@@ -48,13 +49,12 @@ PAPER = {  # AcceRL 3.3, eq. 3-10
     "time_limit": "bootstrap",
     "aggregation": "step-mean",
 }
-MINIMAL = {**PAPER, "time_limit": "terminal", "value_coef": 1.0, "entropy_coef": 0.01}  # its code, stand-alone version
+CODE = {**PAPER, "time_limit": "terminal", "value_coef": 1.0, "recompute_values": False}
 PRESETS = {
     "paper": PAPER,
-    "accerl-minimal": MINIMAL,
-    "accerl-full": {**MINIMAL, "sigma": 1.0, "behaviour_kl_coef": 0.1},  # its code, full version
+    "accerl-minimal": {**CODE, "entropy_coef": 0.01},  # its code, stand-alone version
+    "accerl-full": {**CODE, "sigma": 1.0, "behaviour_kl_coef": 0.1, "entropy_coef": 0.0},  # its code, full version
 }
 
-plugin = Plugin(
-    config=GIPOConfig, build=build, summary="Gaussian-trust policy optimisation for old samples", presets=PRESETS
-)
+SUMMARY = "Gaussian-trust policy optimisation for old samples"
+plugin = Plugin(config=GIPOConfig, build=build, summary=SUMMARY, presets=PRESETS)

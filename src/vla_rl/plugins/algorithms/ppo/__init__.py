@@ -26,6 +26,7 @@ PAPER = {  # RLinf-VLA 4.3.2 and Table 3: values of single actions, where a chun
     "advantage": "action",
     "gamma": 0.99,
     "lam": 0.95,
+    "advantage_std": "unbiased",
     "clip_low": 0.2,
     "clip_high": 0.28,
     "value_clip": 0.2,
