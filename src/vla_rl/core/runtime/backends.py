@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import pickle
@@ -12,8 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
-
-import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
@@ -25,10 +22,6 @@ from vla_rl.core.runtime.progress import Count, Glances
 from vla_rl.core.runtime.reservation import holds, nodes_of, reserve, rounded_down
 from vla_rl.core.runtime.worker import IDLE, Seat, Worker
 from vla_rl.core.spec import Spec
-
-if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
-    sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
-
 
 SWAP = ("policy", "load")
 """(role, method) that, with weights that were published, is called while another call of the worker goes on."""
