@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.loop import run
-from vla_rl.core.spec import parse_spec
+from vla_rl.core.spec.spec import parse_spec
 
 Keys = Mapping[str, Any]
 REACHED = 0.9

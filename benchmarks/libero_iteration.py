@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core import plugins
+from vla_rl.core import catalogue as plugins
 from vla_rl.core.hookspecs import SimEnv, VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.runtime.assemble import take_columns
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.spec import Spec, parse_spec
+from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Context, Observation
+from vla_rl.runtime.driver import Runtime
 
 SIZE, CHUNK, SETTLE = 128, 8, 10
 CAMERAS = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}

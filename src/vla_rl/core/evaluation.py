@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.folder import State, read_state, summary
-from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
-from vla_rl.core.runtime.preflight import check_spec
-from vla_rl.core.spec import Spec
+from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.preflight import check_spec
+from vla_rl.runtime.run_folder.folder import State, read_state, summary
 
 
 def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from typing import Any
 from attrs import define
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.folder import State
-from vla_rl.core.runtime.imitation import Imitation
-from vla_rl.core.runtime.interrupts import Interrupts
-from vla_rl.core.runtime.learner import schedule
-from vla_rl.core.runtime.preflight import check_spec
-from vla_rl.core.sections import ImitationSpec
+from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.session import Session
-from vla_rl.core.spec import Spec
+from vla_rl.core.spec.sections import ImitationSpec
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.learning.imitation import Imitation
+from vla_rl.runtime.learning.steps import schedule
+from vla_rl.runtime.preflight import check_spec
+from vla_rl.runtime.run_folder.folder import State
 
 
 def clone(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:

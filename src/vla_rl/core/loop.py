@@ -10,11 +10,10 @@ from typing import Any
 
 from attrs import Factory, define, field
 
-from vla_rl.core.runtime.assemble import take_columns
-from vla_rl.core.runtime.preflight import check_spec
-from vla_rl.core.selection import Selection
+from vla_rl.core.selection import Selection, take_columns
 from vla_rl.core.session import Session
-from vla_rl.core.spec import Spec
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.preflight import check_spec
 
 
 def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 
-from vla_rl.core.events import Run, listeners
+from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
-from vla_rl.core.runtime.backends import WorkerDied
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.folder import RunFolder, State
-from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
-from vla_rl.core.spec import Spec
+from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
+from vla_rl.core.manager import listeners
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.backends.backend import WorkerDied
+from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.run_folder.folder import RunFolder, State
 
 logger = logging.getLogger(__name__)
 NOTHING = "stopped before there was anything to save"

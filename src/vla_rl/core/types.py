@@ -6,6 +6,7 @@ M log-probs of an action (action tokens, or 1), B samples of a batch, S state di
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +16,6 @@ from attrs import field, frozen
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-    from vla_rl.core.statistics import Statistic
 
     Array = np.ndarray[Any, Any] | torch.Tensor
 
@@ -380,3 +379,30 @@ class Loss:
     """Reduced by maximum."""
     statistics: Mapping[str, Statistic] = field(factory=dict)
     """Added over micro-batches, ranks and optimiser steps, then read: means over entries, quantiles."""
+
+
+@frozen(eq=False)
+class Statistic(ABC):
+    """`sums`: float64, of one length for all instances of a class."""
+
+    sums: torch.Tensor
+
+    def __add__(self, other: Statistic) -> Statistic:
+        return type(self)(self.sums + other.sums.to(self.sums.device))
+
+    def cpu(self) -> Statistic:
+        return type(self)(self.sums.cpu())
+
+    @abstractmethod
+    def read(self, name: str) -> dict[str, float]:
+        """Metrics, whose names begin with `name`. Nothing when no entry was counted."""
+
+
+def read_all(parts: Sequence[Mapping[str, Statistic]]) -> dict[str, float]:
+    """Metrics of statistics that several ranks gathered, each of them some of the names or all."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    metrics: dict[str, float] = {}
+    for name in names:
+        first, *others = [part[name] for part in parts if name in part]
+        metrics |= sum(others, start=first).read(name)
+    return metrics

@@ -15,14 +15,14 @@ from PIL import Image
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
 from vla_rl.core.loop import run
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.needs import build_algorithm
-from vla_rl.core.runtime.policy import PolicyRole
-from vla_rl.core.spec import load_spec, parse_spec
-from vla_rl.core.testing.scripted import ScriptedConfig, ScriptedEnv
+from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.core.types import Context, Observation, Plugin
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
+from vla_rl.runtime.algorithm import build_algorithm
+from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tabletop_srpo.yaml"
 SHORT = [
@@ -37,12 +37,12 @@ SHORT = [
     "train.checkpoint_every=0",
     "eval={before: false, episodes_per_task: 1}",
     "hooks=[{type: jsonl}, {type: srpo_report}]",
-    "plugins=[vla_rl.core.testing.slots]",
+    "plugins=[vla_rl.testing.apart]",
     "placement={type: slots}",
 ]
 SCRIPTED = {
     "name": "srpo",
-    "plugins": ["vla_rl.core.testing.scripted", __file__],
+    "plugins": ["vla_rl.testing.scripted", __file__],
     "model": {"type": "linear"},
     "env": {"type": "scripted", "num_envs": 8, "stamp": True},
     "rollout": {"chunk": 3, "episodes": 16, "group_size": 4},
@@ -218,7 +218,7 @@ def test_the_report_holds_what_was_measured(local):
 
 
 def test_the_keys_of_the_report_count(tmp_path):
-    from vla_rl.core.testing import synthetic
+    from vla_rl.testing import synthetic
 
     about = Run(name="r", folder=tmp_path, spec={}, first_step=0, steps=4, doing="training")
     report = srpo_report.build(ReportConfig(every=2, plot=False), Context())

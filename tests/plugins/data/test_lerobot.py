@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.evaluation import evaluate_only
 from vla_rl.core.imitation import clone
-from vla_rl.core.plugins import load
-from vla_rl.core.spec import parse_spec
-from vla_rl.core.testing import check_data
+from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
+from vla_rl.testing import check_data
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

@@ -8,9 +8,9 @@ from typing import Any
 
 from pi0_cases import noise
 
-from vla_rl.core import plugins
+from vla_rl.core import catalogue as plugins
 from vla_rl.core.loop import run
-from vla_rl.core.spec import parse_spec
+from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0 import Pi0Config, build
 

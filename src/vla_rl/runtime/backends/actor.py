@@ -1,0 +1,58 @@
+"""A worker as a Ray actor."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from vla_rl.core.interrupts import ignore_signals
+from vla_rl.runtime.assignments import Seat
+from vla_rl.runtime.backends.peers import RayPeers
+from vla_rl.runtime.rollouts.progress import Count
+from vla_rl.runtime.worker import Worker
+
+HERE = "\0reference"
+"""Stands for an argument that travels by reference."""
+
+
+class Actor:
+    def __init__(self, data: dict[str, Any], place: Seat):
+        ignore_signals()  # of a whole job or process group; the driver decides
+        # arrays from the object store are read-only; nothing here writes to what it was given
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        self.worker = Worker(data, place)
+
+    def call(self, order: bytes, *referenced: Any) -> Any:
+        """`order`: (role, method, arguments) in one piece, which Ray sends faster than one by one; `HERE` stands for
+        the next of those that came by reference."""
+        role, method, arguments = pickle.loads(order)  # noqa: S301 - from our own driver
+        came = iter(referenced)
+        return self.worker.call(
+            role, method, *(next(came) if isinstance(a, str) and a == HERE else a for a in arguments)
+        )
+
+    def swap(self, order: bytes, *referenced: Any) -> Any:
+        """`SWAP`, in a thread of its own, since the policy may be playing a rollout."""
+        return self.call(order, *referenced)
+
+    swap.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
+
+    def meet(self, actors: Mapping[int, Any]) -> None:
+        self.worker.meet(RayPeers(self.worker.place.index, actors))
+
+    def leave_play(self) -> None:
+        self.worker.has_to_leave = lambda: True
+
+    leave_play.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+    def doing(self) -> tuple[str, float]:
+        return self.worker.doing
+
+    doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+    def played(self) -> Count:
+        return self.worker.played.count()
+
+    played.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
