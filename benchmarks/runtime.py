@@ -28,7 +28,7 @@ from vla_rl.cli.planning.profile import Cost, Profile
 from vla_rl.cli.planning.simulate import forecast
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import Spec, parse_spec
-from vla_rl.runtime.assignments import plan_for, seats_for
+from vla_rl.runtime.assignments import assign, plan_for
 from vla_rl.runtime.driver import Runtime
 from vla_rl.testing.latency import Latency
 
@@ -86,7 +86,7 @@ class Case:
         plan = self.plan()
         sim, policy = (self._cost(seconds) for seconds in (self.sim, self.policy))
         profile = Profile(chunk_steps=self.steps, sim=sim, policy=policy, message=0.0)
-        return forecast(plan, seats_for(plan, self.rows, one_process=False), profile, rounds=1, chunk=1).rollout
+        return forecast(plan, assign(plan, self.rows, one_process=False), profile, rounds=1, chunk=1).rollout
 
     def _cost(self, seconds: float) -> Cost:
         latency = Latency(seconds, self.sigma, seed=10**6)

@@ -12,14 +12,14 @@ from vla_rl.cli.planning.profile import Cost, Profile, from_trace, load_profile
 from vla_rl.cli.planning.simulate import forecast
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
-from vla_rl.runtime.assignments import seats_for
+from vla_rl.runtime.assignments import assign
 
 ALL = ("sim", "policy", "learner")
 GIB = 2**30
 
 
 def expect(plan, rows, profile, rounds=1, chunk=1, **options):
-    return forecast(plan, seats_for(plan, rows, one_process=False), profile, rounds=rounds, chunk=chunk, **options)
+    return forecast(plan, assign(plan, rows, one_process=False), profile, rounds=rounds, chunk=chunk, **options)
 
 
 def apart(stages=1, sims=1, policies=1, learners=1, **options):
@@ -155,7 +155,7 @@ def test_profiles_are_read_strictly(tmp_path):
 
 def trace_data(rows=8, step=2.0, act=1.0):
     """A trace of one training iteration: 2 chunk steps, in two workers, messages of half a second; then an update."""
-    seats = [
+    assignments = [
         {
             "worker": 0,
             "roles": ["sim"],
@@ -203,7 +203,7 @@ def trace_data(rows=8, step=2.0, act=1.0):
     add(-1, "publish", 0.25, wait=0.0)
     whole = {"ph": "X", "pid": 0, "cat": "iteration", "name": "training 1", "ts": 1e6, "dur": 1e6 * (now - 1.0)}
     iterations = [{"kind": "training", "step": 1, "seconds": now - 1.0, "env_steps": rows * 7}]
-    return {"traceEvents": [whole, *events], "otherData": {"seats": seats, "iterations": iterations}}
+    return {"traceEvents": [whole, *events], "otherData": {"assignments": assignments, "iterations": iterations}}
 
 
 def test_a_trace_becomes_a_profile():

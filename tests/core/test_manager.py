@@ -1,4 +1,4 @@
-"""Seats and broadcasts: a real component, real wrappers, and what goes wrong with them."""
+"""Wrapped components and broadcasts: a real component, real wrappers, and what goes wrong with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm, RunEvents, VLAModel, hookimpl
-from vla_rl.core.manager import ALL_HOOKS, broadcast, check_module, hook_names, seat
+from vla_rl.core.manager import ALL_HOOKS, broadcast, check_module, hook_names, wrap
 
 
 class Twice(Algorithm):
@@ -40,7 +40,7 @@ def test_every_hook_belongs_to_one_kind():
 
 
 def test_a_seat_is_its_component():
-    algorithm = seat("algorithm", Twice(), "twice")
+    algorithm = wrap("algorithm", Twice(), "twice")
     assert algorithm.advantages(21) == 42
     assert algorithm.advantages(rollout=21) == 42
     assert algorithm.loss("scores", "batch") == "batch"
@@ -56,7 +56,7 @@ def test_a_seat_is_its_component():
 def test_wrong_arguments_are_a_type_error(args, kwargs, wrapped):
     wrappers = {"timer": module(advantages=passing)} if wrapped else {}
     with pytest.raises(TypeError, match=r"advantages\(rollout\) got"):
-        seat("algorithm", Twice(), "twice", wrappers).advantages(*args, **kwargs)
+        wrap("algorithm", Twice(), "twice", wrappers).advantages(*args, **kwargs)
 
 
 @hookimpl(wrapper=True)
@@ -75,7 +75,7 @@ def adding(number: int, calls: list[int]) -> Any:
 
 def test_wrappers_go_around_the_first_outermost():
     calls: list[int] = []
-    algorithm = seat("algorithm", Twice(), "twice", {"a": adding(100, calls), "b": adding(1000, calls)})
+    algorithm = wrap("algorithm", Twice(), "twice", {"a": adding(100, calls), "b": adding(1000, calls)})
     assert algorithm.advantages(1) == 2 + (1000 + 1) + (100 + 1)
     assert calls[:2] == [100, 1000]
 
@@ -85,7 +85,7 @@ def test_a_wrapper_of_another_kind_is_left_alone():
         return 3
 
     hooks = module(chunk_step=passing, frames_wanted=hookimpl(frames))
-    assert seat("algorithm", Twice(), "twice", {"hooks": hooks}).advantages(1) == 2
+    assert wrap("algorithm", Twice(), "twice", {"hooks": hooks}).advantages(1) == 2
 
 
 class Broken(Twice):
@@ -96,7 +96,7 @@ class Broken(Twice):
 @pytest.mark.parametrize("wrappers", [{}, {"timer": module(advantages=passing)}])
 def test_an_exception_names_the_component(wrappers):
     with pytest.raises(ValueError, match="boom") as caught:
-        seat("algorithm", Broken(), "toy", wrappers).advantages(1)
+        wrap("algorithm", Broken(), "toy", wrappers).advantages(1)
     assert caught.value.__notes__ == ["in plugin 'toy', hook 'advantages'"]
 
 
@@ -111,7 +111,7 @@ def test_an_exception_names_the_wrapper_that_raised_it(late):
 
     wrappers = {"outer": module(advantages=passing), "inner": module(advantages=advantages)}
     with pytest.raises(ValueError, match="mine") as caught:
-        seat("algorithm", Twice(), "toy", wrappers).advantages(1)
+        wrap("algorithm", Twice(), "toy", wrappers).advantages(1)
     assert caught.value.__notes__ == ["in plugin 'inner', hook 'advantages'"]
 
 
@@ -123,7 +123,7 @@ def test_a_wrapper_may_handle_an_exception():
         except ValueError:
             return "handled"
 
-    assert seat("algorithm", Broken(), "toy", {"net": module(advantages=advantages)}).advantages(1) == "handled"
+    assert wrap("algorithm", Broken(), "toy", {"net": module(advantages=advantages)}).advantages(1) == "handled"
 
 
 def test_a_wrapper_yields_once():
@@ -138,9 +138,9 @@ def test_a_wrapper_yields_once():
         yield
 
     with pytest.raises(PluginError, match="wrapper 'w' of hook 'advantages' returned without a `yield`"):
-        seat("algorithm", Twice(), "toy", {"w": module(advantages=never)}).advantages(1)
+        wrap("algorithm", Twice(), "toy", {"w": module(advantages=never)}).advantages(1)
     with pytest.raises(PluginError, match="wrapper 'w' of hook 'advantages' has a second `yield`"):
-        seat("algorithm", Twice(), "toy", {"w": module(advantages=twice)}).advantages(1)
+        wrap("algorithm", Twice(), "toy", {"w": module(advantages=twice)}).advantages(1)
 
 
 def with_method(**methods: Any) -> Algorithm:
@@ -159,11 +159,11 @@ def test_a_signature_that_does_not_fit_is_refused_with_its_place():
         (lambda self, *, rollout: 0, where + "name the arguments"),
     ]:
         with pytest.raises(PluginError, match=message):
-            seat("algorithm", with_method(advantages=method), "odd")
+            wrap("algorithm", with_method(advantages=method), "odd")
     with pytest.raises(PluginError, match="loss must be a method, not int"):
-        seat("algorithm", with_method(loss=3), "odd")
+        wrap("algorithm", with_method(loss=3), "odd")
     with pytest.raises(PluginError, match="select must be a method, not property"):
-        seat("algorithm", with_method(select=property(lambda self: 0)), "odd")
+        wrap("algorithm", with_method(select=property(lambda self: 0)), "odd")
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ def test_a_signature_that_does_not_fit_is_refused_with_its_place():
 )
 def test_a_wrapper_that_is_none_is_refused(name, function, message):
     with pytest.raises(PluginError) as caught:
-        seat("algorithm", Twice(), "toy", {"bad": module(**{name: function})})
+        wrap("algorithm", Twice(), "toy", {"bad": module(**{name: function})})
     assert message in str(caught.value)
     assert "plugin 'bad'" in str(caught.value)
 
 
 def test_no_result_is_an_error_where_the_contract_has_one():
     with pytest.raises(PluginError, match="plugin 'odd', hook 'advantages' returned None; it must return Advantages"):
-        seat("algorithm", with_method(advantages=lambda self: None), "odd").advantages(1)
+        wrap("algorithm", with_method(advantages=lambda self: None), "odd").advantages(1)
 
 
 def test_no_result_is_true_where_the_contract_says_bool():
@@ -195,13 +195,13 @@ def test_no_result_is_true_where_the_contract_says_bool():
             folder.append("saved")
 
     folder: list[str] = []
-    assert seat("model", Model(), "m").save(folder) is True
+    assert wrap("model", Model(), "m").save(folder) is True
     assert folder == ["saved"]
 
 
 def test_trace_prints_every_call(monkeypatch, capsys):
     monkeypatch.setenv("VLA_RL_TRACE", "1")
-    assert seat("algorithm", Twice(), "twice").advantages(3) == 6
+    assert wrap("algorithm", Twice(), "twice").advantages(3) == 6
     line = capsys.readouterr().err
     assert line.startswith("[vla-rl] algorithm 'twice' advantages(rollout=3) -> 6 ")
 
@@ -261,7 +261,7 @@ def test_one_object_registers_once():
 def test_a_bare_call_costs_microseconds():
     import timeit
 
-    algorithm = seat("algorithm", Twice(), "twice")
+    algorithm = wrap("algorithm", Twice(), "twice")
     assert min(timeit.repeat(lambda: algorithm.advantages(1), number=1000, repeat=5)) < 0.1, "100 us a call is a bug"
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from vla_rl.core.catalogue import build
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.manager import seat
+from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component
@@ -100,7 +100,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
     torch.set_num_threads(1)
     algorithm = build("algorithm", "ppo", component("algorithm", "ppo").config, Context(chunk=CHUNK))
     narrow = [("precision", Autocast("cpu"))] if work.precision == "bf16" else []
-    model = seat("model", DeepModel(), "deep", narrow)
+    model = wrap("model", DeepModel(), "deep", narrow)
     train = TrainSpec(steps=9, lr=1e-2, micro_batch=MICRO_BATCH, max_grad_norm=0.3, sharding=work.sharding)
     role = LearnerRole(
         model,

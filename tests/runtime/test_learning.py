@@ -11,7 +11,7 @@ from scripted_runs import scripted_spec
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.assignments import seats_for
+from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.driver import Runtime
 
 PPO = {"group_size": 1, "episodes": 32}
@@ -120,15 +120,15 @@ def test_grpo_without_groups_is_refused(changes, message):
 
 def test_seats_follow_the_plan():
     slots = tuple(Slot(roles=(role,)) for role in ("sim", "sim", "policy", "learner", "learner"))
-    seats = seats_for(Plan(slots=slots, stages=2, window=Window()), 16, one_process=False)
-    assert [[lane.first_row for lane in s.lanes] for s in seats] == [[0, 4], [8, 12], [], [], []]
-    assert [lane.index for lane in seats[2].served] == [0, 1, 2, 3]
-    assert [s.rank for s in seats] == [-1, -1, -1, 0, 1] and seats[3].world == 2
-    assert seats[2].window.max_batch == 4  # with stages, one lane at a time
-    one = seats_for(Plan(slots=slots, stages=2), 16, one_process=True)
+    assignments = assign(Plan(slots=slots, stages=2, window=Window()), 16, one_process=False)
+    assert [[lane.first_row for lane in s.lanes] for s in assignments] == [[0, 4], [8, 12], [], [], []]
+    assert [lane.index for lane in assignments[2].served] == [0, 1, 2, 3]
+    assert [s.rank for s in assignments] == [-1, -1, -1, 0, 1] and assignments[3].world == 2
+    assert assignments[2].window.max_batch == 4  # with stages, one lane at a time
+    one = assign(Plan(slots=slots, stages=2), 16, one_process=True)
     assert len(one) == 1 and len(one[0].lanes) == 4 and one[0].near
     with pytest.raises(UserError, match="10 rows cannot be shared evenly by 4 lanes"):
-        seats_for(Plan(slots=slots, stages=2), 10, one_process=False)
+        assign(Plan(slots=slots, stages=2), 10, one_process=False)
 
 
 @pytest.mark.parametrize(("evaluation", "steps"), [({"every": 2}, [0, 2, 4, 5]), ({"before": False}, [5])])

@@ -35,7 +35,7 @@ def test_workers_are_where_the_placement_says(cluster):
     try:
         names = {identity: node.name for identity, node in nodes_of(ray)}
         where = [ray.util.placement_group_table(g)["bundles_to_node_id"][b] for g, b in runtime.backend.held]
-        roles = [seat.slot.roles for seat in runtime.seats]
+        roles = [assignment.slot.roles for assignment in runtime.assignments]
         assert list(zip(roles, (names[node] for node in where), strict=True)) == [
             (("sim",), "body"),
             (("policy", "learner"), "brain"),

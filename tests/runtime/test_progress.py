@@ -65,7 +65,7 @@ def test_ends_of_rows_are_counted():
     assert played.count() == Count(rounds=2, steps=0, ended=8)
 
 
-def seats(*slots: Slot):
+def assignments(*slots: Slot):
     return [SimpleNamespace(slot=slot) for slot in slots]
 
 
@@ -73,14 +73,18 @@ def test_devices_in_words():
     H200 = "NVIDIA H200"
     together = Slot(roles=("policy", "learner"), device="cuda", gpus=1.0)
     sim = Slot(roles=("sim",), device="cpu")
-    apart = seats(sim, sim, together, *[Slot(roles=("learner",), device="cuda", gpus=1.0)] * 3)
+    apart = assignments(sim, sim, together, *[Slot(roles=("learner",), device="cuda", gpus=1.0)] * 3)
     devices = [Device(), Device(), *(Device(i, H200) for i in (0, 1, 2, 4))]
     assert describe(apart, devices) == "sim cpu x2, policy cuda:0, learner cuda:0-2,4 (NVIDIA H200)"
-    nodes = seats(*(Slot(roles=("sim", "policy", "learner"), device="cuda", gpus=0.5, node=n) for n in ("a", "a", "b")))
+    nodes = assignments(
+        *(Slot(roles=("sim", "policy", "learner"), device="cuda", gpus=0.5, node=n) for n in ("a", "a", "b"))
+    )
     shared = [Device(0, H200), Device(0, H200), Device(1, "L40S")]
     assert describe(nodes, shared).startswith("sim a:cuda:0 x2 + b:cuda:1, policy a:cuda:0 x2 + b:cuda:1, ")
     assert describe(nodes, shared).endswith(" (NVIDIA H200, L40S)")
-    slots = seats(Slot(roles=("sim", "policy", "learner"), index=0), Slot(roles=("sim", "policy", "learner"), index=1))
+    slots = assignments(
+        Slot(roles=("sim", "policy", "learner"), index=0), Slot(roles=("sim", "policy", "learner"), index=1)
+    )
     words = "sim cpu x2, policy cpu x2, learner cpu x2 (no GPU was found: devices are CPU slots)"
     assert describe(slots, [Device(), Device()]) == words
 

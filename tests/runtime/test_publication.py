@@ -12,7 +12,7 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import hookimpl
-from vla_rl.core.manager import seat
+from vla_rl.core.manager import wrap
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
 from vla_rl.runtime.backends.backend import CallHung
@@ -80,7 +80,7 @@ def test_checksums_name_the_parameter_that_differs():
     sender, receiver = pair_of_models()
     wrapper = LosesTheBias()
     wrapper.model = receiver
-    seated = seat("model", receiver, "linear", [("loses", wrapper)])
+    seated = wrap("model", receiver, "linear", [("loses", wrapper)])
     receive(seated, Publisher().publish(sender, 4, False))
     with pytest.raises(PluginError, match=r"'policy.bias' of version 4 .* 1 of its 48 numbers differ .*check_weights"):
         receive(seated, Publisher().publish(sender, 4, True))

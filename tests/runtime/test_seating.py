@@ -8,15 +8,17 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Measured, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.assignments import plan_for, ranks_of, seats_for
+from vla_rl.runtime.assignments import assign, plan_for, ranks_of
 
 CORES2 = Cluster(cpus=2, gpus=0, memory=2**33)
 
 
 def served(sims, policies, stages):
     slots = tuple(Slot(roles=(role,)) for role in ["sim"] * sims + ["policy"] * policies + ["learner"])
-    seats = seats_for(Plan(slots=slots, stages=stages), 24, one_process=False)
-    return [[lane.index for lane in seat.served] for seat in seats if "policy" in seat.slot.roles]
+    assignments = assign(Plan(slots=slots, stages=stages), 24, one_process=False)
+    return [
+        [lane.index for lane in assignment.served] for assignment in assignments if "policy" in assignment.slot.roles
+    ]
 
 
 def test_a_policy_serves_whole_sim_workers_or_single_lanes():

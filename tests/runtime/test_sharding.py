@@ -12,7 +12,7 @@ from learner_group import INFO, DeepModel, Groups
 from safetensors.torch import load_file
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.manager import seat
+from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
 from vla_rl.runtime.learning.shards import Shards
 from vla_rl.runtime.roles.precision import Autocast
@@ -105,7 +105,7 @@ def test_bf16_computes_coarsely_and_keeps_fine_weights(groups):
 
 def test_bf16_scores_what_it_sampled():
     """Acting and learning compute alike, so that the first ratio of PPO is 1."""
-    model = seat("model", DeepModel(), "deep", [("precision", Autocast("cpu"))])
+    model = wrap("model", DeepModel(), "deep", [("precision", Autocast("cpu"))])
     obs = synthetic.observation(INFO, 4)
     chunk = model.sample_chunk(obs, Noise(0, "test", range(4), [0] * 4, [0] * 4), False)
     scores = model.chunk_log_probs(obs, chunk)

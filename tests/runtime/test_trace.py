@@ -12,23 +12,23 @@ from vla_rl.core.loop import run
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime import trace as module
-from vla_rl.runtime.assignments import LaneSlice, Seat
+from vla_rl.runtime.assignments import Assignment, LaneSlice
 from vla_rl.runtime.trace import Recorder, Segment, Trace, causes, waits
 
 
-def seat(index, *roles):
+def wrap(index, *roles):
     lanes = (LaneSlice(index=index, first_row=0, rows=4),)
     slot = Slot(roles=roles)
-    return Seat(
+    return Assignment(
         index=index, slot=slot, lanes=lanes, served=lanes, homes=(index,) * len(lanes), window=Window(), rank=0, world=1
     )
 
 
-def trace_of(seats, monkeypatch, now=(0.0,)):
+def trace_of(assignments, monkeypatch, now=(0.0,)):
     """A trace whose own clock shows these times, then the last of them."""
     times = list(now)
     monkeypatch.setattr(module, "monotonic", lambda: times.pop(0) if len(times) > 1 else times[0])
-    return Trace(seats, None, None)
+    return Trace(assignments, None, None)
 
 
 def call(role, start, end, method="step", lane=0):
@@ -64,7 +64,7 @@ def test_an_idle_role_waits_for_its_supplier_first(role, busy, expected):
 
 def test_usage_adds_up(monkeypatch):
     """10 s: sim 0-3, policy 3-5, sim 5-6, nobody until the learner's 7-9."""
-    trace = trace_of([seat(0, "sim"), seat(1, "policy"), seat(2, "learner")], monkeypatch, (0.0, 10.0))
+    trace = trace_of([wrap(0, "sim"), wrap(1, "policy"), wrap(2, "learner")], monkeypatch, (0.0, 10.0))
     drained = {
         0: ([call("sim", 0, 3), call("sim", 5, 6)], 0),
         1: ([call("policy", 3, 5, "act")], 0),
@@ -117,7 +117,7 @@ def test_clocks_of_other_machines_are_brought_to_the_drivers(monkeypatch):
             return {"parameters": 7}
         return ([call("sim" if worker == 0 else "policy", *((11, 12) if worker == 0 else (512, 513)))], 0)
 
-    trace = Trace([seat(0, "sim"), seat(1, "policy")], answer, list)
+    trace = Trace([wrap(0, "sim"), wrap(1, "policy")], answer, list)
     trace.fetch("training", 1, 0)
     assert trace.shifts == {0: 0.0, 1: 500.0}
     tracks = trace.segments[0].tracks
@@ -127,7 +127,7 @@ def test_clocks_of_other_machines_are_brought_to_the_drivers(monkeypatch):
 
 def test_the_file_is_bounded(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "KEPT_EVENTS", 10)
-    trace = trace_of([seat(0, "sim")], monkeypatch, (0.0, 100.0))
+    trace = trace_of([wrap(0, "sim")], monkeypatch, (0.0, 100.0))
     for step in range(5):
         trace.add("training", step, step, {0: ([call("sim", 10 * step + i, 10 * step + i + 0.5) for i in range(4)], 0)})
     assert [segment.step for segment in trace.segments] == [3, 4]
@@ -142,7 +142,7 @@ def test_the_file_is_bounded(monkeypatch, tmp_path):
 
 
 def test_writing_takes_a_hundredth_of_the_run_at_most(monkeypatch, tmp_path):
-    trace = trace_of([seat(0, "sim")], monkeypatch)
+    trace = trace_of([wrap(0, "sim")], monkeypatch)
     times = iter([100.0, 102.0, 300.0, 303.0, 305.0])
     monkeypatch.setattr(module, "monotonic", lambda: next(times))
     trace.write(tmp_path)  # from 100 to 102: took 2 s

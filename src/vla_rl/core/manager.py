@@ -1,6 +1,6 @@
 """Where components sit: checked when they are registered, wrapped by hooks, and named in what they raise.
 
-`seat` gives a component back as its own contract: `env.chunk_step(actions, active, stop)` is a call of the pluggy hook
+`wrap` gives a component back as its own contract: `env.chunk_step(actions, active, stop)` is a call of the pluggy hook
 `chunk_step`, so `@hookimpl(wrapper=True)` functions run around it. `broadcast` does the same for listeners.
 Environment: `VLA_RL_TRACE=1` prints every hook call to stderr.
 """
@@ -114,7 +114,7 @@ class Manager(pluggy.PluginManager):
         _refuse(self._plugin_name, hook, function, problem)
 
 
-class _Seat:
+class _Wrapped:
     """Attributes of the component, except for its hooks: those are calls through the manager."""
 
     def __init__(self, component: object, calls: Mapping[str, Callable[..., Any]]) -> None:
@@ -130,10 +130,10 @@ class _Seat:
         setattr(self._component, name, value)
 
     def __repr__(self) -> str:
-        return f"seat of {self._component!r}"
+        return f"wrapped {self._component!r}"
 
 
-def seat(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
+def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
     """The component as its contract, with `wrappers` (objects with `@hookimpl(wrapper=True)` functions; the first is
     outermost) around its methods. Raises PluginError where signatures do not fit the contract.
     A method that returns None where its contract has a result is an error too (True where that is a bool)."""
@@ -144,7 +144,7 @@ def seat(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
         manager.register(wrapper, wrapper_name)
     trace = _trace(manager, f"{kind} {name!r}")
     calls = {hook: _call(manager, contract, hook, name, trace) for hook in hook_names(contract)}
-    return cast(T, _Seat(component, calls))
+    return cast(T, _Wrapped(component, calls))
 
 
 def check_module(name: str, module: ModuleType) -> None:
@@ -173,7 +173,7 @@ def broadcast(listeners: Named) -> RunEvents:
     for hook in hook_names(RunEvents):
         call = _through_pluggy(manager, hook)
         calls[hook] = _largest(call) if hook == "frames_wanted" else call
-    return cast(RunEvents, _Seat(manager, calls))
+    return cast(RunEvents, _Wrapped(manager, calls))
 
 
 # ------------------------------------------------------------------------------------------------ internal
@@ -199,7 +199,7 @@ def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _call(manager: Manager, contract: type, hook: str, name: str, trace: bool) -> Callable[..., Any]:
-    """The call of one hook of a seat: straight to the method where nothing is around it."""
+    """The call of one hook of a wrapped component: straight to the method where nothing is around it."""
     impls = getattr(manager.hook, hook).get_hookimpls()
     component = impls[0]  # wrappers come after
     component.function = _with_result(component.function, contract, hook, name)

@@ -46,7 +46,7 @@ def reserved(names: Iterable[str]) -> list[str]:
 
 
 def guard(algorithm: str) -> tuple[str, MetricGuard]:
-    """Of the algorithm plugin of that name, as `seats.seat` takes wrappers."""
+    """Of the algorithm plugin of that name, as `manager.wrap` takes wrappers."""
     return f"{algorithm}: names of metrics", MetricGuard(algorithm)
 
 

@@ -1,4 +1,4 @@
-"""From the spec to a plan, and from the plan to the seats of its workers."""
+"""From the spec to a plan, and from the plan to the assignments of its workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from vla_rl.core.catalogue import build, hook_modules, load
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.manager import seat
+from vla_rl.core.manager import wrap
 from vla_rl.core.plan import Cluster, Job, Measured, MeasureFirst, Plan, Slot, Window, checked
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context
@@ -32,7 +32,7 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Me
     if spec.runtime.require == "cuda" and not cluster.gpus:
         raise NoCuda(f"cuda is required, and there is no GPU: {cluster.cpus:g} CPUs and 0 GPUs were found; {MEND}")
     component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
-    placement: Placement = seat("placement", component, spec.placement.type, hook_modules(spec.plugins))
+    placement: Placement = wrap("placement", component, spec.placement.type, hook_modules(spec.plugins))
     job = Job(
         num_envs=spec.env.num_envs,
         group_size=spec.rollout.group_size,
@@ -67,7 +67,7 @@ def _with_sims_apart(plan: Plan) -> Plan:
     return evolve(plan, slots=tuple(slots))
 
 
-def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
+def assign(plan: Plan, num_envs: int, one_process: bool) -> list[Assignment]:
     """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker."""
     sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
     count = len(sims) * plan.stages
@@ -85,7 +85,7 @@ def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
         )
         window = Window(max_batch=_window_rows(plan, lanes, len(policies)))
         return [
-            Seat(
+            Assignment(
                 index=0,
                 slot=slot,
                 lanes=tuple(lanes),
@@ -106,7 +106,7 @@ def seats_for(plan: Plan, num_envs: int, one_process: bool) -> list[Seat]:
         for lane in of_sim[slot]
     }
     return [
-        Seat(
+        Assignment(
             index=i,
             slot=slot,
             lanes=of_sim.get(i, ()),
@@ -150,7 +150,7 @@ def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int |
 
 
 @frozen(kw_only=True)
-class Seat:
+class Assignment:
     """Where a worker stands in the plan."""
 
     index: int

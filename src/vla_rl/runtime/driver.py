@@ -18,7 +18,7 @@ from vla_rl.core.reset_states import TaskWindows, Weights
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, Episode, Rollout, read_all
 from vla_rl.runtime.algorithm import build_algorithm
-from vla_rl.runtime.assignments import plan_for, ranks_of, seats_for
+from vla_rl.runtime.assignments import assign, plan_for, ranks_of
 from vla_rl.runtime.backends.backend import Backend
 from vla_rl.runtime.backends.local import LocalBackend
 from vla_rl.runtime.backends.ray import RayBackend
@@ -73,9 +73,9 @@ class Runtime:
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
             self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
-            self.seats = seats_for(self.plan, spec.env.num_envs, one_process=local)
-            self.trace = Trace(self.seats, self.call, self.backend.get_all)
-            self.phases = Phases(self.plan.offload, self.seats, self.call, self.backend.get_all)
+            self.assignments = assign(self.plan, spec.env.num_envs, one_process=local)
+            self.trace = Trace(self.assignments, self.call, self.backend.get_all)
+            self.phases = Phases(self.plan.offload, self.assignments, self.call, self.backend.get_all)
             self._start(imitation)
         except BaseException:
             self.backend.close()
@@ -273,8 +273,8 @@ class Runtime:
 
     def devices(self) -> str:
         """What each role works on, in words."""
-        asked = [self.call(place.index, "worker", "device") for place in self.seats]
-        return describe(self.seats, self.backend.get_all(asked))
+        asked = [self.call(place.index, "worker", "device") for place in self.assignments]
+        return describe(self.assignments, self.backend.get_all(asked))
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
         """(done, total) of a phase that goes on: chunk steps of a rollout, episodes of an evaluation; of other phases
@@ -297,19 +297,19 @@ class Runtime:
     # --------------------------------------------------------------------------------------------------- inside
 
     def _start(self, imitation: bool) -> None:
-        self.policies = [s for s in self.seats if s.served]
-        self.learners = sorted((s for s in self.seats if s.rank >= 0), key=lambda s: s.rank)
-        self.home = {lane.index: s.index for s in self.seats for lane in s.lanes}
+        self.policies = [s for s in self.assignments if s.served]
+        self.learners = sorted((s for s in self.assignments if s.rank >= 0), key=lambda s: s.rank)
+        self.home = {lane.index: s.index for s in self.assignments for lane in s.lanes}
         self.server = {lane.index: s.index for s in self.policies for lane in s.served}
-        self.lanes = sorted((lane for s in self.seats for lane in s.lanes), key=lambda lane: lane.index)
-        self.backend.start(self.spec, self.seats)
-        starting = [self.call(s.index, "worker", "start_sim") for s in self.seats if s.lanes]
+        self.lanes = sorted((lane for s in self.assignments for lane in s.lanes), key=lambda lane: lane.index)
+        self.backend.start(self.spec, self.assignments)
+        starting = [self.call(s.index, "worker", "start_sim") for s in self.assignments if s.lanes]
         self.info = self.backend.get_all(starting)[0]
         if imitation:
             self._open_data()
         starting = [
             self.call(s.index, "worker", "start_model", self.info, self.statistics)
-            for s in self.seats
+            for s in self.assignments
             if {"policy", "learner"} & set(s.slot.roles)
         ]
         self.backend.get_all(starting)

@@ -15,7 +15,7 @@ from vla_rl.core.plan import Cluster
 from vla_rl.toolkit.placement.devices import ROLES
 
 if TYPE_CHECKING:
-    from vla_rl.runtime.assignments import Seat
+    from vla_rl.runtime.assignments import Assignment
 
 
 class Device(NamedTuple):
@@ -43,12 +43,12 @@ def machine() -> Cluster:
     return Cluster(cpus=float(cpus), gpus=torch.cuda.device_count(), memory=psutil.virtual_memory().available)
 
 
-def describe(seats: Sequence[Seat], devices: Sequence[Device]) -> str:
+def describe(assignments: Sequence[Assignment], devices: Sequence[Device]) -> str:
     """`sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)`."""
-    workers = [(place.slot, device.number) for place, device in zip(seats, devices, strict=True)]
+    workers = [(place.slot, device.number) for place, device in zip(assignments, devices, strict=True)]
     parts = [f"{role} {_places([(s.node, number) for s, number in workers if role in s.roles])}" for role in ROLES]
     models = ", ".join(dict.fromkeys(device.model for device in devices if device.model))
-    slots = any(seat.slot.device == "cpu" and seat.slot.index is not None for seat in seats)
+    slots = any(assignment.slot.device == "cpu" and assignment.slot.index is not None for assignment in assignments)
     note = models or ("no GPU was found: devices are CPU slots" if slots else "")
     return ", ".join(parts) + (f" ({note})" if note else "")
 

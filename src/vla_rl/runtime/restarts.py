@@ -34,7 +34,7 @@ class Restarts:
         runtime = self.runtime
         dead = runtime.backend.dead()
         limit = runtime.spec.runtime.restarts
-        if not dead or any(runtime.seats[worker].slot.roles != ("sim",) for worker in dead):
+        if not dead or any(runtime.assignments[worker].slot.roles != ("sim",) for worker in dead):
             raise error
         if self.count >= limit:
             error.add_note(f"sim workers were started again {self.count} times (runtime.restarts: {limit})")
@@ -45,7 +45,7 @@ class Restarts:
         runtime.introduce()
         runtime.backend.get_all([runtime.call(place.index, "policy", "clear_shelf") for place in runtime.policies])
         workers = ", ".join(str(worker) for worker in dead)
-        lost = sum(lane.rows for worker in dead for lane in runtime.seats[worker].lanes)
+        lost = sum(lane.rows for worker in dead for lane in runtime.assignments[worker].lanes)
         runtime.on_fault(
             f"sim worker {workers} died with {lost} unfinished episodes and was started again; all rows play again: "
             f"{str(error).splitlines()[0]}"

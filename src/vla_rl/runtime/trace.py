@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import define, evolve, field, frozen
 
 if TYPE_CHECKING:
-    from vla_rl.runtime.assignments import Seat
+    from vla_rl.runtime.assignments import Assignment
 
 Event = tuple[str, str, Any, float, float]
 """(role, method, lane or lanes or None, start, end); seconds of the recorder's monotonic clock."""
@@ -129,10 +129,10 @@ class Usage:
 class Trace:
     """The driver's end; `own` records its phases."""
 
-    def __init__(self, seats: Sequence[Seat], call: Callable[..., Any], get_all: Callable[..., list[Any]]):
+    def __init__(self, assignments: Sequence[Assignment], call: Callable[..., Any], get_all: Callable[..., list[Any]]):
         """`call` and `get_all` are those of the backend."""
-        self.seats, self.call, self.get_all = seats, call, get_all
-        self.all = tuple((s.index, role) for s in seats for role in ROLES if role in s.slot.roles)
+        self.assignments, self.call, self.get_all = assignments, call, get_all
+        self.all = tuple((s.index, role) for s in assignments for role in ROLES if role in s.slot.roles)
         self.own = Recorder()
         self.segments: deque[Segment] = deque()
         self.usage: dict[str, Usage] = {}
@@ -148,11 +148,11 @@ class Trace:
     def fetch(self, kind: str, step: int, env_steps: int) -> None:
         """Take in what every worker recorded since the last time; `env_steps` of the run so far."""
         if not self.shifts:
-            self.shifts = {s.index: self._shift(s.index) for s in self.seats}
-            models = [s.index for s in self.seats if s.slot.roles != ("sim",)]
+            self.shifts = {s.index: self._shift(s.index) for s in self.assignments}
+            models = [s.index for s in self.assignments if s.slot.roles != ("sim",)]
             self.model = self.get_all([self.call(models[0], "worker", "model_size")])[0] if models else {}
-        pending = [self.call(s.index, "worker", "drain_trace") for s in self.seats]
-        drained = dict(zip((s.index for s in self.seats), self.get_all(pending), strict=True))
+        pending = [self.call(s.index, "worker", "drain_trace") for s in self.assignments]
+        drained = dict(zip((s.index for s in self.assignments), self.get_all(pending), strict=True))
         self.add(kind, step, env_steps, drained)
 
     def _shift(self, worker: int) -> float:
@@ -220,7 +220,7 @@ class Trace:
             {"kind": s.kind, "step": s.step, "seconds": s.end - s.begin, "env_steps": s.env_steps}
             for s in self.segments
         ]
-        seats = [
+        assignments = [
             {
                 "worker": s.index,
                 "roles": s.slot.roles,
@@ -230,10 +230,10 @@ class Trace:
                 "rows": {lane.index: lane.rows for lane in s.lanes},
                 "served": {lane.index: lane.rows for lane in s.served},
             }
-            for s in self.seats
+            for s in self.assignments
         ]
         other = {
-            "seats": seats,
+            "assignments": assignments,
             "model": self.model,
             "iterations": iterations,
             "roles": self.roles(),

@@ -18,12 +18,12 @@ from vla_rl.core.catalogue import build, hook_modules
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Demonstrations, SimEnv, VLAModel
 from vla_rl.core.interrupts import StopRequested
-from vla_rl.core.manager import seat
+from vla_rl.core.manager import wrap
 from vla_rl.core.reset_states import Weights
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.algorithm import build_algorithm, values_for
-from vla_rl.runtime.assignments import Seat
+from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
 from vla_rl.runtime.backends.wire import Inbox
 from vla_rl.runtime.checks import check_offload
@@ -58,7 +58,7 @@ class _Far:
 
 
 class Worker:
-    def __init__(self, spec: Spec | dict[str, Any], place: Seat):
+    def __init__(self, spec: Spec | dict[str, Any], place: Assignment):
         self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
         self.place = place
         self.algorithm = build_algorithm(self.spec, place.slot.device)
@@ -115,7 +115,7 @@ class Worker:
         env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
         if "sim" in self.place.offload:
             check_offload(env, spec.env.type)
-        return seat("env", env, spec.env.type, self.wrappers)
+        return wrap("env", env, spec.env.type, self.wrappers)
 
     def open_data(self, info: EnvInfo) -> int:
         """Open the demonstrations of the spec's `imitation:`; -> number of samples."""
@@ -166,7 +166,7 @@ class Worker:
                 f"choose an algorithm without a critic, or a model that implements `values`"
             )
         narrow = [("train.precision", Autocast(slot.device))] if spec.train.precision == "bf16" else []
-        model = seat("model", component, spec.model.type, [*self.wrappers, *narrow])
+        model = wrap("model", component, spec.model.type, [*self.wrappers, *narrow])
         if "reference" in self.algorithm.needs:
             check_reference(model, spec, info)
         if "policy" in slot.roles:

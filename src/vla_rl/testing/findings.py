@@ -14,7 +14,7 @@ from attrs import frozen
 
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import PluginError
-from vla_rl.core.manager import seat
+from vla_rl.core.manager import wrap
 from vla_rl.core.types import Context, Plugin
 
 
@@ -120,7 +120,7 @@ def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any
         text = f"build: expected a {base.__name__}, got {name}; subclass {base.__name__}"
         raise CheckFailed(f"check_{kind} of {name}", (text,))
     try:
-        return seat(kind, component, name), name
+        return wrap(kind, component, name), name
     except PluginError as exc:
         raise CheckFailed(f"check_{kind} of {name}", (str(exc),)) from exc
 

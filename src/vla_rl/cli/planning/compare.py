@@ -16,7 +16,7 @@ from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Measured
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.spec.structure import Problems
-from vla_rl.runtime.assignments import plan_for, seats_for
+from vla_rl.runtime.assignments import assign, plan_for
 
 STAGES = "pipeline_stages"
 TRIED_STAGES = (1, 2, 4)
@@ -44,10 +44,10 @@ def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
         try:
             plan = plan_for(there, cluster, partial(_measured, profile))
             # the local backend has one process whatever the plan says; compare what Ray would do
-            seats = seats_for(plan, spec.env.num_envs, one_process=False)
+            assignments = assign(plan, spec.env.num_envs, one_process=False)
             expected = forecast(
                 plan,
-                seats,
+                assignments,
                 profile,
                 rounds=spec.rollout.rounds(spec.env.num_envs),
                 chunk=spec.rollout.chunk,

@@ -139,7 +139,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     events = sorted((e for e in data["traceEvents"] if e["ph"] == "X"), key=lambda e: e["ts"])
     spans = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("training ")]
     work = [e for e in events if e["cat"] == "work" and e["pid"] and any(a <= e["ts"] < b for a, b in spans)]
-    seats = {seat["worker"] + 1: seat for seat in data["otherData"]["seats"]}
+    assignments = {assignment["worker"] + 1: assignment for assignment in data["otherData"]["assignments"]}
     rounds: list[_Round] = []
     running: dict[int, _Round] = {}
     updates = []
@@ -157,22 +157,22 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     between = _between(rounds, spans)
     for played in rounds:
         del played.acts[-1:]  # it chooses nothing, and values final observations at most
-    sims = next(seat for seat in seats.values() if seat["rows"])
+    sims = next(assignment for assignment in assignments.values() if assignment["rows"])
     rows = max(sims["rows"].values())
     batch = statistics.mode(
-        sum(_row_counts(seats)[lane] for lane in _lanes(e["args"]["lane"])) for e in work if e["name"] == "act"
+        sum(_row_counts(assignments)[lane] for lane in _lanes(e["args"]["lane"])) for e in work if e["name"] == "act"
     )
-    ranks = sum("learner" in seat["roles"] for seat in seats.values())
+    ranks = sum("learner" in assignment["roles"] for assignment in assignments.values())
     training = [i for i in data["otherData"]["iterations"] if i["kind"] == "training"]
     env_steps = sum(iteration["env_steps"] for iteration in training) / (len(rounds) * rows)
-    message, turn = _delays(work, seats)
+    message, turn = _delays(work, assignments)
     publish = _mean(_seconds(e for e in events if e["name"] == "publish" and any(a <= e["ts"] < b for a, b in spans)))
     return Profile(
         chunk_steps=tuple(max(1, len(r.steps)) for r in rounds),
         env_steps=env_steps or None,
         sim=Cost(seconds=_seconds(e for r in rounds for e in r.steps), rows=rows),
-        policy=Cost(seconds=_seconds(e for r in rounds for e in r.acts), rows=batch, cpus=_cpus(seats, "policy")),
-        learner=Cost(seconds=_seconds(updates) or 0.0, rows=ranks, cpus=_cpus(seats, "learner")),
+        policy=Cost(seconds=_seconds(e for r in rounds for e in r.acts), rows=batch, cpus=_cpus(assignments, "policy")),
+        learner=Cost(seconds=_seconds(updates) or 0.0, rows=ranks, cpus=_cpus(assignments, "learner")),
         reset=Cost(seconds=_seconds(r.begin for r in rounds), rows=rows),
         publish=publish,
         message=message,
@@ -193,10 +193,10 @@ def _joined(costs: Sequence[Cost]) -> Cost:
     return evolve(costs[0], fixed=min(max(intercept / whole, 0.0), 1.0))
 
 
-def _delays(work: Sequence[Event], seats: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
+def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
     """`message` and `turn`: mean seconds until a call begins after the one that it waits for, in another worker, or
     after the last one of its own worker, whichever ended later."""
-    if all(seat["near"] for seat in seats.values() if seat["rows"]):
+    if all(assignment["near"] for assignment in assignments.values() if assignment["rows"]):
         return MESSAGE, 0.0
     came: dict[tuple[str, int], float] = {}
     free: dict[int, float] = {}
@@ -232,9 +232,9 @@ def _between(rounds: Sequence[_Round], spans: Sequence[tuple[float, float]]) -> 
     return _mean(gaps)
 
 
-def _cpus(seats: Mapping[int, Mapping[str, Any]], role: str) -> float | None:
+def _cpus(assignments: Mapping[int, Mapping[str, Any]], role: str) -> float | None:
     """CPUs of a role's workers where models compute on them."""
-    there = [seat for seat in seats.values() if role in seat["roles"]]
+    there = [assignment for assignment in assignments.values() if role in assignment["roles"]]
     return max(1.0, there[0]["cpus"]) if there and there[0]["device"] == "cpu" else None
 
 
@@ -251,8 +251,8 @@ def _rest(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> float:
     return _mean(left)
 
 
-def _row_counts(seats: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
-    return {int(lane): rows for seat in seats.values() for lane, rows in seat["rows"].items()}
+def _row_counts(assignments: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
+    return {int(lane): rows for assignment in assignments.values() for lane, rows in assignment["rows"].items()}
 
 
 def _seconds(events: Iterable[Event]) -> tuple[float, ...]:

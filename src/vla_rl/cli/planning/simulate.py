@@ -1,5 +1,5 @@
-"""A discrete-event simulation of the runtime: the plan's seats, and the very `drive` of `runtime/rollouts/lanes.py`, on
-workers that take virtual time.
+"""A discrete-event simulation of the runtime: the plan's assignments, and the very `drive` of
+`runtime/rollouts/lanes.py`, on workers that take virtual time.
 
 A worker does one call after another, in the order in which they were issued, as a Ray actor does; so the end of a call
 is known as soon as it is issued, and a reference is that time.
@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from vla_rl.cli.planning.profile import Cost, Profile
 from vla_rl.core.plan import Plan
-from vla_rl.runtime.assignments import LaneSlice, Seat
+from vla_rl.runtime.assignments import Assignment, LaneSlice
 from vla_rl.runtime.rollouts.lanes import Driving, Lane, Mode, Wait, drive
 
 ROLES = ("sim", "policy", "learner")
@@ -75,11 +75,11 @@ class _Simulation:
     profile: Profile
     random: Random
     servers: dict[int, _Server]
-    home: dict[int, Seat]
+    home: dict[int, Assignment]
     busy: dict[str, float] = field(factory=lambda: dict.fromkeys(ROLES, 0.0))
     now: float = 0.0
 
-    def rollout(self, policies: Sequence[Seat], rounds: int) -> None:
+    def rollout(self, policies: Sequence[Assignment], rounds: int) -> None:
         """All rounds of all policies, each of which goes on as soon as what it waits for is there."""
         drivings = [self._rounds(policy, rounds) for policy in policies]
         begun = {i: next(driving, None) for i, driving in enumerate(drivings)}
@@ -95,24 +95,26 @@ class _Simulation:
                     if further is not None:
                         waiting[i] = further
 
-    def _rounds(self, policy: Seat, rounds: int) -> Driving:
+    def _rounds(self, policy: Assignment, rounds: int) -> Driving:
         for r in range(rounds):
             if r:
                 between = _Reference(self.now + self.profile.between)
                 yield [between], None
             yield from self._round(policy)
 
-    def _round(self, policy: Seat) -> Driving:
+    def _round(self, policy: Assignment) -> Driving:
         profile, near = self.profile, policy.near
         message, turn = (0.0, 0.0) if near else (profile.message, profile.turn)
         left: dict[int, int] = {}
         sizes = {lane.index: lane.rows for lane in policy.served}
 
-        def work(seat: Seat, role: str, cost: Cost | None, rows: int, needs: Sequence[Any]) -> float:
+        def work(assignment: Assignment, role: str, cost: Cost | None, rows: int, needs: Sequence[Any]) -> float:
             references = [r.at for r in needs if isinstance(r, _Reference)]
-            server = self.servers[seat.index]
+            server = self.servers[assignment.index]
             begin = max(self.now, server.free + turn, *(at + message for at in references))
-            seconds = 0.0 if cost is None else cost.draw(self.random, cost.share(rows / cost.rows, seat.slot.cpus))
+            seconds = (
+                0.0 if cost is None else cost.draw(self.random, cost.share(rows / cost.rows, assignment.slot.cpus))
+            )
             server.free = begin + seconds
             self.busy[role] += seconds
             return server.free
@@ -155,7 +157,7 @@ class _Simulation:
 
 def forecast(
     plan: Plan,
-    seats: Sequence[Seat],
+    assignments: Sequence[Assignment],
     profile: Profile,
     *,
     rounds: int,
@@ -171,26 +173,26 @@ def forecast(
         row_memory: host bytes of a simulator row.
         repeats: rollouts that are simulated, whose mean is taken.
     """
-    home = {lane.index: seat for seat in seats for lane in seat.lanes}
-    policies = [seat for seat in seats if seat.served]
-    learners = [seat for seat in seats if seat.rank >= 0]
-    simulation = _Simulation(profile, Random(0), _servers(seats), home)
+    home = {lane.index: assignment for assignment in assignments for lane in assignment.lanes}
+    policies = [assignment for assignment in assignments if assignment.served]
+    learners = [assignment for assignment in assignments if assignment.rank >= 0]
+    simulation = _Simulation(profile, Random(0), _servers(assignments), home)
     for _ in range(repeats):
         simulation.rollout(policies, rounds)
     rollout = simulation.now / repeats
     learner, size = profile.learner, profile.learner.rows / len(learners)
-    shares = [learner.share(size, seat.slot.cpus) for seat in learners]
+    shares = [learner.share(size, assignment.slot.cpus) for assignment in learners]
     slowest = [max(learner.draw(simulation.random, share) for share in shares) for _ in range(repeats)]
     update = _mean(slowest)
-    rollout += _moving(plan, seats, profile, ("sim", "policy"))
-    update += _moving(plan, seats, profile, ("learner",))
-    publish = profile.publish if any(seat.rank < 0 for seat in policies) else 0.0
-    apart = all(not seat.served and not seat.lanes for seat in learners)
+    rollout += _moving(plan, assignments, profile, ("sim", "policy"))
+    update += _moving(plan, assignments, profile, ("learner",))
+    publish = profile.publish if any(assignment.rank < 0 for assignment in policies) else 0.0
+    apart = all(not assignment.served and not assignment.lanes for assignment in learners)
     both = max(rollout, update + publish) if plan.max_lag and apart else rollout + update + publish
     iteration = both + profile.rest
-    workers = {"sim": sum(bool(s.lanes) for s in seats), "policy": len(policies), "learner": len(learners)}
+    workers = {"sim": sum(bool(s.lanes) for s in assignments), "policy": len(policies), "learner": len(learners)}
     busy = {role: seconds / repeats for role, seconds in simulation.busy.items()} | {"learner": update * len(learners)}
-    rows = sum(lane.rows for seat in seats for lane in seat.lanes) * rounds
+    rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes) * rounds
     mean = profile.chunk_steps if isinstance(profile.chunk_steps, int) else _mean(profile.chunk_steps)
     return Forecast(
         rollout=rollout,
@@ -199,29 +201,29 @@ def forecast(
         iteration=iteration,
         env_steps=rows * (mean * chunk if profile.env_steps is None else profile.env_steps),
         idle={r: 1 - busy[r] / (workers[r] * iteration) if iteration and workers[r] else 1.0 for r in ROLES},
-        device_bytes=_device_bytes(plan, seats, profile),
-        host_bytes=max(sum(lane.rows for lane in seat.lanes) for seat in seats) * row_memory,
+        device_bytes=_device_bytes(plan, assignments, profile),
+        host_bytes=max(sum(lane.rows for lane in assignment.lanes) for assignment in assignments) * row_memory,
     )
 
 
-def _servers(seats: Sequence[Seat]) -> dict[int, _Server]:
+def _servers(assignments: Sequence[Assignment]) -> dict[int, _Server]:
     """A server for each worker; workers on one GPU take turns."""
     shared: dict[Hashable, _Server] = {}
     found = {}
-    for seat in seats:
-        on_gpu = seat.slot.gpus > 0 and seat.slot.index is not None
-        key: Hashable = (seat.slot.node, seat.slot.index) if on_gpu else seat.index
-        found[seat.index] = shared.setdefault(key, _Server())
+    for assignment in assignments:
+        on_gpu = assignment.slot.gpus > 0 and assignment.slot.index is not None
+        key: Hashable = (assignment.slot.node, assignment.slot.index) if on_gpu else assignment.index
+        found[assignment.index] = shared.setdefault(key, _Server())
     return found
 
 
-def _moving(plan: Plan, seats: Sequence[Seat], profile: Profile, roles: Sequence[str]) -> float:
+def _moving(plan: Plan, assignments: Sequence[Assignment], profile: Profile, roles: Sequence[str]) -> float:
     """Seconds until the last worker has moved what it offloads of these roles, one after another."""
     moved = {role: profile.offload.get(role, 0.0) for role in roles if role in plan.offload}
-    return max(sum(moved.get(role, 0.0) for role in seat.slot.roles) for seat in seats)
+    return max(sum(moved.get(role, 0.0) for role in assignment.slot.roles) for assignment in assignments)
 
 
-def _device_bytes(plan: Plan, seats: Sequence[Seat], profile: Profile) -> float | None:
+def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profile) -> float | None:
     """Of the fullest device, in the phase that needs more."""
     if profile.parameters is None:
         return None
@@ -229,13 +231,13 @@ def _device_bytes(plan: Plan, seats: Sequence[Seat], profile: Profile) -> float 
     trainable = profile.parameters if profile.trainable is None else profile.trainable
     state = trainable * (GRADIENT_BYTES + MOMENT_BYTES)
     phases: dict[Hashable, list[float]] = {}
-    for seat in seats:
-        acts, learns = bool(seat.served), seat.rank >= 0
+    for assignment in assignments:
+        acts, learns = bool(assignment.served), assignment.rank >= 0
         rollout = weights * (acts or (learns and "learner" not in plan.offload))
         rollout += state * (learns and "learner" not in plan.offload)
         update = weights * (learns or (acts and "policy" not in plan.offload)) + state * learns
-        slot = seat.slot
-        key: Hashable = seat.index if slot.index is None else (slot.node, slot.index)
+        slot = assignment.slot
+        key: Hashable = assignment.index if slot.index is None else (slot.node, slot.index)
         total = phases.setdefault(key, [0.0, 0.0])
         total[0] += rollout
         total[1] += update

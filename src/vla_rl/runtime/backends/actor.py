@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vla_rl.core.interrupts import ignore_signals
-from vla_rl.runtime.assignments import Seat
+from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import RayPeers
 from vla_rl.runtime.rollouts.progress import Count
 from vla_rl.runtime.worker import Worker
@@ -18,7 +18,7 @@ HERE = "\0reference"
 
 
 class Actor:
-    def __init__(self, data: dict[str, Any], place: Seat):
+    def __init__(self, data: dict[str, Any], place: Assignment):
         ignore_signals()  # of a whole job or process group; the driver decides
         # arrays from the object store are read-only; nothing here writes to what it was given
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

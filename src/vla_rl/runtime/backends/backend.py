@@ -10,7 +10,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.assignments import Seat
+from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.rollouts.progress import Count
 
 TICK_S = 0.5
@@ -38,7 +38,7 @@ class Backend(ABC):
     def cluster(self) -> Cluster: ...
 
     @abstractmethod
-    def start(self, spec: Spec, seats: Sequence[Seat]) -> None: ...
+    def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None: ...
 
     @abstractmethod
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:

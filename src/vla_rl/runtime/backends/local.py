@@ -8,7 +8,7 @@ from typing import Any
 
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.assignments import Seat
+from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.backend import TICK_S, Backend
 from vla_rl.runtime.hardware import machine
 from vla_rl.runtime.rollouts.progress import Count
@@ -26,8 +26,8 @@ class LocalBackend(Backend):
     def cluster(self) -> Cluster:
         return machine()
 
-    def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
-        self.worker = _WorkerHere(spec, seats[0], self._beat)
+    def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
+        self.worker = _WorkerHere(spec, assignments[0], self._beat)
         self.worker.has_to_leave = lambda: self.interrupts.requested
 
     def _beat(self) -> None:
@@ -62,7 +62,7 @@ class LocalBackend(Backend):
 class _WorkerHere(Worker):
     """Lets the driver, in whose thread it works, look up from time to time."""
 
-    def __init__(self, spec: Spec, place: Seat, on_beat: Callable[[], None]):
+    def __init__(self, spec: Spec, place: Assignment, on_beat: Callable[[], None]):
         self._on_beat = on_beat
         super().__init__(spec, place)
 

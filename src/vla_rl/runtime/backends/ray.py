@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.assignments import Seat
+from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.actor import HERE, Actor
 from vla_rl.runtime.backends.backend import TICK_S, Backend, CallHung, WorkerDied
 from vla_rl.runtime.backends.own_ray import OwnRay, join
@@ -54,7 +54,7 @@ class RayBackend(Backend):
         """When it was last asked who is stuck, or the waiting began."""
         self.leaving = False
         """Workers were told to leave what they play."""
-        self.seats: tuple[Seat, ...] = ()
+        self.assignments: tuple[Assignment, ...] = ()
         self.groups: list[Any] = []
         """Ray's placement groups, which hold the resources of all workers."""
         self.held: list[tuple[Any, int]] = []
@@ -84,12 +84,12 @@ class RayBackend(Backend):
             nodes=nodes,
         )
 
-    def start(self, spec: Spec, seats: Sequence[Seat]) -> None:
-        self.spec, self.seats = spec, tuple(seats)
-        group, bundle_of = reserve(self.ray, [place.slot for place in seats], self.deadline)
+    def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
+        self.spec, self.assignments = spec, tuple(assignments)
+        group, bundle_of = reserve(self.ray, [place.slot for place in assignments], self.deadline)
         self.groups.append(group)
-        self.held = [(group, bundle_of[place.index]) for place in seats]
-        for place in seats:
+        self.held = [(group, bundle_of[place.index]) for place in assignments]
+        for place in assignments:
             plugins = (
                 f"env {spec.env.type!r}, model {spec.model.type!r}"
                 if place.slot.roles != ("sim",)
@@ -98,7 +98,7 @@ class RayBackend(Backend):
             self.actors.append(self._launch(place))
             self.names.append(f"worker {place.index} ({', '.join(place.slot.roles)}; {plugins})")
 
-    def _launch(self, place: Seat) -> Any:
+    def _launch(self, place: Assignment) -> Any:
         """A worker's actor, on the device that it holds."""
         group, bundle = self.held[place.index]
         actor = self.ray.remote(concurrency_groups={"monitor": 1, "weights": 1})(Actor)  # type: ignore[call-overload]
@@ -123,12 +123,12 @@ class RayBackend(Backend):
     def revive(self, workers: Sequence[int]) -> None:
         homeless = [worker for worker in workers if not holds(self.ray, *self.held[worker])]
         if homeless:
-            group, bundle_of = reserve(self.ray, [self.seats[worker].slot for worker in homeless], self.deadline)
+            group, bundle_of = reserve(self.ray, [self.assignments[worker].slot for worker in homeless], self.deadline)
             self.groups.append(group)
             for worker, bundle in zip(homeless, bundle_of, strict=True):
                 self.held[worker] = group, bundle
         for worker in workers:
-            self.actors[worker] = self._launch(self.seats[worker])
+            self.actors[worker] = self._launch(self.assignments[worker])
         self.handles = {key: handle for key, handle in self.handles.items() if key[0] not in workers}
 
     def _raises(self, reference: Any) -> bool:
@@ -180,7 +180,7 @@ class RayBackend(Backend):
             self.ray.shutdown()
 
     def _end(self, actors: Sequence[Any]) -> None:
-        simulating = [actor for actor, place in zip(actors, self.seats, strict=False) if place.lanes]
+        simulating = [actor for actor, place in zip(actors, self.assignments, strict=False) if place.lanes]
         for actor in actors:
             if actor not in simulating:  # at once, so that simulators stop answering and can close
                 self.ray.kill(actor)

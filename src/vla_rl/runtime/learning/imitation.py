@@ -11,7 +11,7 @@ from attrs import frozen
 from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.manager import Named, seat
+from vla_rl.core.manager import Named, wrap
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import ExpertSpec
 from vla_rl.core.spec.spec import Spec
@@ -45,7 +45,7 @@ def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demons
     name, config = spec.imitation.data.type, spec.imitation.data.config
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
     opened: Demonstrations = build("data", name, config, context, spec.plugins)
-    data = seat("data", opened, name, wrappers)
+    data = wrap("data", opened, name, wrappers)
     check_sample(f"data {name!r}", data, f"env {spec.env.type!r}", info, spec.rollout.chunk)
     return data
 

@@ -17,7 +17,7 @@ import torch
 from vla_rl.core.hookspecs import SimEnv
 
 if TYPE_CHECKING:
-    from vla_rl.runtime.assignments import Seat
+    from vla_rl.runtime.assignments import Assignment
     from vla_rl.runtime.roles.sim import SimRole
 
 WORKS_IN = {"sim": "act", "policy": "act", "learner": "learn"}
@@ -33,9 +33,9 @@ BEGINS = {
 class Phases:
     """The driver's part: which phase it is, and what changing it cost."""
 
-    def __init__(self, offload: frozenset[str], seats: Sequence[Seat], call: Any, get_all: Any):
+    def __init__(self, offload: frozenset[str], assignments: Sequence[Assignment], call: Any, get_all: Any):
         self.offload, self.call, self.get_all = offload, call, get_all
-        self.moving = [seat.index for seat in seats if offload & set(seat.slot.roles)]
+        self.moving = [assignment.index for assignment in assignments if offload & set(assignment.slot.roles)]
         self.now = ""
         self.seconds, self.freed = 0.0, 0
 
@@ -62,7 +62,7 @@ class Phases:
 class Offload:
     """A worker's part."""
 
-    def __init__(self, roles: dict[str, Any], place: Seat, make_env: Callable[[int], SimEnv]):
+    def __init__(self, roles: dict[str, Any], place: Assignment, make_env: Callable[[int], SimEnv]):
         """`make_env`: lane -> its simulator, built anew."""
         self.roles, self.device, self.make_env = roles, place.slot.device, make_env
         self.movable = [role for role in WORKS_IN if role in place.offload and role in place.slot.roles]
