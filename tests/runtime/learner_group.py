@@ -17,8 +17,7 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context
-from vla_rl.runtime.learning.imitation import ImitationStep
-from vla_rl.runtime.learning.steps import share_out
+from vla_rl.runtime.learning.steps import ImitationStep, share_out
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.precision import Autocast
 from vla_rl.runtime.rollouts.assemble import find_samples, light_arrays

@@ -17,7 +17,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
 from vla_rl.runtime.backends.backend import CallHung
 from vla_rl.runtime.driver import Runtime
-from vla_rl.runtime.learning.imitation import ImitationStep
+from vla_rl.runtime.learning.steps import ImitationStep
 from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive, send_weights
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel

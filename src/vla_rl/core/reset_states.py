@@ -15,11 +15,13 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.types import Episode, ResetState
 
 Array = np.ndarray[Any, Any]
-Weights = Mapping[str, float] | None
+TaskWeights = Mapping[str, float] | None
 """Task -> its weight (all above 0); None: each state alike."""
 
 
-def draw_state(states: Sequence[ResetState], seed: int, step: int, index: int, weights: Weights = None) -> ResetState:
+def draw_state(
+    states: Sequence[ResetState], seed: int, step: int, index: int, weights: TaskWeights = None
+) -> ResetState:
     """The index-th reset state of rollout `step`: a keyed shuffle of the split, reshuffled when it is used up. With
     `weights` the task is drawn by its weight, and then the next of its own states."""
     lap, place = divmod(index, len(states))
@@ -31,7 +33,7 @@ def draw_state(states: Sequence[ResetState], seed: int, step: int, index: int, w
 
 
 def deal_states(
-    states: Sequence[ResetState], seed: int, step: int, rounds: int, groups: int, weights: Weights = None
+    states: Sequence[ResetState], seed: int, step: int, rounds: int, groups: int, weights: TaskWeights = None
 ) -> tuple[tuple[ResetState, ...], ...]:
     """States of a whole rollout: for each of its `rounds` one for each of the `groups` groups of rows.
 

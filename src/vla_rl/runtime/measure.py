@@ -9,6 +9,7 @@ from attrs import evolve
 
 from vla_rl.core.plan import Cluster, Measured, Plan, Slot
 from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.driver import Driver
 
 CHUNK_STEPS = 2
 logger = logging.getLogger(__name__)
@@ -17,8 +18,6 @@ logger = logging.getLogger(__name__)
 def measure(spec: Spec, cluster: Cluster) -> Measured:
     """Start one worker with all roles, play two chunk steps twice and train on the second time's samples. What it
     learns is thrown away."""
-    from vla_rl.runtime.driver import Runtime
-
     devices = cluster.gpus or max(1, int(cluster.cpus))
     group = spec.rollout.group_size
     rows = max(group, spec.env.num_envs // devices // group * group)
@@ -38,7 +37,7 @@ def measure(spec: Spec, cluster: Cluster) -> Measured:
         cpus=max(1.0, cluster.cpus // devices),
         gpus=1.0 if cluster.gpus else 0.0,
     )
-    runtime = Runtime(short, plan=Plan(slots=(slot,)))
+    runtime = Driver(short, plan=Plan(slots=(slot,)))
     try:
         limit = max(task.max_steps for task in runtime.info.tasks)
         runtime.rollout(1)  # allocations and compilations are not what a step takes

@@ -8,19 +8,19 @@ that loses one of them goes on from its last checkpoint (`core/session.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from vla_rl.runtime.backends.backend import WorkerDied
-
-if TYPE_CHECKING:
-    from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.fleet import Fleet
+from vla_rl.runtime.worker import Worker
 
 T = TypeVar("T")
 
 
 class Restarts:
-    def __init__(self, runtime: Runtime):
-        self.runtime, self.count = runtime, 0
+    def __init__(self, fleet: Fleet, limit: int, on_fault: Callable[[str], None]):
+        """`limit`: `runtime.restarts`; `on_fault` is told of each."""
+        self.fleet, self.limit, self.on_fault, self.count = fleet, limit, on_fault, 0
 
     def surviving(self, play: Callable[[], T]) -> T:
         """Play until no sim worker dies meanwhile. Raises WorkerDied when another one does, or too many."""
@@ -31,22 +31,21 @@ class Restarts:
                 self._revive(exc)
 
     def _revive(self, error: WorkerDied) -> None:
-        runtime = self.runtime
-        dead = runtime.backend.dead()
-        limit = runtime.spec.runtime.restarts
-        if not dead or any(runtime.assignments[worker].slot.roles != ("sim",) for worker in dead):
+        fleet = self.fleet
+        dead = [fleet.workers[index] for index in fleet.backend.dead()]
+        if not dead or any(worker.assignment.slot.roles != ("sim",) for worker in dead):
             raise error
-        if self.count >= limit:
-            error.add_note(f"sim workers were started again {self.count} times (runtime.restarts: {limit})")
+        if self.count >= self.limit:
+            error.add_note(f"sim workers were started again {self.count} times (runtime.restarts: {self.limit})")
             raise error
         self.count += 1
-        runtime.backend.revive(dead)
-        runtime.backend.get_all([runtime.call(worker, "worker", "start_sim") for worker in dead])
-        runtime.introduce()
-        runtime.backend.get_all([runtime.call(place.index, "policy", "clear_shelf") for place in runtime.policies])
-        workers = ", ".join(str(worker) for worker in dead)
-        lost = sum(lane.rows for worker in dead for lane in runtime.assignments[worker].lanes)
-        runtime.on_fault(
+        fleet.backend.revive([worker.worker for worker in dead])
+        fleet.get_all([worker.call(Worker.start_sim) for worker in dead])
+        fleet.introduce()
+        fleet.clear_shelves()
+        workers = ", ".join(str(worker.worker) for worker in dead)
+        lost = sum(lane.rows for worker in dead for lane in worker.assignment.lanes)
+        self.on_fault(
             f"sim worker {workers} died with {lost} unfinished episodes and was started again; all rows play again: "
             f"{str(error).splitlines()[0]}"
         )

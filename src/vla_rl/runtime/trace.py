@@ -14,15 +14,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from attrs import define, evolve, field, frozen
 
 if TYPE_CHECKING:
     from vla_rl.runtime.assignments import Assignment
 
-Event = tuple[str, str, Any, float, float]
-"""(role, method, lane or lanes or None, start, end); seconds of the recorder's monotonic clock."""
+
+class Event(NamedTuple):
+    """A call; seconds are of the recorder's monotonic clock."""
+
+    role: str
+    method: str
+    lane: Any
+    """Its lane, or lanes, if it has any."""
+    start: float
+    end: float
+    main: bool = False
+    """It makes up the role's phase of an iteration."""
+
+
 Track = tuple[int, str]
 """(worker, role)."""
 
@@ -33,9 +45,6 @@ NOBODY = "messages"
 """What a role waits for while nobody works: messages between processes, and the driver."""
 SUPPLIERS = {"sim": ("policy",), "policy": ("sim",), "learner": ("sim", "policy")}
 """Whose work each role needs to go on."""
-LANE_ARGUMENT = {"act": 1, "step": 0, "begin_train": 0, "begin_eval": 0, "collect": 0, "take_frames": 0, "revalue": 0}
-MAIN = {"begin_train", "step", "act", "update", "imitate"}
-"""Calls that make up the role's phase of an iteration."""
 KEPT_EVENTS = 20_000
 """Events in the file (about 3 MB); older iterations are dropped, and of one that is longer, its first part."""
 HELD_EVENTS = 200_000
@@ -53,11 +62,9 @@ class Recorder:
         self.events: deque[Event] = deque(maxlen=HELD_EVENTS)
         self.count = 0
 
-    def add(self, role: str, method: str, arguments: Sequence[Any], start: float) -> None:
-        """A call that ends now."""
-        place = LANE_ARGUMENT.get(method)
+    def add(self, event: Event) -> None:
         self.count += 1
-        self.events.append((role, method, None if place is None else arguments[place], start, monotonic()))
+        self.events.append(event)
 
     def drain(self) -> tuple[list[Event], int]:
         """-> (events since the last time, number of those that were dropped)."""
@@ -75,6 +82,21 @@ def clock() -> tuple[str, float]:
         return os.uname().nodename, monotonic()
 
 
+def clock_ahead(ask: Callable[[], tuple[str, float]]) -> float:
+    """Seconds that another process' `clock`, which `ask` reads, is ahead of ours, by the quickest of some round trips;
+    0 on the same machine."""
+    here = clock()[0]
+    trips: list[tuple[float, float]] = []
+    for _ in range(5):
+        before = monotonic()
+        machine, there = ask()
+        after = monotonic()
+        if machine == here:
+            return 0.0
+        trips.append((after - before, float(there - (before + after) / 2)))
+    return min(trips)[1]
+
+
 def traced(method: F) -> F:
     """A method of the runtime that shows as a phase on the driver's track."""
 
@@ -84,7 +106,7 @@ def traced(method: F) -> F:
         try:
             return method(self, *args, **kwargs)
         finally:
-            self.trace.own.add("driver", method.__name__, (), start)
+            self.trace.own.add(Event("driver", method.__name__, None, start, monotonic()))
 
     return recorded  # type: ignore[return-value]
 
@@ -115,7 +137,7 @@ class Usage:
     seconds: float = 0.0
     busy: float = 0.0
     bubbles: float = 0.0
-    """Idle between the first and the last of the role's `MAIN` calls of an iteration."""
+    """Idle between the first and the last of the role's main calls of an iteration."""
     waits: dict[str, float] = field(factory=dict)
     """Idle, by the role waited for: the one that supplies it if that works, else whoever does, else `NOBODY`."""
 
@@ -129,9 +151,8 @@ class Usage:
 class Trace:
     """The driver's end; `own` records its phases."""
 
-    def __init__(self, assignments: Sequence[Assignment], call: Callable[..., Any], get_all: Callable[..., list[Any]]):
-        """`call` and `get_all` are those of the backend."""
-        self.assignments, self.call, self.get_all = assignments, call, get_all
+    def __init__(self, assignments: Sequence[Assignment]):
+        self.assignments = assignments
         self.all = tuple((s.index, role) for s in assignments for role in ROLES if role in s.slot.roles)
         self.own = Recorder()
         self.segments: deque[Segment] = deque()
@@ -145,39 +166,18 @@ class Trace:
         self.env_steps = 0
         """Of the run, at the last time."""
 
-    def fetch(self, kind: str, step: int, env_steps: int) -> None:
-        """Take in what every worker recorded since the last time; `env_steps` of the run so far."""
-        if not self.shifts:
-            self.shifts = {s.index: self._shift(s.index) for s in self.assignments}
-            models = [s.index for s in self.assignments if s.slot.roles != ("sim",)]
-            self.model = self.get_all([self.call(models[0], "worker", "model_size")])[0] if models else {}
-        pending = [self.call(s.index, "worker", "drain_trace") for s in self.assignments]
-        drained = dict(zip((s.index for s in self.assignments), self.get_all(pending), strict=True))
-        self.add(kind, step, env_steps, drained)
-
-    def _shift(self, worker: int) -> float:
-        """How far the worker's clock is ahead, by the quickest of some round trips; 0 on the same machine."""
-        here = clock()[0]
-        trips: list[tuple[float, float]] = []
-        for _ in range(5):
-            before = monotonic()
-            machine, there = self.get_all([self.call(worker, "worker", "clock")])[0]
-            after = monotonic()
-            if machine == here:
-                return 0.0
-            trips.append((after - before, float(there - (before + after) / 2)))
-        return min(trips)[1]
-
     def add(self, kind: str, step: int, env_steps: int, drained: Mapping[int, tuple[list[Event], int]]) -> None:
-        """As `fetch`, of what was drained: worker -> (its events, number of those that it dropped)."""
+        """Take in what every worker recorded since the last time: worker -> (its events, number of those that it
+        dropped); `env_steps` of the run so far."""
         begin, self.last = self.last, monotonic()
         played, self.env_steps = env_steps - self.env_steps, env_steps
         tracks: dict[Track, list[Event]] = {track: [] for track in self.all}
         for worker, (events, dropped) in drained.items():
             shift = self.shifts.get(worker, 0.0)
             self.dropped += dropped
-            for role, method, lane, start, end in events:
-                tracks.setdefault((worker, role), []).append((role, method, lane, start - shift, end - shift))
+            for event in events:
+                own = event._replace(start=event.start - shift, end=event.end - shift)
+                tracks.setdefault((worker, event.role), []).append(own)
         segment = Segment(kind=kind, step=step, begin=begin, end=self.last, env_steps=played, tracks=tracks)
         if kind == "training":
             self._sum_up(segment)
@@ -209,9 +209,9 @@ class Trace:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
             events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
             for track, calls in segment.tracks.items():
-                for _, method, lane, start, end in calls:
-                    where = None if lane is None else {"lane": lane}
-                    events.append(self._slice(track, "work", method, start, end, where))
+                for call in calls:
+                    where = None if call.lane is None else {"lane": call.lane}
+                    events.append(self._slice(track, "work", call.method, call.start, call.end, where))
             for track, start, end, parts in waits(segment):
                 most = max(parts, key=lambda role: parts[role])
                 milliseconds = {f"{role}_ms": round(1e3 * seconds, 3) for role, seconds in parts.items()}
@@ -259,12 +259,12 @@ class Trace:
             usage = self.usage.setdefault(role, Usage(workers=len(tracks)))
             usage.seconds += len(tracks) * (segment.end - segment.begin)
             calls = [call for track in tracks for call in segment.tracks[track]]
-            busy = sum(end - start for *_, start, end in calls)
+            busy = sum(call.end - call.start for call in calls)
             usage.busy += busy
-            main = [call for call in calls if call[1] in MAIN]
+            main = [call for call in calls if call.main]
             if main:
-                first, last = min(c[3] for c in main), max(c[4] for c in main)
-                within = sum(end - start for *_, start, end in calls if first <= start and end <= last)
+                first, last = min(call.start for call in main), max(call.end for call in main)
+                within = sum(call.end - call.start for call in calls if first <= call.start and call.end <= last)
                 usage.bubbles += len(tracks) * (last - first) - within
         for mask, seconds in together.items():
             for role, worker_seconds in _blamed(mask, self.all).items():
@@ -319,8 +319,8 @@ def _states(segment: Segment, tracks: Sequence[Track]) -> Iterator[tuple[float, 
     """(start, end, bits of the busy tracks), from the segment's begin to its end."""
     changes = []
     for i, track in enumerate(tracks):
-        for *_, start, end in segment.tracks[track]:
-            changes += [(max(start, segment.begin), 1 << i), (min(end, segment.end), 1 << i)]
+        for call in segment.tracks[track]:
+            changes += [(max(call.start, segment.begin), 1 << i), (min(call.end, segment.end), 1 << i)]
     changes.sort()
     now, mask = segment.begin, 0
     for at, bit in changes:
@@ -336,9 +336,9 @@ def _newest(segment: Segment) -> Segment:
     """The segment, or so much of its end that it can be kept."""
     if segment.size <= KEPT_EVENTS:
         return segment
-    ends = sorted(call[4] for calls in segment.tracks.values() for call in calls)
+    ends = sorted(call.end for calls in segment.tracks.values() for call in calls)
     since = ends[-KEPT_EVENTS // 2]
-    tracks = {track: [call for call in calls if call[3] >= since] for track, calls in segment.tracks.items()}
+    tracks = {track: [call for call in calls if call.start >= since] for track, calls in segment.tracks.items()}
     return evolve(segment, begin=since, tracks=tracks)
 
 

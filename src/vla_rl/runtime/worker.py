@@ -19,7 +19,7 @@ from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Demonstrations, SimEnv, VLAModel
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
-from vla_rl.core.reset_states import Weights
+from vla_rl.core.reset_states import TaskWeights
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.algorithm import build_algorithm, values_for
@@ -31,6 +31,7 @@ from vla_rl.runtime.hardware import Device, own_device
 from vla_rl.runtime.learning.imitation import open_data
 from vla_rl.runtime.preflight import ask_plugin, on_this_machine
 from vla_rl.runtime.reference import check_reference
+from vla_rl.runtime.remote import declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.offload import Offload
 from vla_rl.runtime.roles.policy import PolicyRole
@@ -44,9 +45,6 @@ from vla_rl.runtime.trace import Event, Recorder, clock
 Result = dict[str, Any]
 TRAINING = Mode(purpose="action", greedy=False, keep=True)
 IDLE = "idle"
-ROLE_WORK = {"start_sim", "start_model", "update", "leave", "come_back"}
-"""Methods of a worker that are the work of a role: simulators of the first of its slot, models of the last, on whose
-track offloading is as well."""
 
 
 @frozen(eq=False)
@@ -58,15 +56,15 @@ class _Far:
 
 
 class Worker:
-    def __init__(self, spec: Spec | dict[str, Any], place: Assignment):
+    def __init__(self, spec: Spec | dict[str, Any], assignment: Assignment):
         self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
-        self.place = place
-        self.algorithm = build_algorithm(self.spec, place.slot.device)
+        self.assignment = assignment
+        self.algorithm = build_algorithm(self.spec, assignment.slot.device)
         self.wrappers = hook_modules(self.spec.plugins)
         self.roles: dict[str, Any] = {}
         self.data: Demonstrations | None = None
         self.trace = Recorder()
-        self.offload = Offload(self.roles, place, self._make_env)
+        self.offload = Offload(self.roles, assignment, self._make_env)
         self.doings: dict[int, tuple[str, float]] = {}
         """Of each thread: weights are published while a rollout is played."""
         self.between_requests = Lock()
@@ -75,53 +73,56 @@ class Worker:
         """Whether a rollout or an evaluation ends where it is, with StopRequested."""
         self.peers: RayPeers | None = None
         self.answering = Answering()
-        self.inboxes = {lane.index: Inbox() for lane in place.served}
+        self.inboxes = {lane.index: Inbox() for lane in assignment.served}
         self.played = Played()
-        if place.slot.device == "cpu":
-            torch.set_num_threads(max(1, int(place.slot.cpus)))
+        if assignment.slot.device == "cpu":
+            torch.set_num_threads(max(1, int(assignment.slot.cpus)))
 
     # -------------------------------------------------------------------------------------------------- set-up
 
+    @remote(track="first")
     def start_sim(self) -> EnvInfo:
         """Build this worker's simulator rows, one component a lane."""
         spec = self.spec
         if not on_this_machine(spec):
             ask_plugin(spec)
-        envs = {lane.index: self._make_env(lane.index) for lane in self.place.lanes}
+        envs = {lane.index: self._make_env(lane.index) for lane in self.assignment.lanes}
         bootstrap = values_for(self.algorithm) != "none"
         self.roles["sim"] = SimRole(
             spec,
             envs,
-            self.place.lanes,
+            self.assignment.lanes,
             bootstrap=bootstrap,
             grouped="groups" in self.algorithm.needs,
             framed="frames" in self.algorithm.needs,
             camera=self.algorithm.camera,
-            near=self.place.near,
+            near=self.assignment.near,
             beat=self.beat,
         )
         info: EnvInfo = self.roles["sim"].info()
         return info
 
     def _make_env(self, index: int) -> SimEnv:
-        spec, lane = self.spec, next(lane for lane in self.place.lanes if lane.index == index)
+        spec, lane = self.spec, next(lane for lane in self.assignment.lanes if lane.index == index)
         context = Context(
             seed=spec.seed,
-            device=self.place.slot.device,
+            device=self.assignment.slot.device,
             chunk=spec.rollout.chunk,
             num_envs=lane.rows,
             first_row=lane.first_row,
         )
         env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
-        if "sim" in self.place.offload:
+        if "sim" in self.assignment.offload:
             check_offload(env, spec.env.type)
         return wrap("env", env, spec.env.type, self.wrappers)
 
+    @remote(track="none")
     def open_data(self, info: EnvInfo) -> int:
         """Open the demonstrations of the spec's `imitation:`; -> number of samples."""
-        self.data = open_data(self.spec, info, self.place.slot.device, self.wrappers)
+        self.data = open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
         return self.data.num_samples()
 
+    @remote(track="none")
     def data_statistics(self) -> Any:
         assert self.data is not None
         return self.data.data_statistics()
@@ -132,24 +133,27 @@ class Worker:
             self.peers.close()
         self.peers = peers
         of_worker: dict[int, list[int]] = {}
-        for lane, home in zip(self.place.served, self.place.homes, strict=True):
+        for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True):
             of_worker.setdefault(home, []).append(lane.index)
         peers.connect(of_worker)
 
+    @remote(track="none")
     def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
         """Let the worker of the policy that acts for these lanes talk to the simulators directly; -> whether it can."""
         opened = self.answering.connect(policy, reader, address)
         self.roles["sim"].shared.update(dict.fromkeys(lanes, opened))
         return opened
 
+    @remote(track="none")
     def serve(self, policy: int) -> None:
         """Answer what policies want of the simulators, while this one plays a rollout."""
         self.beat(IDLE)
         self.answering.serve(policy, self.call)
 
+    @remote(track="last")
     def start_model(self, info: EnvInfo, statistics: Any) -> None:
         """Build the model once, for the policy and the learner of this worker."""
-        spec, slot = self.spec, self.place.slot
+        spec, slot = self.spec, self.assignment.slot
         context = Context(
             seed=spec.seed,
             device=slot.device,
@@ -185,7 +189,7 @@ class Worker:
                 spec.train,
                 name=spec.model.type,
                 device=slot.device,
-                world=self.place.world,
+                world=self.assignment.world,
                 info=info,
                 acting="policy" in slot.roles,
                 beat=self.beat,
@@ -197,13 +201,14 @@ class Worker:
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         """Call a method of a hosted role; `role` "worker" is this object."""
         who = "worker" if role == "worker" else f"{role} worker"
-        self.beat(f"{who} {self.place.index} ({self._plugin(role)}): {method}")
+        self.beat(f"{who} {self.assignment.index} ({self._plugin(role)}): {method}")
         try:
             return self._timed(role, method, arguments)
         finally:
             self.beat(IDLE)
 
-    def play_train(self, step: int, rounds: range, weights: Weights) -> list[list[tuple[Result, Result]]]:
+    @remote(phase="act", track="none")
+    def play_train(self, step: int, rounds: range, weights: TaskWeights) -> list[list[tuple[Result, Result]]]:
         """Roll out all lanes that this worker acts for. -> [round][lane] (sim, policy) results."""
         lanes, policy, framed = self._lanes(), self._direct("policy"), "frames" in self.algorithm.needs
         results: list[list[tuple[Result, Result]]] = []
@@ -220,6 +225,7 @@ class Worker:
                 results.append(list(zip(map(self._value_of, played), chosen, strict=True)))
         return results
 
+    @remote(phase="act", track="none")
     def play_eval(self, items: Mapping[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:
         """One evaluation round of all lanes that this worker acts for; `items` by lane."""
         lanes = self._lanes()
@@ -230,6 +236,7 @@ class Worker:
             played = [lane.sim("collect", lane.slice.index) for lane in lanes]
             return [self._value_of(result) for result in played]
 
+    @remote(phase="learn", main=True, track="last")
     def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
         """Train this rank: heavy samples from the own shelf (`wanted`), then from other policies (`parts`)."""
         own = None
@@ -241,24 +248,30 @@ class Worker:
         result: Result = self.roles["learner"].update(step, heavy, light, steps)
         return result
 
+    @remote(track="none")
     def rendezvous(self) -> str:
         """The address at which the learner group meets: that of this node, as the Ray of the run knows it."""
         import ray
 
         return str(self.roles["learner"].open_door(ray.util.get_node_ip_address()))
 
+    @remote(track="last")
     def leave(self, phase: str) -> int:
         return self.offload.leave(phase)
 
+    @remote(track="last")
     def come_back(self, phase: str) -> None:
         self.offload.come_back(phase)
 
+    @remote(track="none")
     def clock(self) -> tuple[str, float]:
         return clock()
 
+    @remote(track="none")
     def device(self) -> Device:
-        return own_device(self.place.slot.device)
+        return own_device(self.assignment.slot.device)
 
+    @remote(track="none")
     def model_size(self) -> dict[str, float]:
         """ "parameters", "trainable" of them, and "weight_bytes" of one."""
         role = self.roles.get("learner") or self.roles["policy"]
@@ -270,9 +283,11 @@ class Worker:
             "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
         }
 
+    @remote(track="none")
     def drain_trace(self) -> tuple[list[Event], int]:
         return self.trace.drain()
 
+    @remote(track="none")
     def close(self) -> None:
         if "sim" in self.roles:
             self.roles["sim"].close()
@@ -298,32 +313,35 @@ class Worker:
             if self.has_to_leave():
                 raise StopRequested
             lane = f", lane {arguments[0]}" if name == "sim" else ""
-            self.beat(f"{name} worker {self.place.index}{lane} ({self._plugin(name)}): {method}")
+            self.beat(f"{name} worker {self.assignment.index}{lane} ({self._plugin(name)}): {method}")
             return self._timed(name, method, arguments)
 
         return call
 
     def _timed(self, role: str, method: str, arguments: Sequence[Any]) -> Any:
         """A call on the trace of its role."""
+        called = getattr(self if role == "worker" else self.roles[role], method)
+        about = declared(called)
         with self.between_requests if role == "policy" else nullcontext():
             start = monotonic()
             try:
-                return getattr(self if role == "worker" else self.roles[role], method)(*arguments)
+                return called(*arguments)
             finally:
-                if method in ROLE_WORK:
-                    role = self.place.slot.roles[0 if method == "start_sim" else -1]
-                if role != "worker":
-                    self.trace.add(role, method, arguments, start)
+                if about.track != "none":
+                    roles = self.assignment.slot.roles
+                    track = {"own": role, "first": roles[0], "last": roles[-1]}[about.track]
+                    lane = None if about.lane is None else arguments[about.lane]
+                    self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
 
     def _lanes(self) -> list[Lane]:
         """Those that this worker acts for."""
         return [
             Lane(slice=lane, sim=self._sim_of(lane.index, home))
-            for lane, home in zip(self.place.served, self.place.homes, strict=True)
+            for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True)
         ]
 
     def _sim_of(self, lane: int, home: int) -> Call:
-        if home == self.place.index:
+        if home == self.assignment.index:
             direct, inbox = self._direct("sim"), self.inboxes[lane]
             return lambda method, *arguments: inbox.take(direct(method, *arguments))
         peers = self.peers
@@ -351,7 +369,7 @@ class Worker:
         return [*near, *(far[reference] for reference in there)]
 
     def _drive(self, lanes: Sequence[Lane], mode: Mode, begin: Callable[[int], tuple[Any, ...]]) -> None:
-        window = evolve(self.place.window, max_wait=None) if self.place.near else self.place.window
+        window = evolve(self.assignment.window, max_wait=None) if self.assignment.near else self.assignment.window
         driving = drive(
             lanes,
             self.played.watching(self._direct("policy")),

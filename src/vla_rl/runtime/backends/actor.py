@@ -18,11 +18,11 @@ HERE = "\0reference"
 
 
 class Actor:
-    def __init__(self, data: dict[str, Any], place: Assignment):
+    def __init__(self, data: dict[str, Any], assignment: Assignment):
         ignore_signals()  # of a whole job or process group; the driver decides
         # arrays from the object store are read-only; nothing here writes to what it was given
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        self.worker = Worker(data, place)
+        self.worker = Worker(data, assignment)
 
     def call(self, order: bytes, *referenced: Any) -> Any:
         """`order`: (role, method, arguments) in one piece, which Ray sends faster than one by one; `HERE` stands for
@@ -33,14 +33,14 @@ class Actor:
             role, method, *(next(came) if isinstance(a, str) and a == HERE else a for a in arguments)
         )
 
-    def swap(self, order: bytes, *referenced: Any) -> Any:
-        """`SWAP`, in a thread of its own, since the policy may be playing a rollout."""
+    def beside(self, order: bytes, *referenced: Any) -> Any:
+        """A call in a thread of its own: weights are swapped while the policy plays a rollout."""
         return self.call(order, *referenced)
 
-    swap.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
+    beside.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
 
     def meet(self, actors: Mapping[int, Any]) -> None:
-        self.worker.meet(RayPeers(self.worker.place.index, actors))
+        self.worker.meet(RayPeers(self.worker.assignment.index, actors))
 
     def leave_play(self) -> None:
         self.worker.has_to_leave = lambda: True

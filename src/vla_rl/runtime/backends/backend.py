@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.interrupts import Interrupts
@@ -16,6 +16,8 @@ from vla_rl.runtime.rollouts.progress import Count
 TICK_S = 0.5
 """How often, while the driver waits, it is asked whether the run has to stop, whether Ray lives and how far it is."""
 
+T = TypeVar("T")
+
 
 class WorkerDied(UserError):
     """A worker's process ended while it was needed."""
@@ -25,8 +27,12 @@ class CallHung(UserError):
     """A call outlasted `runtime.deadline_s`."""
 
 
+class Ref(Generic[T]):
+    """For type checkers: a T that may still be on its way. What it really is, a backend knows."""
+
+
 class Backend(ABC):
-    """Calls to workers by index; a reference stands for a result that may still be on its way."""
+    """Calls to workers by index."""
 
     def __init__(self) -> None:
         self.interrupts = Interrupts()
@@ -41,18 +47,19 @@ class Backend(ABC):
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None: ...
 
     @abstractmethod
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
-        """-> a reference, or a list of `returns` references. Arguments may be references."""
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, beside: bool = False) -> Any:
+        """-> a reference, or a list of `returns` references. Arguments may be references; `beside`: while another call
+        of the worker goes on."""
 
-    def introduce(self, worker: int, others: Sequence[int]) -> Any:
-        """Let a worker call others. -> a reference."""
-        assert not others, "one process has no others"
+    def introduce(self, worker: int, others: Sequence[int]) -> Ref[None]:
+        """Let a worker call others."""
+        raise AssertionError("one process has no others")
 
     @abstractmethod
-    def get(self, reference: Any) -> Any:
+    def get(self, reference: Ref[T]) -> T:
         """Wait for a result; raises what the call raised, WorkerDied, or CallHung."""
 
-    def get_all(self, references: Sequence[Any]) -> list[Any]:
+    def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
         """Wait for all, in whatever order they come, so that the first error is raised even if others never return."""
         left = list(references)
         while left:
@@ -62,7 +69,7 @@ class Backend(ABC):
         return [self.get(reference) for reference in references]
 
     @abstractmethod
-    def ready(self, references: Sequence[Any]) -> list[Any]:
+    def ready(self, references: Sequence[Ref[T]]) -> list[Ref[T]]:
         """Wait until at least one is there, -> those that are."""
 
     @abstractmethod

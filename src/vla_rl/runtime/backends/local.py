@@ -39,7 +39,7 @@ class LocalBackend(Backend):
         assert self.worker is not None
         return self.worker.played.count()
 
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, beside: bool = False) -> Any:
         assert self.worker is not None
         self.interrupts.check_waiting()
         return self.worker.call(role, method, *arguments)

@@ -28,8 +28,6 @@ if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interp
     sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
 
 
-SWAP = ("policy", "load")
-"""(role, method) that, with weights that were published, is called while another call of the worker goes on."""
 LOOKS = 4
 """How often within a deadline it is asked who is stuck."""
 
@@ -86,32 +84,32 @@ class RayBackend(Backend):
 
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
         self.spec, self.assignments = spec, tuple(assignments)
-        group, bundle_of = reserve(self.ray, [place.slot for place in assignments], self.deadline)
+        group, bundle_of = reserve(self.ray, [assignment.slot for assignment in assignments], self.deadline)
         self.groups.append(group)
-        self.held = [(group, bundle_of[place.index]) for place in assignments]
-        for place in assignments:
+        self.held = [(group, bundle_of[assignment.index]) for assignment in assignments]
+        for assignment in assignments:
             plugins = (
                 f"env {spec.env.type!r}, model {spec.model.type!r}"
-                if place.slot.roles != ("sim",)
+                if assignment.slot.roles != ("sim",)
                 else f"env {spec.env.type!r}"
             )
-            self.actors.append(self._launch(place))
-            self.names.append(f"worker {place.index} ({', '.join(place.slot.roles)}; {plugins})")
+            self.actors.append(self._launch(assignment))
+            self.names.append(f"worker {assignment.index} ({', '.join(assignment.slot.roles)}; {plugins})")
 
-    def _launch(self, place: Assignment) -> Any:
+    def _launch(self, assignment: Assignment) -> Any:
         """A worker's actor, on the device that it holds."""
-        group, bundle = self.held[place.index]
+        group, bundle = self.held[assignment.index]
         actor = self.ray.remote(concurrency_groups={"monitor": 1, "weights": 1})(Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
-            "num_cpus": rounded_down(place.slot.cpus),
-            "num_gpus": place.slot.gpus,
+            "num_cpus": rounded_down(assignment.slot.cpus),
+            "num_gpus": assignment.slot.gpus,
             "scheduling_strategy": self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle
             ),
         }
-        if place.slot.roles == ("sim",) and self.spec.env.python is not None:
+        if assignment.slot.roles == ("sim",) and self.spec.env.python is not None:
             options["runtime_env"] = _interpreter(self.spec.env.python)
-        return actor.options(**options).remote(self.spec.to_dict(), place)
+        return actor.options(**options).remote(self.spec.to_dict(), assignment)
 
     def dead(self) -> list[int]:
         if self.own and self.own.ended():
@@ -138,9 +136,9 @@ class RayBackend(Backend):
             return True
         return False
 
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1) -> Any:
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, beside: bool = False) -> Any:
         self.last[self.names[worker]] = f"{role} {method}"
-        door = "swap" if (role, method) == SWAP and arguments[-1] is not None else "call"
+        door = "beside" if beside else "call"
         handle = self.handles.get((worker, door, returns))
         if handle is None:
             handle = getattr(self.actors[worker], door).options(num_returns=returns)
@@ -180,7 +178,7 @@ class RayBackend(Backend):
             self.ray.shutdown()
 
     def _end(self, actors: Sequence[Any]) -> None:
-        simulating = [actor for actor, place in zip(actors, self.assignments, strict=False) if place.lanes]
+        simulating = [actor for actor, assignment in zip(actors, self.assignments, strict=False) if assignment.lanes]
         for actor in actors:
             if actor not in simulating:  # at once, so that simulators stop answering and can close
                 self.ray.kill(actor)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
@@ -16,27 +15,15 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import ExpertSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context, EnvInfo
+from vla_rl.runtime.fleet import Fleet, by_reference
+from vla_rl.runtime.learning.steps import ImitationStep
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.toolkit.data.samples import check_sample
-
-if TYPE_CHECKING:
-    from vla_rl.runtime.driver import Runtime
 
 Array = np.ndarray[Any, Any]
 PIECE = 10
 """Optimiser steps of one call, between which a run can be stopped."""
-
-
-@frozen(kw_only=True)
-class ImitationStep:
-    """One rank's share of one optimiser step."""
-
-    indices: Array
-    """int64 [B]: of the rank's samples; none: the rank only joins the reduction."""
-    total: int
-    """Samples of all ranks."""
-    most: int
-    """Samples of the rank that has most."""
-    lr: float
 
 
 def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:
@@ -53,15 +40,17 @@ def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demons
 class Imitation:
     """Demonstrations that lie with the learners, and optimiser steps on them; deterministic in seed and step."""
 
-    def __init__(self, runtime: Runtime, purpose: str, batch: int, samples: Sequence[Array], about: dict[str, float]):
+    def __init__(
+        self, fleet: Fleet, seed: int, purpose: str, batch: int, samples: Sequence[Array], about: dict[str, float]
+    ):
         """
         Args:
-            purpose: keys the order of the samples.
+            seed, purpose: key the order of the samples.
             batch: samples of an optimiser step, over all ranks.
             samples: int64 [n] a rank: those that it learns from.
             about: metrics of the demonstrations.
         """
-        self._runtime, self._purpose, self._samples, self.about = runtime, purpose, samples, about
+        self._fleet, self._seed, self._purpose, self._samples, self.about = fleet, seed, purpose, samples, about
         self._batch = max(1, batch // len(samples))
         self.epoch = max(-(-len(own) // self._batch) for own in samples)
         """Optimiser steps of one pass over the demonstrations."""
@@ -79,55 +68,51 @@ class Imitation:
             progress(start)
             steps = [self._shares(k, rate(k)) for k in range(start, min(start + PIECE, last + 1))]
             pending = [
-                self._runtime.call(place.index, "learner", "imitate", [shares[rank] for shares in steps])
-                for rank, place in enumerate(self._runtime.learners)
+                learner.call(LearnerRole.imitate, [shares[rank] for shares in steps])
+                for rank, learner in enumerate(self._fleet.learners)
             ]
-            total += sum(self._runtime.backend.get_all(pending))
+            total += sum(self._fleet.get_all(pending))
         return total / sum(map(self.size, range(first, last + 1)))
 
     def _shares(self, step: int, lr: float) -> list[ImitationStep]:
         epoch, place = divmod(step - 1, self.epoch)
         chosen = []
         for rank, own in enumerate(self._samples):
-            order = generator(self._runtime.spec.seed, self._purpose, rank, epoch).permutation(len(own))
+            order = generator(self._seed, self._purpose, rank, epoch).permutation(len(own))
             chosen.append(own[order[place * self._batch : (place + 1) * self._batch]])
         most = max(map(len, chosen))
         return [ImitationStep(indices=own, total=self.size(step), most=most, lr=lr) for own in chosen]
 
 
-def of_expert(runtime: Runtime, expert: ExpertSpec, purpose: str, batch: int) -> Imitation:
+def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> Imitation:
     """Let the simulators' scripted expert play on all lanes; its samples stay with the learner beside them.
     Raises UserError when it solved nothing."""
-    per_lane = -(-expert.episodes // len(runtime.lanes))
-    runtime.progress("demonstrations", 0, expert.episodes)
-    data = {
-        lane.index: runtime.call(
-            runtime.home[lane.index], "sim", "demonstrate", lane.index, per_lane, expert.noise, returns=2
-        )
-        for lane in runtime.lanes
+    per_lane = -(-expert.episodes // len(fleet.lanes))
+    playing = {
+        lane.index: fleet.sim_of[lane.index].call_for_two(SimRole.demonstrate, lane.index, per_lane, expert.noise)
+        for lane in fleet.lanes
     }
-    stats = {lane: runtime.backend.get(reference) for lane, (_, reference) in data.items()}
+    stats = {lane: fleet.get(found) for lane, (_, found) in playing.items()}
     samples, good, tried = (sum(s[i] for s in stats.values()) for i in range(3))
     if not samples:
-        raise UserError(
-            f"the expert of env {runtime.spec.env.type!r} solved none of {tried} episodes; nothing to clone"
-        )
-    of_rank: list[list[int]] = [[] for _ in runtime.learners]
-    for i, lane in enumerate(runtime.lanes):
-        own = [r for r, place in enumerate(runtime.learners) if place.index == runtime.home[lane.index]]
+        raise UserError(f"the expert of env {spec.env.type!r} solved none of {tried} episodes; nothing to clone")
+    of_rank: list[list[int]] = [[] for _ in fleet.learners]
+    for i, lane in enumerate(fleet.lanes):
+        own = [r for r, learner in enumerate(fleet.learners) if learner.worker == fleet.sim_of[lane.index].worker]
         of_rank[own[0] if own else i % len(of_rank)].append(lane.index)
-    holding = [
-        runtime.call(place.index, "learner", "hold", *(data[lane][0] for lane in lanes))
-        for place, lanes in zip(runtime.learners, of_rank, strict=True)
-    ]
-    runtime.backend.get_all(holding)
+    fleet.get_all(
+        [
+            learner.call(LearnerRole.hold, *(by_reference(playing[lane][0]) for lane in lanes))
+            for learner, lanes in zip(fleet.learners, of_rank, strict=True)
+        ]
+    )
     sizes = [sum(stats[lane][0] for lane in lanes) for lanes in of_rank]
     about = {"imitation/samples": float(samples), "imitation/expert_success": good / tried}
-    return Imitation(runtime, purpose, batch, [np.arange(size) for size in sizes], about)
+    return Imitation(fleet, spec.seed, purpose, batch, [np.arange(size) for size in sizes], about)
 
 
-def of_data(runtime: Runtime, purpose: str, batch: int) -> Imitation:
-    """Recorded demonstrations, which every learner opened; each takes its share."""
-    count, world = runtime.demonstrations, len(runtime.learners)
+def of_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> Imitation:
+    """Recorded demonstrations, `count` samples, which every learner opened; each takes its share."""
+    world = len(fleet.learners)
     samples = [np.arange(rank, count, world) for rank in range(world)]
-    return Imitation(runtime, purpose, batch, samples, {"imitation/samples": float(count)})
+    return Imitation(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})

@@ -87,3 +87,16 @@ def schedule(train: Schedule, step: int) -> float:
     share = (step - train.lr_warmup_steps) / max(train.steps - train.lr_warmup_steps, 1)
     left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}
     return 0.05 + 0.95 * left[train.lr_schedule]
+
+
+@frozen(kw_only=True)
+class ImitationStep:
+    """One rank's share of one optimiser step."""
+
+    indices: Array
+    """int64 [B]: of the rank's samples; none: the rank only joins the reduction."""
+    total: int
+    """Samples of all ranks."""
+    most: int
+    """Samples of the rank that has most."""
+    lr: float

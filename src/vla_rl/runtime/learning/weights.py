@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from attrs import evolve, frozen
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
-
-if TYPE_CHECKING:
-    from vla_rl.runtime.driver import Runtime
 
 Array = np.ndarray[Any, Any]
 
@@ -53,20 +50,6 @@ class Published:
     memory: Array
     """uint8 [bytes]."""
     tensors: tuple[_Sent, ...]
-
-
-def send_weights(runtime: Runtime) -> None:
-    """Give all policies the learners' version. Those beside a learner hold the weights already."""
-    near = {place.index for place in runtime.learners}
-    sending: list[Any] = [None]
-    if any(place.index not in near for place in runtime.policies):
-        check = runtime.spec.runtime.check_weights
-        sending = [runtime.call(place.index, "learner", "weights", check) for place in runtime.learners]
-    loading = [
-        runtime.call(place.index, "policy", "load", runtime.version, None if place.index in near else sending[0])
-        for place in runtime.policies
-    ]
-    runtime.backend.get_all([*sending[1:], *loading])
 
 
 class Publisher:

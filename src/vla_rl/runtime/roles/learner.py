@@ -19,10 +19,10 @@ from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores, Statistic
 from vla_rl.runtime.learning.holding import Holding, Replicas
-from vla_rl.runtime.learning.imitation import ImitationStep
 from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
-from vla_rl.runtime.learning.steps import OptimizerStep, schedule
+from vla_rl.runtime.learning.steps import ImitationStep, OptimizerStep, schedule
 from vla_rl.runtime.learning.weights import Published, Publisher
+from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.toolkit.data.samples import Held
 
@@ -76,6 +76,7 @@ class LearnerRole:
         self.door = open_door(host)
         return address_of(self.door)
 
+    @remote()
     def join(self, address: str, rank: int) -> None:
         """Enter the torch.distributed group of all learners, and share the model out."""
         if self.world == 1:
@@ -143,11 +144,13 @@ class LearnerRole:
             "seconds": perf_counter() - before,
         }
 
+    @remote()
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         """Keep this rank's demonstrations for `imitate`."""
         there = [d for d in demonstrations if d is not None]
         self.data = Held(there) if there else None
 
+    @remote(phase="learn", main=True)
     def imitate(self, steps: Sequence[ImitationStep]) -> float:
         """Optimiser steps of behaviour cloning, in micro-batches; -> sum of the losses of this rank's samples."""
         self.group.release()
@@ -182,6 +185,7 @@ class LearnerRole:
                 yield ready.result()
             yield following.result()
 
+    @remote()
     def forget_imitation(self) -> None:
         """Free the demonstrations and forget the optimiser's moments."""
         self.data = None
@@ -262,12 +266,14 @@ class LearnerRole:
 
     # -------------------------------------------------------------------------------------- weights and state
 
+    @remote(phase="learn")
     def weights(self, check: bool) -> Published | None:
         """Trainable weights for policies in other processes, with checksums if asked for. All ranks together; the first
         has them."""
         with self._whole() as mine:
             return self.publisher.publish(self.model, self.version, check) if mine else None
 
+    @remote(phase="learn")
     def save(self, model_folder: Path | None, state_file: Path | None) -> None:
         """Write the model in its public format, and exact weights with optimiser state and version: whole tensors,
         however many learners there are. All ranks together; the first writes."""
@@ -281,6 +287,7 @@ class LearnerRole:
             if self.rank == 0:
                 torch.save({"weights": weights, "optimizer": optimizer, "version": self.version}, state_file)
 
+    @remote(phase="learn")
     def load(self, state_file: Path) -> int:
         """Restore what `save` wrote; all ranks together. -> version of the weights. Raises UserError for weights of
         another model."""

@@ -1,15 +1,14 @@
 """Offload: roles leave their device for host memory while they have nothing to do, and come back exactly as they were.
 
-There are two phases. In `act` simulators and policies work, in `learn` learners. The driver knows by what it is about
-to call which one begins; all workers then first free what the phase does not need, and only then bring back what it
-does, so that workers of one device never need both at once.
+There are two phases. In `act` simulators and policies work, in `learn` learners. Methods say which they need
+(`remote.py`), so the fleet knows by what is called which one begins; all workers then first free what the phase does
+not need, and only then bring back what it does, so that workers of one device never need both at once.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,52 +20,16 @@ if TYPE_CHECKING:
     from vla_rl.runtime.roles.sim import SimRole
 
 WORKS_IN = {"sim": "act", "policy": "act", "learner": "learn"}
-BEGINS = {
-    **dict.fromkeys([("worker", "play_train"), ("worker", "play_eval")], "act"),
-    **dict.fromkeys([("sim", "demonstrate"), ("policy", "revalue")], "act"),
-    **dict.fromkeys([("learner", method) for method in ("imitate", "load", "save", "weights")], "learn"),
-    ("worker", "update"): "learn",
-}
-"""(role, method) that needs a phase -> the phase."""
-
-
-class Phases:
-    """The driver's part: which phase it is, and what changing it cost."""
-
-    def __init__(self, offload: frozenset[str], assignments: Sequence[Assignment], call: Any, get_all: Any):
-        self.offload, self.call, self.get_all = offload, call, get_all
-        self.moving = [assignment.index for assignment in assignments if offload & set(assignment.slot.roles)]
-        self.now = ""
-        self.seconds, self.freed = 0.0, 0
-
-    def before(self, role: str, method: str) -> None:
-        """Enter the phase that this call needs."""
-        phase = BEGINS.get((role, method), self.now) if self.moving else self.now
-        if phase == self.now:
-            return
-        before = perf_counter()
-        self.freed += sum(self.get_all([self.call(worker, "worker", "leave", phase) for worker in self.moving]))
-        self.get_all([self.call(worker, "worker", "come_back", phase) for worker in self.moving])
-        self.now = phase  # only now: where a worker died, all of it is done again
-        self.seconds += perf_counter() - before
-
-    def metrics(self) -> dict[str, float]:
-        """Since the last time; nothing without offload."""
-        if not self.moving:
-            return {}
-        found = {"time/offload": self.seconds, "offload/freed_mib": self.freed / 2**20}
-        self.seconds, self.freed = 0.0, 0
-        return found
 
 
 class Offload:
     """A worker's part."""
 
-    def __init__(self, roles: dict[str, Any], place: Assignment, make_env: Callable[[int], SimEnv]):
+    def __init__(self, roles: dict[str, Any], assignment: Assignment, make_env: Callable[[int], SimEnv]):
         """`make_env`: lane -> its simulator, built anew."""
-        self.roles, self.device, self.make_env = roles, place.slot.device, make_env
-        self.movable = [role for role in WORKS_IN if role in place.offload and role in place.slot.roles]
-        self.shared = {"policy", "learner"} <= set(place.slot.roles)
+        self.roles, self.device, self.make_env = roles, assignment.slot.device, make_env
+        self.movable = [role for role in WORKS_IN if role in assignment.offload and role in assignment.slot.roles]
+        self.shared = {"policy", "learner"} <= set(assignment.slot.roles)
         self.away: set[str] = set()
         self.snapshots: dict[int, Any] = {}
 

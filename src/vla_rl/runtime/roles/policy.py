@@ -19,6 +19,7 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, to_numpy
 from vla_rl.runtime.learning.weights import Published, receive
+from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.rollouts.lanes import Mode
 
@@ -65,6 +66,7 @@ class PolicyRole:
         self.records: dict[int, list[_Record]] = {}
         self.shelf: dict[tuple[int, int], list[Heavy]] = {}
 
+    @remote(lane=1, main=True)
     def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
         """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions."""
         before = perf_counter()
@@ -95,6 +97,7 @@ class PolicyRole:
         empty = np.zeros((0, 0, 0), np.float32)
         return [actions.get(lane, empty) for lane in lanes]
 
+    @remote(lane=0)
     def collect(
         self, lane: int, round_index: int, rows: int, frames: tuple[Array, ...] | None = None
     ) -> dict[str, Any]:
@@ -122,6 +125,7 @@ class PolicyRole:
         seconds, self.seconds = self.seconds, 0.0
         return {"light": light, "features": features, "seconds": seconds}
 
+    @remote()
     def take_heavy(self, wanted: Sequence[tuple[tuple[int, int], Array]], remote: bool) -> Heavy | None:
         """Samples of shelved rounds, by their places in each (ascending). None: nothing wanted."""
         parts: list[Heavy] = []
@@ -137,11 +141,13 @@ class PolicyRole:
         heavy = Heavy.concat(parts)
         return heavy.numpy() if remote else heavy
 
+    @remote()
     def clear_shelf(self) -> None:
         self.records.clear()
         self.shelf.clear()
         self.kept.clear()
 
+    @remote(phase="act", lane=0)
     def revalue(self, lane: int, round_index: int, rows: int) -> dict[str, Array]:
         """`values` and `next_values` of a collected round, as `collect` gave them, of the current weights."""
         records = self.kept[lane, round_index]
@@ -153,26 +159,35 @@ class PolicyRole:
 
     # ------------------------------------------------------------------------------------------------- weights
 
-    def load(self, version: int, published: Published | None) -> None:
-        """Swap in a version, between two requests. None: the model is the learner's own."""
-        if published is not None:
-            receive(self.model, published)
+    @remote(beside=True)
+    def load(self, version: int, published: Published) -> None:
+        """Swap in a version, between two requests."""
+        receive(self.model, published)
+        self.adopt(version)
+
+    @remote()
+    def adopt(self, version: int) -> None:
+        """The model, which is the learner's own, has this version."""
         self.version = version
         if self.lag:
             self._remember()
 
+    @remote()
     def rewind(self) -> None:
         """Act with the weights of `lag` versions ago, or the first, until `forward`."""
         if not self.past:
             self._remember()
         self._put(*self.past[0])
 
+    @remote()
     def forward(self) -> None:
         self._put(*self.past[-1])
 
+    @remote()
     def save_past(self, file: Path) -> None:
         torch.save(list(self.past), file)
 
+    @remote()
     def load_past(self, file: Path) -> None:
         """What `save_past` wrote; nothing where the run had no lag so far."""
         if file.exists():

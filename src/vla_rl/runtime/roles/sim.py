@@ -13,11 +13,12 @@ from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
-from vla_rl.core.reset_states import Weights, deal_states, draw_state
+from vla_rl.core.reset_states import TaskWeights, deal_states, draw_state
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.assignments import LaneSlice
 from vla_rl.runtime.backends.wire import Outbox
+from vla_rl.runtime.remote import remote
 
 Array = np.ndarray[Any, Any]
 Demonstrations = tuple[Observation, Array]
@@ -115,13 +116,16 @@ class SimRole:
     def info(self) -> EnvInfo:
         return next(iter(self.envs.values())).info
 
+    @remote()
     def eval_states(self) -> tuple[ResetState, ...]:
         return next(iter(self.envs.values())).reset_states("eval")
 
+    @remote()
     def train_tasks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(state.task for state in self.states))
 
-    def begin_train(self, lane: int, step: int, round_index: int, weights: Weights) -> Any:
+    @remote(lane=0, main=True)
+    def begin_train(self, lane: int, step: int, round_index: int, weights: TaskWeights) -> Any:
         """Reset the lane's rows to the states of this rollout's round, drawn by these weights of tasks, and ask for
         actions."""
         place, rollout = self.slices[lane], self.spec.rollout
@@ -141,6 +145,7 @@ class SimRole:
         starts = [start(p, round_index) for p in range(place.rows)]
         return self._answer(lane, self.running[lane].begin(starts, chunk_steps, start))
 
+    @remote(lane=0)
     def begin_eval(self, lane: int, items: Sequence[EvalItem | None]) -> Any:
         """One evaluation episode a row (None: idle)."""
         starts = [
@@ -149,9 +154,11 @@ class SimRole:
         self.running[lane] = self.eval[lane]
         return self._answer(lane, self.running[lane].begin(starts, None, None))
 
+    @remote(lane=0, main=True)
     def step(self, lane: int, actions: Any) -> Any:
         return self._answer(lane, self.running[lane].step(actions))
 
+    @remote(lane=0)
     def take_frames(self, lane: int) -> tuple[Array, ...]:
         """What the algorithm's camera saw of each row's episode in the round that ended, uint8 [frames, H, W, 3] a row:
         the first observation and one after each chunk. To be taken before `collect`; none for a row that did not
@@ -163,6 +170,7 @@ class SimRole:
         none = np.zeros((0, height, width, 3), np.uint8)
         return tuple(of_row.get(position, none) for position in range(place.rows))
 
+    @remote(lane=0)
     def collect(self, lane: int) -> dict[str, Any]:
         """The light part of the round that ended, its episodes, and what it cost."""
         episodes = self.running[lane]
@@ -181,6 +189,7 @@ class SimRole:
         episodes.seconds, episodes.env_steps, episodes.recorded = 0.0, 0, {}
         return result
 
+    @remote(phase="act")
     def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
         """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
 
@@ -249,7 +258,7 @@ class SimRole:
         for env in self.envs.values():
             env.close()
 
-    def _dealt(self, step: int, groups: int, weights: Weights) -> tuple[tuple[ResetState, ...], ...]:
+    def _dealt(self, step: int, groups: int, weights: TaskWeights) -> tuple[tuple[ResetState, ...], ...]:
         """States of this rollout by round and group of rows; drawn once for all rounds and lanes."""
         if self._deal[0] != step:
             rounds = self.spec.rollout.rounds(self.spec.env.num_envs) + self.spec.rollout.further_rounds

@@ -35,12 +35,25 @@ class Samples:
     columns: Array
     """int64 [S]: t and n."""
     blocks: Array
-    places: Array
-    """int64 [S]: index of the block, and place on its worker's shelf."""
+    positions: Array
+    """int64 [S]: index of the block, and position on its worker's shelf."""
 
 
-def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int) -> tuple[Rollout, Array, Array]:
-    """-> (light rollout, shelf place of each chunk step int64 [T, N] (-1: none), block of each column int64 [N])."""
+@frozen(kw_only=True, eq=False)
+class Played:
+    """A rollout and where its heavy parts lie."""
+
+    rollout: Rollout
+    """Its light part."""
+    blocks: Sequence[Block]
+    positions: Array
+    """int64 [T, N]: of each chunk step on its worker's shelf; -1: there is none."""
+    owner: Array
+    """int64 [N]: index of the block of each column."""
+
+
+def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int) -> Played:
+    """One rollout of what its blocks report."""
     columns = max(block.first + block.lane.rows for block in blocks)
     length = max(block.sim["light"]["valid"].shape[0] for block in blocks)
 
@@ -74,9 +87,9 @@ def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int)
         tasks=tuple(tasks) if all(tasks) else (),
         **tensors,  # type: ignore[arg-type]
     )
-    places = gather("policy", "sample", fill=-1)
-    assert places is not None
-    return rollout, places.numpy(), owner
+    positions = gather("policy", "sample", fill=-1)
+    assert positions is not None
+    return Played(rollout=rollout, blocks=blocks, positions=positions.numpy(), owner=owner)
 
 
 def _features(blocks: Sequence[Block], columns: int) -> torch.Tensor | None:
@@ -89,10 +102,10 @@ def _features(blocks: Sequence[Block], columns: int) -> torch.Tensor | None:
     return features
 
 
-def find_samples(rollout: Rollout, columns: Array, places: Array, owner: Array) -> Samples:
+def find_samples(rollout: Rollout, columns: Array, positions: Array, owner: Array) -> Samples:
     """Samples of a rollout that was cut to `columns`, in time-major order."""
     steps, kept = np.nonzero(rollout.samples.numpy())
-    return Samples(steps=steps, columns=kept, blocks=owner[columns[kept]], places=places[steps, columns[kept]])
+    return Samples(steps=steps, columns=kept, blocks=owner[columns[kept]], positions=positions[steps, columns[kept]])
 
 
 def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> dict[str, Array | None]:

@@ -3,84 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from attrs import evolve
+from attrs import define, evolve
 
-from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.reset_states import TaskWeights
 from vla_rl.core.selection import groups_in
-from vla_rl.core.types import Rollout
-from vla_rl.runtime.rollouts.assemble import Block, assemble
-
-if TYPE_CHECKING:
-    from vla_rl.runtime.driver import Runtime
-
-Array = np.ndarray[Any, Any]
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.fleet import Fleet
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.rollouts.assemble import Block, Played, assemble
+from vla_rl.runtime.worker import Worker
 
 
-def roll_out(runtime: Runtime, step: int) -> tuple[list[Block], Rollout, Array, Array]:
-    """Play the rounds of a rollout, further ones while `rollout.resample` asks for them, with weights of
-    `rollout.lag` versions ago. -> (blocks, and of them what `assemble` gives)."""
-    spec = runtime.spec
-    rows, section = spec.env.num_envs, spec.rollout
-    if section.lag:
-        _all_policies(runtime, "rewind")
-    try:
-        rounds = section.rounds(rows)
-        blocks = play(runtime, step, range(rounds))
-        assembled = assemble(step, blocks, rows, section.group_size)
-        for further in range(rounds, rounds + section.further_rounds):
-            rollout = runtime.algorithm.shape_rewards(assembled[0])
-            if groups_in(rollout, runtime.algorithm.select(rollout)) >= section.groups:
-                break
-            blocks += play(runtime, step, range(further, further + 1))
-            assembled = assemble(step, blocks, rows, section.group_size)
-    except StopRequested:
-        if section.lag:  # the newest weights are what is saved
-            _all_policies(runtime, "forward")
-        raise
-    if section.lag:
-        _all_policies(runtime, "forward")
-    if "fresh-values" in runtime.algorithm.needs and bool((assembled[0].versions != runtime.version).any()):
-        blocks = _with_fresh_values(runtime, blocks)
-        assembled = assemble(step, blocks, rows, section.group_size)
-    return blocks, *assembled
+@define(kw_only=True)
+class Rounds:
+    """The rounds of one rollout: on which workers, of which step, and with which tasks."""
 
+    fleet: Fleet
+    spec: Spec
+    algorithm: Algorithm
+    step: int
+    weights: TaskWeights
+    """Of the tasks that states are drawn from."""
+    now: int = 0
+    """How many are being played."""
 
-def play(runtime: Runtime, step: int, rounds: range) -> list[Block]:
-    """These rounds, everywhere."""
-    runtime.rounds = len(rounds)
-    pending = [
-        runtime.call(place.index, "worker", "play_train", step, rounds, runtime.task_weights)
-        for place in runtime.policies
-    ]
-    played: dict[tuple[int, int], tuple[Any, Any]] = {}
-    for place, of_rounds in zip(runtime.policies, runtime.backend.get_all(pending), strict=True):
-        for r, results in zip(rounds, of_rounds, strict=True):
-            for lane, pair in zip(place.served, results, strict=True):
-                played[r, lane.index] = pair
-    rows = runtime.spec.env.num_envs
-    return [
-        Block(lane=lane, round_index=r, first=r * rows + lane.first_row, sim=sim, policy=policy)
-        for r in rounds
-        for lane in runtime.lanes
-        for sim, policy in (played[r, lane.index],)
-    ]
+    def roll_out(self, version: int) -> Played:
+        """Play the rounds of a rollout, further ones while `rollout.resample` asks for them, with weights of
+        `rollout.lag` versions before `version`."""
+        section = self.spec.rollout
+        if section.lag:
+            self.fleet.get_all([policy.call(PolicyRole.rewind) for policy in self.fleet.policies])
+        try:
+            rounds = section.rounds(self.spec.env.num_envs)
+            played = self._assemble(self.play(range(rounds)))
+            for further in range(rounds, rounds + section.further_rounds):
+                rollout = self.algorithm.shape_rewards(played.rollout)
+                if groups_in(rollout, self.algorithm.select(rollout)) >= section.groups:
+                    break
+                played = self._assemble([*played.blocks, *self.play(range(further, further + 1))])
+        finally:  # also where the run has to stop: the newest weights are what is saved
+            if section.lag:
+                self.fleet.get_all([policy.call(PolicyRole.forward) for policy in self.fleet.policies])
+        if "fresh-values" in self.algorithm.needs and bool((played.rollout.versions != version).any()):
+            played = self._assemble(self._with_fresh_values(played.blocks))
+        return played
 
+    def play(self, rounds: range) -> list[Block]:
+        """These rounds, everywhere."""
+        fleet, self.now = self.fleet, len(rounds)
+        pending = [
+            fleet.worker_of(policy).call(Worker.play_train, self.step, rounds, self.weights)
+            for policy in fleet.policies
+        ]
+        played: dict[tuple[int, int], tuple[Any, Any]] = {}
+        for policy, of_rounds in zip(fleet.policies, fleet.get_all(pending), strict=True):
+            for r, results in zip(rounds, of_rounds, strict=True):
+                for lane, pair in zip(policy.assignment.served, results, strict=True):
+                    played[r, lane.index] = pair
+        rows = self.spec.env.num_envs
+        return [
+            Block(lane=lane, round_index=r, first=r * rows + lane.first_row, sim=sim, policy=policy)
+            for r in rounds
+            for lane in fleet.lanes
+            for sim, policy in (played[r, lane.index],)
+        ]
 
-def _with_fresh_values(runtime: Runtime, blocks: Sequence[Block]) -> list[Block]:
-    """The blocks with values, those of final observations included, of the current critic (AcceRL eq. 3-4)."""
-    pending = [
-        runtime.call(runtime.server[b.lane.index], "policy", "revalue", b.lane.index, b.round_index, b.lane.rows)
-        for b in blocks
-    ]
-    fresh = runtime.backend.get_all(pending)
-    return [
-        evolve(b, policy={**b.policy, "light": {**b.policy["light"], **values}})
-        for b, values in zip(blocks, fresh, strict=True)
-    ]
+    def _assemble(self, blocks: Sequence[Block]) -> Played:
+        return assemble(self.step, blocks, self.spec.env.num_envs, self.spec.rollout.group_size)
 
-
-def _all_policies(runtime: Runtime, method: str) -> None:
-    runtime.backend.get_all([runtime.call(place.index, "policy", method) for place in runtime.policies])
+    def _with_fresh_values(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks with values, those of final observations included, of the current critic (AcceRL eq. 3-4)."""
+        policy_of = self.fleet.policy_of
+        pending = [
+            policy_of[b.lane.index].call(PolicyRole.revalue, b.lane.index, b.round_index, b.lane.rows) for b in blocks
+        ]
+        return [
+            evolve(b, policy={**b.policy, "light": {**b.policy["light"], **values}})
+            for b, values in zip(blocks, self.fleet.get_all(pending), strict=True)
+        ]
