@@ -23,7 +23,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Batch, Scores
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 from vla_rl.testing import synthetic
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -58,7 +58,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
             "hooks": [],
         }
     )
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         learner = runtime.backend.worker.roles["learner"]
         judge = runtime.algorithm

@@ -3,7 +3,7 @@
     python benchmarks/learners.py [--parts publication ranks] [--repeats 15] [--json FILE]
 
 publication: 100 MB of trainable weights in 64 tensors from a learner to a policy in another process, by
-`Runtime.publish`, beside one array of that size that an actor gives out and another copies into its own memory: the
+`Driver.publish`, beside one array of that size that an actor gives out and another copies into its own memory: the
 least that a copy through Ray's object store costs. Both alternate; medians, and the median ratio of neighbours.
 
 ranks: samples/s of OpenVLA-OFT `tiny` learners, each a process with one thread: 1, 2 and 4 of them, as replicas and
@@ -32,7 +32,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.types import Context, Plugin
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.steps import OptimizerStep
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.rollouts.heavy import Heavy
@@ -98,7 +98,7 @@ def publication(dtype: str, repeats: int, check: bool = False) -> tuple[float, f
             "hooks": [],
         }
     )
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         actor = ray.remote(num_cpus=0)(Copier)
         giver, taker = actor.remote(), actor.remote()

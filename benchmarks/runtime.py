@@ -29,7 +29,7 @@ from vla_rl.cli.planning.simulate import forecast
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.runtime.assignments import assign, plan_for
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 from vla_rl.testing.latency import Latency
 
 STEPS, TAIL = 32, 0.7
@@ -132,7 +132,7 @@ def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
     runtimes = []
     try:
         for case in cases:
-            runtimes.append(Runtime(case.spec(), plan=case.plan()))
+            runtimes.append(Driver(case.spec(), plan=case.plan()))
             runtimes[-1].rollout(0)
         times: list[list[float]] = [[] for _ in cases]
         for step in range(1, rounds + 1):

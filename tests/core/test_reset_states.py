@@ -13,7 +13,7 @@ from vla_rl.core.loop import run
 from vla_rl.core.reset_states import TaskWindows, deal_states, draw_state
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, Episode, Plugin, ResetState
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 STATES = [ResetState(id=100 * task + i, task=f"t{task}") for task in range(4) for i in range(10)]
@@ -138,7 +138,7 @@ def uneven(**changes):
 
 def played(spec, steps=4):
     """Episodes of the hard task in each rollout, and its weight."""
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         rollouts = [runtime.rollout(step) for step in range(1, steps + 1)]
     finally:

@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.assignments import assign
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 
 PPO = {"group_size": 1, "episodes": 32}
 
@@ -47,7 +47,7 @@ def test_ppo_trains_with_auto_reset(train, mode, ignore):
 
 def test_critic_warm_up_leaves_the_actor_alone(tmp_path):
     spec = parse_spec(scripted_spec(algorithm={"type": "ppo"}, rollout=PPO, train={"critic_warmup_steps": 1}))
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         learner = runtime.backend.worker.roles["learner"]
         before = {name: p.detach().clone() for name, p in learner.parameters.items()}
@@ -93,7 +93,7 @@ def test_a_rollout_without_signal_skips_the_update(train):
 
 
 def test_groups_share_a_state_and_rows_of_a_group_differ(train):
-    runtime = Runtime(parse_spec(scripted_spec()))
+    runtime = Driver(parse_spec(scripted_spec()))
     try:
         rollout, _ = runtime.rollout(1)
     finally:
@@ -115,7 +115,7 @@ def test_groups_share_a_state_and_rows_of_a_group_differ(train):
 )
 def test_grpo_without_groups_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        Runtime(parse_spec(scripted_spec(**changes)))
+        Driver(parse_spec(scripted_spec(**changes)))
 
 
 def test_seats_follow_the_plan():

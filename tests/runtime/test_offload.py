@@ -12,7 +12,7 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.core.errors import PluginError
 from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import load_spec, parse_spec
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 
 TABLETOP = Path(__file__).parents[2] / "examples" / "tabletop_ppo.yaml"
 OFFLOAD = {"sim": True, "learner": True}
@@ -63,7 +63,7 @@ def test_policies_and_learners_apart_leave_with_their_weights(train):
 
 
 def test_what_leaves_is_really_gone():
-    runtime = Runtime(parse_spec(scripted_spec(placement={"type": "collocated", "offload": OFFLOAD})))
+    runtime = Driver(parse_spec(scripted_spec(placement={"type": "collocated", "offload": OFFLOAD})))
     worker = runtime.backend.worker
     sim, optimizer = worker.roles["sim"], worker.roles["learner"].optimizer
     for parameter in worker.roles["learner"].parameters.values():

@@ -16,9 +16,11 @@ from vla_rl.core.manager import wrap
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
 from vla_rl.runtime.backends.backend import CallHung
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.steps import ImitationStep
-from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive, send_weights
+from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -94,7 +96,7 @@ def stop(tmp_path_factory):
 @pytest.fixture(scope="module")
 def slow(stop):
     """A run with two learners that share the model out, and a policy in a process of its own."""
-    made = Runtime(
+    made = Driver(
         parse_spec(
             scripted_spec(
                 plugins=[
@@ -115,6 +117,11 @@ def slow(stop):
     made.close()
 
 
+def learn(runtime, method, *arguments):
+    """Call all learners. -> their results, by rank."""
+    return runtime.fleet.get_all([learner.call(method, *arguments) for learner in runtime.fleet.learners])
+
+
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_nothing_acts_with_half_a_version(slow):
@@ -122,24 +129,23 @@ def test_nothing_acts_with_half_a_version(slow):
     version that it says it is of."""
     obs = synthetic.observation(slow.info, 8)
     actions = np.ones((8, 2, 2), np.float32)
-    slow.learn("hold", (obs, actions))
+    learn(slow, LearnerRole.hold, (obs, actions))
     step = ImitationStep(indices=np.arange(4), total=8, most=4, lr=0.3)
-    weights = {0: slow.learn("weights", False)[0]}
+    weights = {0: learn(slow, LearnerRole.weights, False)[0]}
     played = {}
     playing = threading.Thread(target=lambda: played.update(zip("rm", slow.rollout(1), strict=True)))
     playing.start()
     while playing.is_alive():
-        slow.learn("imitate", [step])
-        weights[slow.version + 1] = slow.learn("weights", False)[0]
+        learn(slow, LearnerRole.imitate, [step])
+        weights[slow.version + 1] = learn(slow, LearnerRole.weights, False)[0]
         slow.version += 1
-        send_weights(slow)
+        slow.fleet.publish(slow.version, True)
     rollout = played["r"]
     versions = rollout.versions[rollout.samples]
     assert len(versions.unique()) > 3
-    block = slow._shelf[0][0]
-    server = slow.server[block.lane.index]
-    places = np.arange(len(versions))
-    heavy = slow.backend.get(slow.call(server, "policy", "take_heavy", [((block.lane.index, 0), places)], True))
+    block = slow.played.blocks[0]
+    wanted = [((block.lane.index, 0), np.arange(len(versions)))]
+    heavy = slow.fleet.get(slow.fleet.policy_of[block.lane.index].call(PolicyRole.take_heavy, wanted, True))
     order = np.argsort(block.policy["light"]["sample"][rollout.samples.numpy()])
     recorded = rollout.log_probs[rollout.samples][order]
     model = LinearModel(slow.info, 2, seed=3)

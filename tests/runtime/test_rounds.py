@@ -13,7 +13,7 @@ from scripted_runs import scripted_spec
 from vla_rl.core.errors import UserError
 from vla_rl.core.selection import Selection
 from vla_rl.core.spec.spec import SpecError, parse_spec
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.weights import Publisher
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.testing import synthetic
@@ -26,7 +26,7 @@ SHORT = {"before": False, "episodes_per_task": 1}
 
 @contextmanager
 def runtime(**changes):
-    made = Runtime(parse_spec(scripted_spec(**changes)))
+    made = Driver(parse_spec(scripted_spec(**changes)))
     try:
         yield made
     finally:
@@ -87,7 +87,7 @@ def test_a_run_with_resampling_trains(train):
 
 def test_resampling_needs_groups():
     with pytest.raises(UserError, match="algorithm 'ppo' has none"):
-        Runtime(parse_spec(scripted_spec(algorithm={"type": "ppo"}, rollout={**PPO, "resample": {"max_rounds": 1}})))
+        Driver(parse_spec(scripted_spec(algorithm={"type": "ppo"}, rollout={**PPO, "resample": {"max_rounds": 1}})))
     rollout = {"episodes": None, "steps": 8, "auto_reset": "immediate", "resample": {"max_rounds": 1}}
     with pytest.raises(SpecError, match="resample: has no effect with auto_reset: immediate"):
         parse_spec(scripted_spec(rollout=rollout))
@@ -215,7 +215,7 @@ def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
 
 def test_a_model_without_a_reference_is_refused_before_training():
     with pytest.raises(UserError, match=r"kl_coef above 0.* model 'linear' gives none.*set algorithm.kl_coef: 0"):
-        Runtime(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
+        Driver(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
 
 
 def test_the_reference_holds_the_policy_back(monkeypatch):

@@ -13,7 +13,7 @@ from vla_rl.core.plan import Slot, Window
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime import trace as module
 from vla_rl.runtime.assignments import Assignment, LaneSlice
-from vla_rl.runtime.trace import Recorder, Segment, Trace, causes, waits
+from vla_rl.runtime.trace import Event, Recorder, Segment, Trace, causes, waits
 
 
 def wrap(index, *roles):
@@ -28,23 +28,21 @@ def trace_of(assignments, monkeypatch, now=(0.0,)):
     """A trace whose own clock shows these times, then the last of them."""
     times = list(now)
     monkeypatch.setattr(module, "monotonic", lambda: times.pop(0) if len(times) > 1 else times[0])
-    return Trace(assignments, None, None)
+    return Trace(assignments)
 
 
 def call(role, start, end, method="step", lane=0):
-    return role, method, lane, float(start), float(end)
+    main = method in {"begin_train", "step", "act", "update", "imitate"}
+    return Event(role, method, lane, float(start), float(end), main)
 
 
 def test_recorder_keeps_lanes_and_counts_what_it_drops(monkeypatch):
     monkeypatch.setattr(module, "HELD_EVENTS", 2)
     recorder = Recorder()
-    recorder.add("policy", "act", ("mode", (0, 1), "request"), 0.5)
-    recorder.add("sim", "step", (3, "actions"), 0.6)
-    recorder.add("policy", "load", (7, None), 0.7)
-    (sim, load), dropped = recorder.drain()
-    assert (sim[:4], load[:4]) == (("sim", "step", 3, 0.6), ("policy", "load", None, 0.7))
-    assert sim[4] > 0.6
-    assert dropped == 1
+    act, step, load = call("policy", 0.5, 0.6, "act", (0, 1)), call("sim", 0.6, 0.7), call("policy", 0.7, 0.8, "load")
+    for event in (act, step, load):
+        recorder.add(event)
+    assert recorder.drain() == ([step, load], 1)
     assert recorder.drain() == ([], 0)
 
 

@@ -10,7 +10,8 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.roles.policy import PolicyRole
 
 ONE_WORKER = np.arange(4)
 """Columns of the groups that the first worker's rows play, of 12 rows on three workers."""
@@ -39,7 +40,7 @@ def train_on(keep, **changes):
         train={"global_batch": 12},
         **changes,
     )
-    runtime = Runtime(parse_spec(spec))
+    runtime = Driver(parse_spec(spec))
     try:
         metrics = []
         for step in (1, 2):
@@ -53,10 +54,10 @@ def train_on(keep, **changes):
 
 
 def assert_no_heavy_rows(runtime):
-    for place in runtime.policies:
-        first = [((place.served[0].index, 0), np.zeros(1, np.int64))]
+    for policy in runtime.fleet.policies:
+        first = [((policy.assignment.served[0].index, 0), np.zeros(1, np.int64))]
         with pytest.raises(KeyError):
-            runtime.backend.get(runtime.call(place.index, "policy", "take_heavy", first, True))
+            runtime.fleet.get(policy.call(PolicyRole.take_heavy, first, True))
 
 
 @pytest.mark.ray
@@ -71,7 +72,7 @@ def test_ranks_share_what_one_worker_made(case, keep):
 
 
 def test_nothing_is_kept_of_a_rollout_that_is_not_trained_on():
-    runtime = Runtime(parse_spec(scripted_spec()))
+    runtime = Driver(parse_spec(scripted_spec()))
     try:
         runtime.rollout(1)
         runtime.discard()

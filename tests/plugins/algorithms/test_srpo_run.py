@@ -20,7 +20,7 @@ from vla_rl.core.types import Context, Observation, Plugin
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
 from vla_rl.runtime.algorithm import build_algorithm
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
@@ -103,7 +103,7 @@ def local(tmp_path_factory):
 def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     """A rollout of the scripted simulator, and the frames of its trajectories, column by column."""
     spec = parse_spec({**SCRIPTED, **changes})
-    runtime, frames = Runtime(spec), []
+    runtime, frames = Driver(spec), []
     monkeypatch.setattr(
         runtime.backend.worker.roles["policy"], "embed", lambda f: frames.extend(f) or torch.ones(len(f), 2)
     )
@@ -135,7 +135,7 @@ def test_a_row_that_broke_shows_its_second_try_only(monkeypatch):
 
 def test_frames_are_recorded_only_for_who_needs_them():
     spec = parse_spec({**SCRIPTED, "algorithm": {"type": "grpo"}})
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         rollout, _ = runtime.rollout(1)
         lane = runtime.backend.worker.roles["sim"].train[0]
@@ -155,7 +155,7 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
         _, films = recorded(monkeypatch, **table, algorithm={**SCRIPTED["algorithm"], **keys})
         return [film[0] for film in films]
 
-    start = Runtime(parse_spec({**SCRIPTED, **table}))
+    start = Driver(parse_spec({**SCRIPTED, **table}))
     try:
         sim = start.backend.worker.roles["sim"]
         seen = sim.begin_train(0, 1, 0, None).obs.images
@@ -255,7 +255,7 @@ def test_a_run_that_cannot_be_is_refused_before_it_starts(changes, message, monk
 
 
 def test_evaluation_needs_no_encoder():
-    Runtime(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).close()
+    Driver(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).close()
 
 
 def test_the_encoder_has_to_be_named():
