@@ -94,7 +94,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
 
 def milliseconds_of_a_large_rollout(algorithm: dict[str, Any], repeats: int) -> tuple[float, float]:
     """-> (advantages of 512 trajectories of 64 chunks of 8 actions, loss of a micro-batch of 32 chunks of 8 x 7)."""
-    from vla_rl.runtime.algorithm import build_algorithm, values_for
+    from vla_rl.runtime.components import build_algorithm, values_for
 
     spec = parse_spec(
         {

@@ -14,8 +14,8 @@ from vla_rl.cli.main import app
 from vla_rl.cli.report.charts import MAX_POINTS, SCREEN, number, success_chart, ticks
 from vla_rl.cli.report.gather import Point, gather
 from vla_rl.cli.report.timeline import timelines
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.start import run
 
 SPEC = {
     "name": "shown",

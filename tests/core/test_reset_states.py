@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from vla_rl.core.errors import SpecError
-from vla_rl.core.loop import run
 from vla_rl.core.reset_states import TaskWindows, deal_states, draw_state
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, Episode, Plugin, ResetState
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 STATES = [ResetState(id=100 * task + i, task=f"t{task}") for task in range(4) for i in range(10)]

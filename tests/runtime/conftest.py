@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from scripted_runs import read_metrics, scripted_spec
 
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.start import run
 
 
 @pytest.fixture

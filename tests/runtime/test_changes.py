@@ -7,9 +7,9 @@ import torch
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.imitation import clone
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.run_folder.changes import NOT_READ, RULES, Effect, changes_of, refuse, rule_of, told
+from vla_rl.runtime.start import clone
 
 FULL = {
     "warmup": {"episodes": 4, "epochs": 1, "lr": 1e-3},

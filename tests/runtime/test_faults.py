@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.episodes import EnvError
-from vla_rl.core.errors import PluginError, SpecError, UserError
-from vla_rl.runtime.backends.backend import CallHung, WorkerDied
+from vla_rl.core.errors import CallHung, PluginError, SpecError, UserError, WorkerDied
 from vla_rl.testing.scripted import SimulatorFault
 
 BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]

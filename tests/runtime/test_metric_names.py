@@ -12,10 +12,9 @@ from scripted_runs import scripted_spec
 from vla_rl.core import metric_names
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.imitation import clone
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, Loss, Plugin
+from vla_rl.runtime.start import clone, run
 
 
 @attrs.frozen(kw_only=True)

@@ -10,9 +10,9 @@ import torch
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.start import run
 
 TABLETOP = Path(__file__).parents[2] / "examples" / "tabletop_ppo.yaml"
 OFFLOAD = {"sim": True, "learner": True}

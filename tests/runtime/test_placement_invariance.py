@@ -8,8 +8,8 @@ import pytest
 import ray
 from scripted_runs import read_metrics, scripted_spec
 
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import load_spec, parse_spec
+from vla_rl.runtime.start import run
 
 TABLETOP = Path(__file__).parents[2] / "examples" / "tabletop_grpo.yaml"
 SLOTS = {"type": "slots"}

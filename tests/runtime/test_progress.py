@@ -9,13 +9,13 @@ import pytest
 from scripted_runs import scripted_spec
 
 from vla_rl.core.errors import SpecError, UserError
-from vla_rl.core.loop import run
 from vla_rl.core.plan import Slot
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.backends import ray as backends
 from vla_rl.runtime.driver import Runtime
 from vla_rl.runtime.hardware import Device, describe
 from vla_rl.runtime.rollouts.progress import Count, Played
+from vla_rl.runtime.start import run
 
 LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.run_folder.folder import CheckpointError, RunFolder
+from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault
 
 SIX = {"train": {"steps": 6, "checkpoint_every": 2, "keep_checkpoints": 2}, "eval": {"before": False}}

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from scripted_runs import read_metrics, scripted_spec
 
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.run_folder.lock import NAME, FolderInUse, RunLock
+from vla_rl.runtime.start import run
 
 LONG = {"train": {"steps": 6, "checkpoint_every": 1}, "env": {"latency_s": 0.05}}
 

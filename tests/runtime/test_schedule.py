@@ -3,12 +3,11 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.spec.spec import TrainSpec
-from vla_rl.runtime.learning.steps import schedule
 
 
 def factors(**options):
     train = TrainSpec(steps=10, lr=1.0, micro_batch=1, **options)
-    return [schedule(train, step) for step in range(1, 11)]
+    return [train.factor(step) for step in range(1, 11)]
 
 
 def test_constant_by_default():

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from vla_rl.core.loop import run
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime import trace as module
 from vla_rl.runtime.assignments import Assignment, LaneSlice
+from vla_rl.runtime.start import run
 from vla_rl.runtime.trace import Event, Recorder, Segment, Trace, causes, waits
 
 

@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Train as a spec says; metrics, checkpoints, videos and results.json go to the run's folder."""
     loaded, home = _load(spec, overrides)
-    from vla_rl.core.loop import run as train
+    from vla_rl.runtime.start import run as train
 
     train(loaded, folder or home or Path("runs") / loaded.name, resume)
 
@@ -86,7 +86,7 @@ def sft(
 ) -> None:
     """Clone demonstrations as the spec's `imitation` says: of the simulator's expert, or recorded ones."""
     loaded, home = _load(spec, overrides)
-    from vla_rl.core.imitation import clone
+    from vla_rl.runtime.start import clone
 
     clone(loaded, folder or home or Path("runs") / f"{loaded.name}-sft", resume)
 
@@ -129,9 +129,9 @@ def evaluate(
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model."""
     checkpoint = _checkpoint(what)
     loaded, _ = _load(checkpoint.parents[1] if checkpoint else what, overrides)
-    from vla_rl.core.evaluation import evaluate_only
+    from vla_rl.runtime.start import evaluate
 
-    result = evaluate_only(loaded, checkpoint)
+    result = evaluate(loaded, checkpoint)
     rows = {"all": result["success"], **result["tasks"]}
     width = max(map(len, rows))
     for name, rate in rows.items():

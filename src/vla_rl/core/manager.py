@@ -18,11 +18,9 @@ from typing import Any, TypeVar, cast
 
 import pluggy
 
-from vla_rl.core.catalogue import KINDS, build, hook_modules
+from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import PluginError, did_you_mean
 from vla_rl.core.hookspecs import RunEvents
-from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Context
 
 T = TypeVar("T")
 Named = Mapping[str, object] | Iterable[tuple[str, object]]
@@ -322,9 +320,3 @@ def _brief(value: object) -> str:
     if shape is not None:
         return f"{str(getattr(value, 'dtype', '')).removeprefix('torch.')}{list(shape)}"
     return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__
-
-
-def listeners(spec: Spec) -> RunEvents:
-    """All run-event plugins of the spec, and the modules of `plugins:`."""
-    built = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
-    return broadcast([*built, *hook_modules(spec.plugins)])

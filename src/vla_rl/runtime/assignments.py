@@ -12,9 +12,10 @@ from vla_rl.core.catalogue import build, hook_modules, load
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.manager import wrap
-from vla_rl.core.plan import Cluster, Job, Measured, MeasureFirst, Plan, Slot, Window, checked
+from vla_rl.core.plan import Cluster, Job, Measured, MeasureFirst, Plan, Slot, Window
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context
+from vla_rl.toolkit.placement.checks import checked
 
 Array = np.ndarray[Any, Any]
 

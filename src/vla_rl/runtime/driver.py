@@ -17,12 +17,12 @@ from vla_rl.core.plan import Cluster, Measured, Plan
 from vla_rl.core.reset_states import TaskWindows
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
-from vla_rl.runtime.algorithm import build_algorithm
 from vla_rl.runtime.assignments import assign, plan_for
 from vla_rl.runtime.backends.backend import Backend
 from vla_rl.runtime.backends.local import LocalBackend
 from vla_rl.runtime.backends.ray import RayBackend
 from vla_rl.runtime.checks import check_needs
+from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
 from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
@@ -233,8 +233,8 @@ class Driver:
             self.fleet.get_all([policy.call(PolicyRole.load_past, past) for policy in self.fleet.policies])
         self.publish()
 
-    def record(self, kind: str, step: int, env_steps: int) -> None:
-        """Fetch what the workers recorded for the trace; `env_steps` of the run so far."""
+    def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
+        """Fetch what the workers recorded, and write the trace file; `env_steps` of the run so far."""
         fleet, trace = self.fleet, self.trace
         if not trace.shifts:
             for worker in fleet.workers:
@@ -242,6 +242,10 @@ class Driver:
             trace.model = fleet.get(fleet.worker_of(fleet.policies[0]).call(Worker.model_size))
         drained = fleet.get_all([worker.call(Worker.drain_trace) for worker in fleet.workers])
         trace.add(kind, step, env_steps, {w.worker: d for w, d in zip(fleet.workers, drained, strict=True)})
+        trace.write(folder, final=final)
+
+    def roles(self) -> dict[str, dict[str, Any]]:
+        return self.trace.roles()
 
     def _clock_of(self, worker: Handle[Worker]) -> tuple[str, float]:
         return self.fleet.get(worker.call(Worker.clock))

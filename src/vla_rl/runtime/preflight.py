@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import PluginError, SpecError, UserError
-from vla_rl.core.manager import listeners
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst
+from vla_rl.core.session import listeners
 from vla_rl.core.spec.source import Item, located
 from vla_rl.core.spec.spec import Component, Spec, missing
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context
-from vla_rl.runtime.algorithm import build_algorithm
 from vla_rl.runtime.checks import needs
+from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.interpreter import interpreter_problems
 
 

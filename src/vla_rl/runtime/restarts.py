@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from vla_rl.runtime.backends.backend import WorkerDied
+from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.fleet import Fleet
 from vla_rl.runtime.worker import Worker
 

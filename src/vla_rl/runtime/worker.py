@@ -22,13 +22,12 @@ from vla_rl.core.manager import wrap
 from vla_rl.core.reset_states import TaskWeights
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.runtime.algorithm import build_algorithm, values_for
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
 from vla_rl.runtime.backends.wire import Inbox
 from vla_rl.runtime.checks import check_offload
+from vla_rl.runtime.components import build_algorithm, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device
-from vla_rl.runtime.learning.imitation import open_data
 from vla_rl.runtime.preflight import ask_plugin, on_this_machine
 from vla_rl.runtime.reference import check_reference
 from vla_rl.runtime.remote import declared, remote

@@ -12,13 +12,13 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.metric_names import SAID, reserved
 from vla_rl.core.selection import take_columns
 from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
 from vla_rl.testing.findings import Findings, built
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
 from vla_rl.testing.verdicts import Judge, check_verdicts
+from vla_rl.toolkit.algorithms.metric_names import SAID, reserved
 
 NEEDS = {"values", "fresh-values", "groups", "reference", "frames"}
 
@@ -37,7 +37,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
     total and gradient in one piece as in micro-batches. Advantages rise with the rewards, at the right steps, and
     follow from the rollout alone (`verdicts.py`); the loss makes likelier what had a positive advantage, each sample by
-    its weight (`losses.py`); metrics have names that are free (`core/metric_names.py`).
+    its weight (`losses.py`); metrics have names that are free (`toolkit/algorithms/metric_names.py`).
     `config`: of the plugin, when a `Plugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, Plan, check_acts
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, Plan
 from vla_rl.core.types import Context, Plugin
 from vla_rl.testing.findings import Findings, built
+from vla_rl.toolkit.placement.checks import check_acts
 
 GIB = 2**30
 ROLES = ("sim", "policy", "learner")

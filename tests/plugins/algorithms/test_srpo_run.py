@@ -14,14 +14,14 @@ from PIL import Image
 
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.core.types import Context, Observation, Plugin
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
-from vla_rl.runtime.algorithm import build_algorithm
+from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tabletop_srpo.yaml"

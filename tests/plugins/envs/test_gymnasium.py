@@ -16,11 +16,11 @@ import pytest
 
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import SpecError, UserError
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin
 from vla_rl.plugins.envs.gymnasium.settings import Camera, Wrapper
+from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 
 Array = np.ndarray[Any, Any]

@@ -16,12 +16,12 @@ import pytest
 
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import PluginError, SpecError, UserError
-from vla_rl.core.loop import run
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import ChunkResult, Context
 from vla_rl.plugins.envs.metaworld import MetaWorldConfig, plugin
 from vla_rl.plugins.envs.metaworld.checks import CAMERAS
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
+from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # importing Meta-World imports mujoco

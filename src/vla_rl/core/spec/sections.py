@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,6 +162,14 @@ class Schedule:
     """How rates fall from their value to a twentieth of it at the last step."""
     lr_warmup_steps: int = field(default=0, validator=v.ge(0))
     """First steps over which rates rise linearly."""
+
+    def factor(self, step: int) -> float:
+        """On the learning rates at `step` (from 1): linear warm-up, then constant or a decay to a twentieth."""
+        if step <= self.lr_warmup_steps:
+            return step / (self.lr_warmup_steps + 1)
+        share = (step - self.lr_warmup_steps) / max(self.steps - self.lr_warmup_steps, 1)
+        left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}
+        return 0.05 + 0.95 * left[self.lr_schedule]
 
 
 @frozen(kw_only=True)

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from vla_rl.core.errors import UserError
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
@@ -17,14 +16,6 @@ TICK_S = 0.5
 """How often, while the driver waits, it is asked whether the run has to stop, whether Ray lives and how far it is."""
 
 T = TypeVar("T")
-
-
-class WorkerDied(UserError):
-    """A worker's process ended while it was needed."""
-
-
-class CallHung(UserError):
-    """A call outlasted `runtime.deadline_s`."""
 
 
 class Ref(Generic[T]):

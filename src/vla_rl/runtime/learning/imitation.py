@@ -7,34 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
-from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.manager import Named, wrap
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import ExpertSpec
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.fleet import Fleet, by_reference
 from vla_rl.runtime.learning.steps import ImitationStep
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.sim import SimRole
-from vla_rl.toolkit.data.samples import check_sample
 
 Array = np.ndarray[Any, Any]
 PIECE = 10
 """Optimiser steps of one call, between which a run can be stopped."""
-
-
-def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:
-    """The demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
-    assert spec.imitation is not None and spec.imitation.data is not None
-    name, config = spec.imitation.data.type, spec.imitation.data.config
-    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
-    opened: Demonstrations = build("data", name, config, context, spec.plugins)
-    data = wrap("data", opened, name, wrappers)
-    check_sample(f"data {name!r}", data, f"env {spec.env.type!r}", info, spec.rollout.chunk)
-    return data
 
 
 class Imitation:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
 from vla_rl.core.randomness import generator
-from vla_rl.core.spec.sections import Schedule
 
 Array = np.ndarray[Any, Any]
 
@@ -78,15 +76,6 @@ class OptimizerStep:
     divisor: float
     """Sum of the policy loss's counts over the whole optimiser step."""
     value_divisor: float
-
-
-def schedule(train: Schedule, step: int) -> float:
-    """Factor on the learning rates at `step` (from 1): linear warm-up, then constant or a decay to a twentieth."""
-    if step <= train.lr_warmup_steps:
-        return step / (train.lr_warmup_steps + 1)
-    share = (step - train.lr_warmup_steps) / max(train.steps - train.lr_warmup_steps, 1)
-    left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}
-    return 0.05 + 0.95 * left[train.lr_schedule]
 
 
 @frozen(kw_only=True)

@@ -20,7 +20,7 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores, Statistic
 from vla_rl.runtime.learning.holding import Holding, Replicas
 from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
-from vla_rl.runtime.learning.steps import ImitationStep, OptimizerStep, schedule
+from vla_rl.runtime.learning.steps import ImitationStep, OptimizerStep
 from vla_rl.runtime.learning.weights import Published, Publisher
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.heavy import Heavy
@@ -109,7 +109,7 @@ class LearnerRole:
         """
         before = perf_counter()
         self.group.release()
-        self._set_rates(schedule(self.train, step))
+        self._set_rates(self.train.factor(step))
         sums = {"loss/total": torch.zeros((), device=self.device)}
         maxima: dict[str, torch.Tensor] = {}
         statistics: dict[str, Statistic] = {}

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import define
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.events import Evaluation
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dump
+from vla_rl.core.state import State
 from vla_rl.runtime.run_folder.changes import changes_of, refuse, told
 from vla_rl.runtime.run_folder.environment import environment, versions
 from vla_rl.runtime.run_folder.lock import RunLock
@@ -33,49 +32,6 @@ RESULTS = ("results.json", "*.jsonl", "videos/*")
 
 class CheckpointError(UserError):
     """A checkpoint could not be written or read; the previous one is untouched."""
-
-
-@define
-class State:
-    """What a run remembers besides weights. There is no generator state: randomness is keyed."""
-
-    step: int = 0
-    wall_seconds: float = 0.0
-    env_steps: int = 0
-    faults: int = 0
-    """Simulator rows that broke and were replaced."""
-    evaluated: int = -1
-    """Last step that was evaluated."""
-    before: dict[str, Any] | None = None
-    """Result of the evaluation at step 0."""
-    last: dict[str, Any] | None = None
-    """Result of the last evaluation."""
-    warmed_up: bool = False
-    """The expert was cloned; a run that is stopped before that starts again."""
-    doing: str = "training"
-    """As in `Run`."""
-    statistics: Mapping[str, Any] | None = None
-    """By which the model scales, where it took them from demonstrations."""
-
-    def remember(self, evaluation: Evaluation) -> None:
-        self.evaluated, self.last = evaluation.step, summary(evaluation)
-        if evaluation.step == 0:
-            self.before = self.last
-
-
-def summary(evaluation: Evaluation) -> dict[str, Any]:
-    """An evaluation as results.json has it."""
-    mean = sum(evaluation.repeats) / max(len(evaluation.repeats), 1)
-    spread = sum((r - mean) ** 2 for r in evaluation.repeats)
-    count = len(evaluation.repeats)
-    return {
-        "step": evaluation.step,
-        "success": attrs.asdict(evaluation.success),
-        "tasks": {name: attrs.asdict(rate) for name, rate in evaluation.tasks.items()},
-        "repeats": list(evaluation.repeats),
-        "deviation": (spread / (count - 1)) ** 0.5 if count > 1 else None,
-        "seconds": evaluation.seconds,
-    }
 
 
 class RunFolder:

@@ -20,7 +20,8 @@ from typing import Any
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, checked
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
+from vla_rl.toolkit.placement.checks import checked
 
 Devices = str | int | tuple[int, ...] | None
 ROLES = ("sim", "policy", "learner")
