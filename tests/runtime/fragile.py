@@ -12,7 +12,8 @@ import numpy as np
 from attrs import field, frozen
 
 from vla_rl.core.types import Context, EnvInfo, Plugin, ResetState, TaskInfo
-from vla_rl.toolkit.envs.rows import Outcome, Row, RowsEnv, View
+from vla_rl.toolkit.envs.row import Outcome, Row, View
+from vla_rl.toolkit.envs.rows import RowsEnv
 from vla_rl.toolkit.envs.settings import Processes
 
 LENGTH = 4

@@ -23,7 +23,7 @@ from vla_rl.core.interrupts import held, ignore_signals
 from vla_rl.toolkit.envs.settings import Processes
 
 if TYPE_CHECKING:
-    from vla_rl.toolkit.envs.rows import MakeRow, Row, View
+    from vla_rl.toolkit.envs.row import MakeRow, Row, View
 
 Array = np.ndarray[Any, Any]
 
