@@ -396,13 +396,3 @@ class Statistic(ABC):
     @abstractmethod
     def read(self, name: str) -> dict[str, float]:
         """Metrics, whose names begin with `name`. Nothing when no entry was counted."""
-
-
-def read_all(parts: Sequence[Mapping[str, Statistic]]) -> dict[str, float]:
-    """Metrics of statistics that several ranks gathered, each of them some of the names or all."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    metrics: dict[str, float] = {}
-    for name in names:
-        first, *others = [part[name] for part in parts if name in part]
-        metrics |= sum(others, start=first).read(name)
-    return metrics

@@ -13,9 +13,10 @@ from attrs import field, frozen
 from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Batch, Loss, Scores, read_all
+from vla_rl.core.types import Batch, Loss, Scores
 from vla_rl.testing.findings import Findings
 from vla_rl.toolkit.algorithms.metric_names import DEMANDED, SAID, reserved
+from vla_rl.toolkit.algorithms.statistics import read_all
 
 EXACT = 1e-5
 SPLIT = "divide by nothing that depends on the micro-batch: weights carry the normalisation"

@@ -9,7 +9,6 @@ import torch
 
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.types import read_all
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
 from vla_rl.plugins.algorithms.grpo import GRPOConfig
@@ -23,6 +22,7 @@ from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.algorithms.settings import SuccessFilter
+from vla_rl.toolkit.algorithms.statistics import read_all
 
 INFO = synthetic.env_info()
 CHUNK = 3

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor as t
 
-from vla_rl.core.types import read_all
-from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean, RatioQuantiles
+from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean, RatioQuantiles, read_all
 
 NAN = float("nan")
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages, Rollout, read_all
+from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.assignments import ranks_of
 from vla_rl.runtime.fleet import Fleet, by_reference
 from vla_rl.runtime.learning.steps import Share, share_out
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.rollouts.assemble import Played, Samples, find_samples, light_arrays
 from vla_rl.runtime.worker import Worker
+from vla_rl.toolkit.algorithms.statistics import read_all
 
 Array = np.ndarray[Any, Any]
 

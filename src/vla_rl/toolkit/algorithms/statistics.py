@@ -4,6 +4,7 @@ of sums that is added up, and read once at the end. NaN in entries outside the m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -73,3 +74,13 @@ class RatioQuantiles(Statistic):
 def _inside(entries: Tensor, mask: Tensor) -> Tensor:
     check_shapes(entries=entries, mask=mask)
     return torch.where(mask, entries, torch.zeros_like(entries)).double()
+
+
+def read_all(parts: Sequence[Mapping[str, Statistic]]) -> dict[str, float]:
+    """Metrics of statistics that several ranks gathered, each of them some of the names or all."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    metrics: dict[str, float] = {}
+    for name in names:
+        first, *others = [part[name] for part in parts if name in part]
+        metrics |= sum(others, start=first).read(name)
+    return metrics
