@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import pickle
@@ -11,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import time
 from typing import Any
-
-import numpy as np
 
 from vla_rl.core.errors import CallHung, WorkerDied
 from vla_rl.core.plan import Cluster
@@ -24,10 +21,6 @@ from vla_rl.runtime.backends.own_ray import OwnRay, join
 from vla_rl.runtime.backends.reservation import holds, nodes_of, reserve, rounded_down
 from vla_rl.runtime.rollouts.progress import Count, Glances
 from vla_rl.runtime.worker import IDLE
-
-if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
-    sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
-
 
 LOOKS = 4
 """How often within a deadline it is asked who is stuck."""
