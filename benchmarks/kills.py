@@ -74,7 +74,10 @@ class Bench:
     """Of the undisturbed run, seconds."""
 
     def start(self, folder: Path) -> subprocess.Popen[str]:
+        """Resume what can be resumed; what was killed before its first checkpoint begins anew."""
         resume = ["--resume"] if list(folder.glob("checkpoints/step_*")) else []
+        if not resume:
+            shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(self.home / "spec.yaml")]
         temporary = self.home / "t"
         temporary.mkdir(exist_ok=True)
@@ -104,12 +107,11 @@ class Bench:
             for _ in range(min(AT_MOST, count - outcome.kills)):
                 if self.killed_once(name, folder, outcome):
                     break
-            process = self.start(folder)
-            if process.wait() != 0:
-                outcome.wrong.append(f"{folder.name}: resumed, it exits with {process.returncode}")
+            status = self.start(folder).wait()
             outcome.slowest_end = max(outcome.slowest_end, self.wait_for_the_end(outcome))
             outcome.runs += 1
-            outcome.wrong += [f"{folder.name}: {what}" for what in differences(expected, folder)]
+            found = differences(expected, folder) if status == 0 else [f"resumed, it exits with {status}"]
+            outcome.wrong += [f"{folder.name}: {what}" for what in found]
             outcome.wrong += [f"left in the temporary folder: {left}" for left in (self.home / "t").iterdir()]
             outcome.wrong += [f"left in shared memory: {left}" for left in unused(set(shared_memory()) - shared)]
         return outcome
