@@ -108,7 +108,7 @@ class Bench:
                 if self.killed_once(name, folder, outcome):
                     break
             status = self.start(folder).wait()
-            outcome.slowest_end = max(outcome.slowest_end, self.wait_for_the_end(outcome))
+            self.wait_for_the_end(outcome)
             outcome.runs += 1
             found = differences(expected, folder) if status == 0 else [f"resumed, it exits with {status}"]
             outcome.wrong += [f"{folder.name}: {what}" for what in found]
@@ -117,10 +117,11 @@ class Bench:
         return outcome
 
     def killed_once(self, name: str, folder: Path, outcome: Outcome) -> bool:
-        """Start or resume, and kill. -> whether the run had ended by then."""
+        """Start or resume, and kill. -> whether the run had ended by then, which does not count."""
         process = self.start(folder)
         with suppress(subprocess.TimeoutExpired):
             process.wait(self.moments.uniform(0.0, self.duration))
+            return True
         sent = time.monotonic()
         outcome.kills += 1
         self.send(name, process, outcome.kills)
@@ -131,7 +132,8 @@ class Bench:
             process.kill()
         outcome.exits[process.wait()] += 1
         outcome.slowest_exit = max(outcome.slowest_exit, time.monotonic() - sent)
-        outcome.slowest_end = max(outcome.slowest_end, self.wait_for_the_end(outcome) + time.monotonic() - sent)
+        self.wait_for_the_end(outcome)
+        outcome.slowest_end = max(outcome.slowest_end, time.monotonic() - sent)
         return process.returncode == 0
 
     def send(self, name: str, process: subprocess.Popen[str], turn: int) -> None:
@@ -155,16 +157,15 @@ class Bench:
                 if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
 
-    def wait_for_the_end(self, outcome: Outcome) -> float:
-        """-> seconds until no process was left."""
+    def wait_for_the_end(self, outcome: Outcome) -> None:
+        """Until no process is left; those that stay are wrong, and killed."""
         begun = time.monotonic()
         while left := list(self.alive()):
             if time.monotonic() - begun > PATIENCE_S:
-                outcome.wrong += [f"process left: {' '.join(process.cmdline())[:100]}" for process in left]
+                outcome.wrong += [f"process {process.pid} left" for process in left]
                 for process in left:
                     process.kill()
             time.sleep(0.1)
-        return time.monotonic() - begun
 
 
 def differences(expected: Path, folder: Path) -> list[str]:
