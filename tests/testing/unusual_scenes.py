@@ -192,6 +192,15 @@ class Blank(Scene):
         return np.zeros((8, 24, 3), np.uint8)
 
 
+class PictureOfTheMark(Scene):
+    """The picture shows where to go, and the numbers where the dot is."""
+
+    def image(self) -> Any:
+        image = super().image()
+        image[..., [0, 2]] = 0
+        return image
+
+
 class SecondCamera(Scene):
     """One of the cameras looks at the mark only."""
 

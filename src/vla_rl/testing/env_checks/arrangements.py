@@ -6,6 +6,7 @@ An episode is a function of its state, seed and actions; so every arrangement gi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from vla_rl.testing.findings import NotOffered
 
 EXACT_PIXELS = 0.02
 """Mean difference of images that is tolerated where the renderer repeats itself: an edge that rounding moved."""
+LOOSE_PIXELS = 0.1
+"""The same, where calls differ: a controller may add a little to what each call asks for."""
+LOOSE_MOVES = 2e-3
+"""Differences of numbers up to this share of what a chunk moves are tolerated there, too."""
 PLAYS = 16
 """About as many as there are arrangements."""
 NOT_TWICE = "not done: it needs episodes that come twice alike; see determinism"
@@ -255,8 +260,8 @@ def _tighten(player: Player, first: Mapping[int, Trace], again: Mapping[int, Tra
     """Compare images more closely from here on where the renderer repeats itself."""
     gaps = [_pixels(first[row], again[row]) for row in first]
     if max(gaps) <= EXACT_PIXELS:
-        if player.loose == player.slack:
-            player.loose = Slack(EXACT_PIXELS)
+        if player.loose.pixels == player.slack.pixels:
+            player.loose = evolve(player.loose, pixels=LOOSE_PIXELS)
         player.slack = Slack(EXACT_PIXELS)
     else:
         player.notice(f"images of the same differ by up to {max(gaps):.2g} of 255 on average")
@@ -268,15 +273,24 @@ def measure_chance(player: Player) -> None:
     limit = shortest_limit(player)
     scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable(0.05, 3, limit)))
     first = player.play(scripts)
-    pixels, numbers = player.slack.pixels, player.slack.numbers
+    pixels, numbers = player.slack.pixels, max(player.slack.numbers, LOOSE_MOVES * _smallest_move(first))
+    known = pixels, numbers
     for key in (1, 2):
         other = player.play({row: evolve(s, seed=player.seed(s.state + key + 10**6)) for row, s in scripts.items()})
         for row, trace in other.items():
             pixels = max(pixels, 2 * _pixels(first[row], trace))
             numbers = max(numbers, 2 * _numbers(first[row], trace))
-        if (pixels, numbers) == (player.slack.pixels, player.slack.numbers):
+        if (pixels, numbers) == known:
             break
     player.loose = Slack(pixels, numbers)
+
+
+def _smallest_move(played: Mapping[int, Trace]) -> float:
+    """By how much a chunk moves the number of a state that it moves least of all; 0 where it moves none."""
+    states = [[trace.views[t].state for t in sorted(trace.views)] for trace in played.values()]
+    moves = [np.abs(b - a) for of_row in states for a, b in pairwise(of_row) if a is not None and b is not None]
+    most = np.max(moves, axis=0) if moves else np.zeros(0)
+    return float(np.min(most[most > 0], initial=np.inf)) if (most > 0).any() else 0.0
 
 
 def _shared(one: Trace, two: Trace) -> list[int]:

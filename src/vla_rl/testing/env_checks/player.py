@@ -70,7 +70,8 @@ class Player:
     ) -> None:
         self.env, self.findings, self.chunk, self.seconds = env, findings, chunk, seconds
         self.info, self.rows = env.info, np.arange(env.num_envs)
-        self.low, self.high = (np.array(bound, np.float32) for bound in (env.info.action_low, env.info.action_high))
+        bounds = (env.info.action_low, env.info.action_high)
+        self.low, self.high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
         self.splits = dict(splits)
         tasks = {task.name: task for task in env.info.tasks}
         self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
@@ -112,6 +113,11 @@ class Player:
     def cost(self, call: str) -> float:
         total, count = self.seconds_of[call]
         return float(total / count) if count else 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Whether resets take so long that few states are entered."""
+        return self.cost("reset") > 0.01 * self.seconds
 
     def affordable(self, share: float, plays: int, wanted: int) -> int:
         """Chunks that each of `plays` plays may have, 2 to `wanted`, to stay within a share of the time."""

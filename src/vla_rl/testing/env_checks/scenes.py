@@ -148,8 +148,7 @@ def scenes_follow_ids(player: Player, starts: Starts) -> None:
         differ = len({start.mark for start in of_train}) > 1
         got = f"the same for {len(of_train)} states"
         player.expect(differ, "reset", "another observation for another state id", got, "use state_ids")
-    quick = 2 * SCENES * player.cost("reset") < 0.05 * player.seconds
-    ids = [state.id for state in _of_one_task(train)[: SCENES if quick else SCENES // 2]]
+    ids = [state.id for state in _of_one_task(train)[: 2 if player.slow else SCENES]]
     if len(ids) < 2:
         player.notice("not seen: whether another state id is another scene; there is only one train state")
         return

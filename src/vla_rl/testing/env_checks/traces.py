@@ -12,6 +12,7 @@ from attrs import define, evolve, field, frozen
 from vla_rl.core.types import Observation, to_numpy
 
 Array = np.ndarray[Any, Any]
+ROUNDING = 1e-6
 NUMBERS = 1e-4
 """Difference of numbers that is tolerated, absolute; 1e-5 of the number is added."""
 
@@ -57,14 +58,17 @@ def image_gap(one: View, two: View, name: str) -> float:
 
 
 def gap(one: View, two: View, slack: Slack) -> str:
-    """What differs between two views, in words; empty when nothing does."""
+    """What differs between two views, in words; empty when nothing does. Where the states differ by more than rounding,
+    but by no more than a wider slack has it, the pictures cannot be told to be wrong."""
+    pictures = [name for name in one.images if name in two.images]
     if one.state is not None and two.state is not None:
         apart = np.abs(one.state - two.state)
         far = apart > slack.numbers + 1e-5 * np.abs(one.state)
         if far.any():
             numbers = ", ".join(str(i) for i in np.flatnonzero(far)[:6])
             return f"state that differs by {float(apart.max()):.2g} (number {numbers})"
-    for name in [name for name in one.images if name in two.images]:
+        pictures = [] if slack.numbers > NUMBERS and apart.max(initial=0) > ROUNDING else pictures
+    for name in pictures:
         size = image_gap(one, two, name)
         if size > slack.pixels:
             return f"image {name!r} that differs by {size:.2g} of 255 on average"
