@@ -58,12 +58,13 @@ def actions_count(player: Player) -> None:
         expected = "other observations, rewards or ends after other actions"
         player.expect(False, "chunk_step", expected, text, "apply the actions that are given")
         return
-    _each_number_counts(player, states, length)
+    _each_number_counts(player, states, length, whole)
 
 
-def _each_number_counts(player: Player, states: Sequence[int], length: int) -> None:
+def _each_number_counts(player: Player, states: Sequence[int], length: int, whole: int) -> None:
     numbers = len(player.low)
-    if numbers < 2 or player.affordable(0.06, 2 * numbers, length) * player.chunk < min(length, ENOUGH):
+    play = player.cost("reset") + -(-length // player.chunk) * player.cost("chunk_step")
+    if numbers < 2 or length < min(whole, ENOUGH) or 2 * numbers * play > 0.06 * player.seconds:
         return
     idle = []
     for number in range(numbers):
