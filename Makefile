@@ -16,7 +16,7 @@ quickstart: $(VENV)/.run
 test: check
 	sh tools/install_gl.sh
 	sh tools/install_vulkan.sh
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # What compares floats. Ray is left out: its workers compute with the same kernels.
 NUMERICAL := tests/plugins/models tests/plugins/algorithms tests/toolkit/algorithms tests/runtime \
