@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,10 +74,20 @@ def below(process):
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def stopped(process, family):
-    """The exit status, once no process is left."""
+def shared_by(family):
+    """Files of shared memory that these processes have mapped: semaphores of the pipes to rows, for instance."""
+    found = set()
+    for process in family:
+        with contextlib.suppress(OSError):
+            found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{process.pid}/maps").read_text()))
+    return found
+
+
+def stopped(process, family, shared=()):
+    """The exit status, once no process is left, and nothing of this shared memory."""
     status = process.wait(60)
     assert not psutil.wait_procs(family, timeout=40)[1]
+    assert not [file for file in shared if Path(file).exists()]
     return status
 
 
@@ -103,8 +115,9 @@ def test_sigterm_saves_leaves_no_process_and_loses_nothing(begin, train, tmp_pat
     process = begin(backend, **ROWS_APART)
     wait_for(lambda: lines_of(tmp_path / "run") > 2, process)
     family = below(process)
+    shared = shared_by(family)
     terminate(process, family, reached)
-    assert stopped(process, family) == 130, (tmp_path / "output").read_text()
+    assert shared and stopped(process, family, shared) == 130, (tmp_path / "output").read_text()
     assert "--resume" in (tmp_path / "output").read_text()
     assert 1 <= RunFolder(tmp_path / "run").restore()[0].step < 12
     _, expected = train("whole", **ROWS_APART)
