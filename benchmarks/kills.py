@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,6 +72,8 @@ class Bench:
     moments: random.Random = field(factory=random.Random)
     duration: float = 0.0
     """Of the undisturbed run, seconds."""
+    shared: set[str] = field(factory=set)
+    """Files of shared memory that our processes had."""
 
     def start(self, folder: Path) -> subprocess.Popen[str]:
         """Resume what can be resumed; what was killed before its first checkpoint begins anew."""
@@ -103,7 +105,6 @@ class Bench:
         outcome = Outcome()
         while outcome.kills < count:
             folder = self.home / f"{name}-{outcome.runs}"
-            shared = set(shared_memory())
             for _ in range(min(AT_MOST, count - outcome.kills)):
                 if self.killed_once(name, folder, outcome):
                     break
@@ -113,7 +114,7 @@ class Bench:
             found = differences(expected, folder) if status == 0 else [f"resumed, it exits with {status}"]
             outcome.wrong += [f"{folder.name}: {what}" for what in found]
             outcome.wrong += [f"left in the temporary folder: {left}" for left in (self.home / "t").iterdir()]
-            outcome.wrong += [f"left in shared memory: {left}" for left in unused(set(shared_memory()) - shared)]
+            outcome.wrong += [f"left in shared memory: {left}" for left in self.shared if Path(left).exists()]
         return outcome
 
     def killed_once(self, name: str, folder: Path, outcome: Outcome) -> bool:
@@ -122,6 +123,7 @@ class Bench:
         with suppress(subprocess.TimeoutExpired):
             process.wait(self.moments.uniform(0.0, self.duration))
             return True
+        self.shared |= shared_memory(self.alive())
         sent = time.monotonic()
         outcome.kills += 1
         self.send(name, process, outcome.kills)
@@ -192,18 +194,13 @@ def names(folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if not re.match(r"spec.*\.yaml", file.name)}
 
 
-def shared_memory() -> Iterator[str]:
-    with suppress(OSError):
-        yield from (str(file) for file in Path("/dev/shm").iterdir())
-
-
-def unused(files: set[str]) -> list[str]:
-    """Those that no process of this machine has mapped: others may use shared memory meanwhile."""
-    for maps in Path("/proc").glob("[0-9]*/maps") if files else ():
+def shared_memory(processes: Iterable[psutil.Process]) -> set[str]:
+    """Files of shared memory that these have mapped."""
+    found: set[str] = set()
+    for process in processes:
         with suppress(OSError):
-            text = maps.read_text()
-            files = {file for file in files if file not in text}
-    return sorted(files)
+            found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{process.pid}/maps").read_text()))
+    return found
 
 
 def main() -> int:
