@@ -218,6 +218,7 @@ def test_a_run_whose_ray_is_killed_goes_on_with_another_one(train, tmp_path, mon
     assert killed and metrics == expected
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["local", RAY])
 def test_killed_at_random_moments_a_run_loses_and_leaves_nothing(backend):
     done = subprocess.run(
