@@ -136,8 +136,8 @@ def test_sigterm_saves_leaves_no_process_and_loses_nothing(begin, train, tmp_pat
 def test_a_stop_does_not_wait_for_the_rollout(begin, tmp_path, backend, placement):
     """The rollout of this spec takes a day."""
     process = begin(backend, placement=placement, **ENDLESS)
-    wait_for((tmp_path / "run").is_dir, process)
-    time.sleep(2.0)
+    wait_for((tmp_path / "run" / "trace.json").exists, process)
+    time.sleep(1.0)
     family = below(process)
     process.send_signal(signal.SIGTERM)
     assert stopped(process, family) == 130, (tmp_path / "output").read_text()
@@ -182,7 +182,7 @@ def test_a_stop_while_workers_start_leaves_no_process(begin, tmp_path):
     process.send_signal(signal.SIGTERM)
     assert stopped(process, family) == 130
     assert "stopped before there was anything to save" in (tmp_path / "output").read_text()
-    assert not (tmp_path / "run").exists()
+    assert RunFolder(tmp_path / "run").latest() is None
 
 
 @pytest.mark.ray

@@ -146,14 +146,20 @@ def _loopback() -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray's processes begin with SIGTERM blocked, as they do with Ctrl-C by Ray's own doing. The handler that Ray puts
-    in the place of ours, where there is one, is taken away again."""
+    """Ray's processes begin with SIGTERM blocked, as they do with Ctrl-C by Ray's own doing. Where there is
+    a handler of ours, Ray puts none in its place."""
     handler = signal.getsignal(signal.SIGTERM)
+    utils: Any = import_module("ray._private.utils")
+    ours = handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread()
+    theirs = utils.set_sigterm_handler
+    if ours:  # or a signal that another thread takes meanwhile would end this process by Ray's handler
+        utils.set_sigterm_handler = lambda handler: None
     with held(frozenset({signal.SIGTERM})):
         try:
             yield
         finally:
-            if handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
+            utils.set_sigterm_handler = theirs
+            if ours:
                 signal.signal(signal.SIGTERM, handler)
 
 
@@ -169,7 +175,9 @@ def _started() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if any("/ray/" in part for part in child.cmdline()):
+            if any(
+                part.startswith("/") and "/ray/" in part for part in child.cmdline()
+            ):  # code of `-c` names paths too
                 found.append(child)
     return found
 
