@@ -252,13 +252,6 @@ def test_normalize_divides_by_n_less_one_or_by_n():
         F.normalize(values, everything, std="sample")
 
 
-def test_wilson_interval_of_a_known_case():
-    rate = F.wilson(8, 10)
-    assert (rate.rate, rate.n) == (0.8, 10)
-    assert (rate.low, rate.high) == pytest.approx((0.4901, 0.9433), abs=1e-4)
-    assert (F.wilson(0, 5).low, F.wilson(5, 5).high, F.wilson(0, 0).high) == (0.0, 1.0, 1.0)
-
-
 # ------------------------------------------------------------------------------------------------------- hard numbers
 
 
