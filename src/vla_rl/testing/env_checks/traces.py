@@ -59,7 +59,7 @@ def image_gap(one: View, two: View, name: str) -> float:
 
 def gap(one: View, two: View, slack: Slack) -> str:
     """What differs between two views, in words; empty when nothing does. Where the states differ by more than rounding,
-    but by no more than is tolerated, the pictures cannot be told to be wrong."""
+    but by no more than a wider slack has it, the pictures cannot be told to be wrong."""
     pictures = [name for name in one.images if name in two.images]
     if one.state is not None and two.state is not None:
         apart = np.abs(one.state - two.state)
@@ -67,7 +67,7 @@ def gap(one: View, two: View, slack: Slack) -> str:
         if far.any():
             numbers = ", ".join(str(i) for i in np.flatnonzero(far)[:6])
             return f"state that differs by {float(apart.max()):.2g} (number {numbers})"
-        pictures = [] if apart.max(initial=0) > ROUNDING else pictures
+        pictures = [] if slack.numbers > NUMBERS and apart.max(initial=0) > ROUNDING else pictures
     for name in pictures:
         size = image_gap(one, two, name)
         if size > slack.pixels:
