@@ -41,6 +41,6 @@ def picture(size, shade, numbers):
     columns = np.clip((np.asarray(numbers) + 10) / 20 * height, 0, height - 1).astype(int)
     for i, top in enumerate(columns):
         image[top:, i * width // len(columns) : (i + 1) * width // len(columns), 1] = 200
-    fine = (np.asarray(numbers) % 0.1 * 2550).astype(np.uint8)
+    fine = (np.abs(np.asarray(numbers) % 0.2 - 0.1) * 2550).astype(np.uint8)  # without jumps, which rounding would show
     image[..., 2] = np.repeat(fine, -(-width // len(fine)))[:width]
     return image[:, :, :3]
