@@ -318,8 +318,9 @@ def each(function: Any, nested: Any) -> Any:
 
 
 def stacked(parts: Any) -> Any:
-    first = parts[0]
-    return {k: (stacked if isinstance(first[k], dict) else torch.cat)([part[k] for part in parts]) for k in first}
+    """Of what all have: a controller on a CPU notes the pose it was last sent to, until its row is reset."""
+    names = [k for k in parts[0] if all(k in part for part in parts)]
+    return {k: (stacked if isinstance(parts[0][k], dict) else torch.cat)([part[k] for part in parts]) for k in names}
 
 
 @pytest.fixture

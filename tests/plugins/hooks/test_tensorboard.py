@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ def test_metrics_evaluations_and_the_spec_can_be_read_back(tmp_path: Path) -> No
 
 def test_a_resumed_run_purges_what_the_killed_one_wrote_after_its_checkpoint(tmp_path: Path) -> None:
     train(tmp_path, 0, 6, offset=100.0)
+    sleep(1.1)  # the names of TensorBoard's files are in order by whole seconds
     train(tmp_path, 4, 8)
     curve = [(e.step, e.value) for e in read(tmp_path).Scalars("loss/policy")]
     assert curve == [(1, 101.0), (2, 102.0), (3, 103.0), (4, 104.0), (5, 5.0), (6, 6.0), (7, 7.0), (8, 8.0)]
