@@ -19,8 +19,8 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # What compares floats. Ray is left out: its workers compute with the same kernels.
-NUMERICAL := tests/plugins/models tests/plugins/algorithms tests/core/test_functional.py tests/core/runtime \
-  tests/core/testing
+NUMERICAL := tests/plugins/models tests/plugins/algorithms tests/toolkit/algorithms tests/runtime \
+  tests/testing
 KERNELS := $(BIN)/python -m pytest -m 'not ray and not sim and not slow' --timeout=1200 $(NUMERICAL)
 
 kernels: $(VENV)/.test

@@ -23,8 +23,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.loop import run
-from vla_rl.core.spec import parse_spec
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.start import run
 
 Keys = Mapping[str, Any]
 REACHED = 0.9

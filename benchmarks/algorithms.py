@@ -20,11 +20,11 @@ import attrs
 import torch
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.runtime.assemble import take_columns
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.spec import parse_spec
-from vla_rl.core.testing import synthetic
+from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Batch, Scores
+from vla_rl.runtime.driver import Driver
+from vla_rl.testing import synthetic
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"type": "grpo"},
@@ -58,7 +58,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
             "hooks": [],
         }
     )
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         learner = runtime.backend.worker.roles["learner"]
         judge = runtime.algorithm
@@ -94,12 +94,12 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
 
 def milliseconds_of_a_large_rollout(algorithm: dict[str, Any], repeats: int) -> tuple[float, float]:
     """-> (advantages of 512 trajectories of 64 chunks of 8 actions, loss of a micro-batch of 32 chunks of 8 x 7)."""
-    from vla_rl.core.runtime.needs import build_algorithm, values_for
+    from vla_rl.runtime.components import build_algorithm, values_for
 
     spec = parse_spec(
         {
             "name": "algorithms",
-            "plugins": ["vla_rl.core.testing.scripted"],
+            "plugins": ["vla_rl.testing.scripted"],
             "model": {"type": "linear"},
             "env": {"type": "scripted", "num_envs": 8},
             "rollout": {"chunk": 8, "episodes": 8, "group_size": 8},

@@ -25,9 +25,9 @@ import torch
 from learner import ACTION_DIM, PIXELS, TEMPERATURE, Learner, noise
 from torch.utils.flop_counter import FlopCounterMode
 
-from vla_rl.core.testing import synthetic
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
+from vla_rl.testing import synthetic
 
 PUBLISHED = 14.13
 NEEDED_GIB = 40

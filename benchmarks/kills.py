@@ -40,7 +40,7 @@ MARK = "VLA_RL_KILLS"
 SPEC = """
 name: kills
 seed: 3
-plugins: [vla_rl.core.testing.scripted]
+plugins: [vla_rl.testing.scripted]
 model: {type: linear}
 env: {type: scripted, num_envs: 8, latency_s: 0.02}
 rollout: {chunk: 2, episodes: 16, group_size: 4}
@@ -80,7 +80,7 @@ class Bench:
         resume = ["--resume"] if list(folder.glob("checkpoints/step_*")) else []
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)
-        command = [sys.executable, "-m", "vla_rl.core.cli.main", "run", str(self.home / "spec.yaml")]
+        command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(self.home / "spec.yaml")]
         temporary = self.home / "t"
         temporary.mkdir(exist_ok=True)
         with (self.home / "output").open("a") as output:

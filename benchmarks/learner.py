@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.core.randomness import Noise
-from vla_rl.core.testing import synthetic
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, openvla_oft
 from vla_rl.plugins.models.pi0 import Pi0Config
 from vla_rl.plugins.models.pi0 import plugin as pi0
+from vla_rl.testing import synthetic
 
 CHUNK, ACTION_DIM, TEMPERATURE = 8, 7, 1.6
 PIXELS = {"tiny": 64, "small": 224, "full": 224}

@@ -3,7 +3,7 @@
     python benchmarks/learners.py [--parts publication ranks] [--repeats 15] [--json FILE]
 
 publication: 100 MB of trainable weights in 64 tensors from a learner to a policy in another process, by
-`Runtime.publish`, beside one array of that size that an actor gives out and another copies into its own memory: the
+`Driver.publish`, beside one array of that size that an actor gives out and another copies into its own memory: the
 least that a copy through Ray's object store costs. Both alternate; medians, and the median ratio of neighbours.
 
 ranks: samples/s of OpenVLA-OFT `tiny` learners, each a process with one thread: 1, 2 and 4 of them, as replicas and
@@ -27,16 +27,17 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from vla_rl.core.plugins import build
+from vla_rl.core.catalogue import build
 from vla_rl.core.randomness import Noise
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.heavy import Heavy
-from vla_rl.core.runtime.learner import LearnerRole, OptimizerStep
-from vla_rl.core.sections import TrainSpec
-from vla_rl.core.spec import component, parse_spec
-from vla_rl.core.testing import synthetic
-from vla_rl.core.testing.linear import LinearModel
+from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.types import Context, Plugin
+from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.learning.steps import OptimizerStep
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.testing import synthetic
+from vla_rl.testing.linear import LinearModel
 
 MEGABYTES, TENSORS = 100, 64
 CHUNK, SAMPLES, MICRO_BATCH, UPDATES = 8, 64, 8, 3
@@ -86,7 +87,7 @@ def publication(dtype: str, repeats: int, check: bool = False) -> tuple[float, f
     spec = parse_spec(
         {
             "name": "publication",
-            "plugins": ["vla_rl.core.testing.scripted", "vla_rl.core.testing.slots", str(Path(__file__).resolve())],
+            "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(__file__).resolve())],
             "model": {"type": "bulky", "dtype": dtype},
             "env": {"type": "scripted", "num_envs": 4},
             "rollout": {"chunk": 1, "episodes": 4},
@@ -97,7 +98,7 @@ def publication(dtype: str, repeats: int, check: bool = False) -> tuple[float, f
             "hooks": [],
         }
     )
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         actor = ray.remote(num_cpus=0)(Copier)
         giver, taker = actor.remote(), actor.remote()

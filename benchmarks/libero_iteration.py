@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core import plugins
+from vla_rl.core import catalogue as plugins
 from vla_rl.core.hookspecs import SimEnv, VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.runtime.assemble import take_columns
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.spec import Spec, parse_spec
+from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Context, Observation
+from vla_rl.runtime.driver import Driver
 
 SIZE, CHUNK, SETTLE = 128, 8, 10
 CAMERAS = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}
@@ -96,7 +96,7 @@ def baseline_rollout(model: VLAModel, bddl_file: str, instruction: str, rows: in
         process.join()
 
 
-def iteration(runtime: Runtime, step: int) -> tuple[float, float]:
+def iteration(runtime: Driver, step: int) -> tuple[float, float]:
     """Seconds of the iteration and of its update."""
     before = perf_counter()
     rollout, _ = runtime.rollout(step)
@@ -131,7 +131,7 @@ def measure(rounds: int, rows: int, steps: int) -> dict[str, float]:
     alone: SimEnv = plugins.build("env", "libero", spec.env.config, Context(num_envs=rows, chunk=CHUNK))
     states = alone.reset_states("train")
     model: VLAModel = plugins.build("model", spec.model.type, spec.model.config, Context(env=alone.info, chunk=CHUNK))
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         iteration(runtime, 0)
         play_alone(alone, states, CHUNK)

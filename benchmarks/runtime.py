@@ -7,7 +7,7 @@ control      a chunk step without any latency, simulator and policy in separate 
 lanes        100 ms of simulation and 100 ms of inference, one and two lanes
 strategies   unequal and lognormal latencies (one in a hundred takes 5 times the median) under every strategy
 
-A lane of a k-th of the rows takes a k-th of the time. The ideal is `vla_rl.core.planning`'s forecast with messages that
+A lane of a k-th of the rows takes a k-th of the time. The ideal is `vla_rl.cli.planning`'s forecast with messages that
 take no time. Cases of a group are started together and play in turn; medians of the rounds.
 """
 
@@ -24,13 +24,13 @@ from typing import Any
 
 from attrs import frozen
 
+from vla_rl.cli.planning.profile import Cost, Profile
+from vla_rl.cli.planning.simulate import forecast
 from vla_rl.core.plan import Cluster, Plan, Slot
-from vla_rl.core.planning.profile import Cost, Profile
-from vla_rl.core.planning.simulate import forecast
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.seating import plan_for, seats_for
-from vla_rl.core.spec import Spec, parse_spec
-from vla_rl.core.testing.latency import Latency
+from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.runtime.assignments import assign, plan_for
+from vla_rl.runtime.driver import Driver
+from vla_rl.testing.latency import Latency
 
 STEPS, TAIL = 32, 0.7
 ONE_PROCESS = Plan(slots=(Slot(roles=("sim", "policy", "learner"), cpus=0.1),))
@@ -56,7 +56,7 @@ class Case:
         return parse_spec(
             {
                 "name": "runtime",
-                "plugins": ["vla_rl.core.testing.scripted", "vla_rl.core.testing.slots"],
+                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
                 "model": {"type": "linear", "latency_s": self.policy / share, "latency_sigma": self.sigma},
                 "env": {
                     "type": "scripted",
@@ -86,7 +86,7 @@ class Case:
         plan = self.plan()
         sim, policy = (self._cost(seconds) for seconds in (self.sim, self.policy))
         profile = Profile(chunk_steps=self.steps, sim=sim, policy=policy, message=0.0)
-        return forecast(plan, seats_for(plan, self.rows, one_process=False), profile, rounds=1, chunk=1).rollout
+        return forecast(plan, assign(plan, self.rows, one_process=False), profile, rounds=1, chunk=1).rollout
 
     def _cost(self, seconds: float) -> Cost:
         latency = Latency(seconds, self.sigma, seed=10**6)
@@ -132,7 +132,7 @@ def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
     runtimes = []
     try:
         for case in cases:
-            runtimes.append(Runtime(case.spec(), plan=case.plan()))
+            runtimes.append(Driver(case.spec(), plan=case.plan()))
             runtimes[-1].rollout(0)
         times: list[list[float]] = [[] for _ in cases]
         for step in range(1, rounds + 1):

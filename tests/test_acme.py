@@ -14,7 +14,7 @@ import pytest
 
 ACME = Path(__file__).parents[1] / "examples" / "acme_env"
 
-VLA_RL = ("-m", "vla_rl.core.cli.main")
+VLA_RL = ("-m", "vla_rl.cli.main")
 
 pytestmark = pytest.mark.slow
 

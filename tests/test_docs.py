@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.core import plugins
-from vla_rl.core.plugins import KINDS
-from vla_rl.core.seats import hook_names
-from vla_rl.core.spec import Spec, parse_spec
-from vla_rl.core.testing import check_env
+from vla_rl.core import catalogue as plugins
+from vla_rl.core.catalogue import KINDS
+from vla_rl.core.manager import hook_names
+from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.testing import check_env
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIRST_SECTION = "\n## model:"

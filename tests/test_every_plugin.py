@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.plugins import KINDS, OWN_DIST, installed, load, missing_requirements
-from vla_rl.core.seats import broadcast
-from vla_rl.core.testing import check_algorithm, check_env, check_model, check_placement
+from vla_rl.core.catalogue import KINDS, OWN_DIST, installed, load, missing_requirements
+from vla_rl.core.manager import broadcast
 from vla_rl.core.types import Context
+from vla_rl.testing import check_algorithm, check_env, check_model, check_placement
 
 DOCS = Path(__file__).parents[1] / "docs"
 HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
@@ -69,7 +69,7 @@ def test_hook(name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in own(kind)])
 def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> None:
-    code = f"import sys; from vla_rl.core.plugins import load; load({kind!r}, {name!r}); print(*sys.modules)"
+    code = f"import sys; from vla_rl.core.catalogue import load; load({kind!r}, {name!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(done.stdout.split())
     (item,) = [item for item in installed(kind)[name] if item.dist == OWN_DIST]

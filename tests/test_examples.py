@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.core.loop import run
-from vla_rl.core.spec import load_spec
+from vla_rl.core.spec.spec import load_spec
+from vla_rl.runtime.start import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHORT = ["eval.every=0", "train.checkpoint_every=0"]

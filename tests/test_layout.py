@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+
+from vla_rl.core.catalogue import KINDS
 
 SOURCE = Path(__file__).parents[1] / "src"
 FILES = sorted((SOURCE / "vla_rl").rglob("*.py"))
@@ -26,6 +29,7 @@ HEAVY = (
     "tensorboard",
     "imageio",
 )
+MODULES = {".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in FILES}
 LIGHT = [file for file in FILES if file.name == "__init__.py" and "plugins" in file.parts]
 
 
@@ -37,28 +41,86 @@ def imports(file: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: relative import"
-            found.add(node.module or "")
+            module = node.module or ""
+            names = {f"{module}.{alias.name}" for alias in node.names} & MODULES
+            found |= names or {module}
     return found
 
 
-def plugin_of(module: str) -> str | None:
-    """`vla_rl.plugins.envs.libero` of any module in that folder."""
-    parts = module.split(".")
-    return ".".join(parts[:4]) if parts[:2] == ["vla_rl", "plugins"] and len(parts) > 3 else None
+ROOMS = {
+    "core": set(),
+    "toolkit": {"core"},
+    "runtime": {"core", "toolkit"},
+    "testing": {"core", "toolkit"},
+    "cli": {"core", "toolkit", "runtime", "testing"},
+    "plugins": {"core", "toolkit"},
+}
+"""Room -> the others that it may import."""
+PLUGINS = {entry.value.partition(":")[0] for kind in KINDS.values() for entry in entry_points(group=kind.group)}
+"""Where the entry points of this distribution lead."""
 
 
 def name_of(file: Path) -> str:
     return ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
+def room_of(module: str) -> str:
+    """`core`; of the package itself, and of what is no part of it, nothing."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "vla_rl" and len(parts) > 1 and parts[1] in ROOMS else ""
+
+
+def plugin_of(module: str) -> str:
+    """The plugin's folder that a module is in: the longest package that an entry point names."""
+    return max((p for p in FOLDERS if module == p or module.startswith(p + ".")), key=len, default="")
+
+
+FOLDERS = {name for name in PLUGINS if name.startswith("vla_rl.")}
+
+
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_imports_point_inwards(file):
     module = name_of(file)
-    if module.startswith("vla_rl.core"):
-        wrong = [name for name in imports(file) if name.startswith("vla_rl.plugins")]
-    else:
-        wrong = [name for name in imports(file) if plugin_of(name) not in (None, plugin_of(module))]
-    assert not wrong, f"{module} imports {wrong}"
+    room = room_of(module)
+    upward = [name for name in imports(file) if room and room_of(name) not in ("", room, *ROOMS[room])]
+    assert not upward, f"{module} imports {upward}"
+    others = [name for name in imports(file) if room == "plugins" and plugin_of(name) not in ("", plugin_of(module))]
+    assert not others, f"{module} imports other plugins: {others}"
+
+
+def test_every_plugin_is_in_a_folder_of_an_entry_point():
+    """So that the rule between plugins is about all of them."""
+    loose = [name for name in map(name_of, FILES) if room_of(name) == "plugins" and name.count(".") > 2]
+    assert not [name for name in loose if not plugin_of(name)]
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or by others."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = list(edges[start])
+        while todo:
+            module = todo.pop()
+            if module not in seen:
+                seen.add(module)
+                todo.extend(edges[module])
+        return seen
+
+    reached = {module: reach(module) for module in edges}
+    groups = {tuple(sorted(m for m in found if module in reached[m])) for module, found in reached.items()}
+    return sorted(map(list, groups - {()}))
+
+
+@pytest.mark.parametrize("room", ["core", "toolkit", "runtime", "testing"])
+def test_no_import_circles(room):
+    inside = {name_of(file): file for file in FILES if room_of(name_of(file)) == room}
+    assert not circles({name: imports(file) & inside.keys() for name, file in inside.items()})
+
+
+def test_core_is_small():
+    lines = sum(len(file.read_text().splitlines()) for file in FILES if room_of(name_of(file)) == "core")
+    assert lines <= 4000, f"{lines} lines; is all of it what a plugin promises or what a run is?"
 
 
 def heavy_modules(code: str) -> set[str]:
@@ -72,13 +134,13 @@ def heavy_modules(code: str) -> set[str]:
     "code",
     [
         "import vla_rl",
-        "import vla_rl.core.spec, vla_rl.core.seats",
-        "import vla_rl.core.testing.fixtures",
-        "from typer.testing import CliRunner as R; from vla_rl.core.cli.main import app; assert not R().invoke(app, ['--help']).exit_code",
-        "from typer.testing import CliRunner as R; from vla_rl.core.cli.main import app; assert not R().invoke(app, ['plugins']).exit_code",
+        "\n".join(f"import {name_of(file)}" for file in FILES if room_of(name_of(file)) == "core"),
+        "import vla_rl.testing.fixtures",
+        "from typer.testing import CliRunner as R; from vla_rl.cli.main import app; assert not R().invoke(app, ['--help']).exit_code",
+        "from typer.testing import CliRunner as R; from vla_rl.cli.main import app; assert not R().invoke(app, ['plugins']).exit_code",
         "\n".join(f"import {name_of(file)}" for file in LIGHT),
     ],
-    ids=["package", "spec", "pytest plugin", "help", "plugins", "light parts"],
+    ids=["package", "core", "pytest plugin", "help", "plugins", "light parts"],
 )
 def test_nothing_heavy_is_imported(code):
     assert heavy_modules(code) == set()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.core.cli.new_plugin import new_plugin
+from vla_rl.cli.new_plugin import new_plugin
 
 ROOT = Path(__file__).parents[1]
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"

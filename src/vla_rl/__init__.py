@@ -1,17 +1,133 @@
-"""vla-rl: train vision-language-action models by reinforcement learning."""
+"""vla-rl: train vision-language-action models by reinforcement learning.
 
-from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel, hookimpl
-from vla_rl.core.types import Context, Plugin
+Every public name, loaded on first use: contracts and the data that crosses them for authors of plugins, specs and runs
+for users. `vla_rl.toolkit` holds what plugins are built with, `vla_rl.testing` what they are checked with.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vla_rl.core.catalogue import build, load
+    from vla_rl.core.errors import PluginError, SpecError, UserError
+    from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
+    from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel, hookimpl
+    from vla_rl.core.manager import broadcast, wrap
+    from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, MeasureFirst, Node, Plan, Slot, Window
+    from vla_rl.core.randomness import Noise, generator
+    from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
+    from vla_rl.core.types import (
+        Advantages,
+        Batch,
+        Chunk,
+        ChunkResult,
+        Context,
+        EnvInfo,
+        Episode,
+        Loss,
+        Observation,
+        Plugin,
+        ResetState,
+        Rollout,
+        Scores,
+        Statistic,
+        TaskInfo,
+    )
+    from vla_rl.runtime.start import clone, evaluate, run
 
 __version__ = "0.1.0"
 __all__ = [
+    "Advantages",
     "Algorithm",
+    "Batch",
+    "Chunk",
+    "ChunkResult",
+    "Cluster",
     "Context",
     "Demonstrations",
+    "DoesNotFit",
+    "EnvInfo",
+    "Episode",
+    "EpisodeFrames",
+    "Evaluation",
+    "Job",
+    "Loss",
+    "MeasureFirst",
+    "Measured",
+    "Node",
+    "Noise",
+    "Observation",
     "Placement",
+    "Plan",
     "Plugin",
+    "PluginError",
+    "Rate",
+    "ResetState",
+    "Rollout",
+    "Run",
     "RunEvents",
+    "Scores",
     "SimEnv",
+    "Slot",
+    "Spec",
+    "SpecError",
+    "Statistic",
+    "TaskInfo",
+    "UserError",
     "VLAModel",
+    "Window",
+    "broadcast",
+    "build",
+    "clone",
+    "evaluate",
+    "generator",
     "hookimpl",
+    "load",
+    "load_spec",
+    "parse_spec",
+    "run",
+    "wrap",
 ]
+_MODULES = {
+    "core.catalogue": ("build", "load"),
+    "core.errors": ("PluginError", "SpecError", "UserError"),
+    "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
+    "core.hookspecs": ("Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel", "hookimpl"),
+    "core.manager": ("broadcast", "wrap"),
+    "core.plan": ("Cluster", "DoesNotFit", "Job", "Measured", "MeasureFirst", "Node", "Plan", "Slot", "Window"),
+    "core.randomness": ("Noise", "generator"),
+    "core.spec.spec": ("Spec", "load_spec", "parse_spec"),
+    "core.types": (
+        "Advantages",
+        "Batch",
+        "Chunk",
+        "ChunkResult",
+        "Context",
+        "EnvInfo",
+        "Episode",
+        "Loss",
+        "Observation",
+        "Plugin",
+        "ResetState",
+        "Rollout",
+        "Scores",
+        "Statistic",
+        "TaskInfo",
+    ),
+    "runtime.start": ("clone", "evaluate", "run"),
+}
+_HOME = {name: f"vla_rl.{module}" for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'vla_rl' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

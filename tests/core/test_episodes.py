@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vla_rl.core.draws import draw_state
 from vla_rl.core.episodes import EnvError, Episodes, Start
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.testing.scripted import ScriptedEnv, seen
+from vla_rl.core.reset_states import draw_state
+from vla_rl.testing.scripted import ScriptedEnv, seen
 
 OUTCOMES = ("success", "failure", "truncated", None)
 

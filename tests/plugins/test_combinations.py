@@ -11,8 +11,8 @@ import torch
 from attrs import evolve
 
 from vla_rl.core.hookspecs import hookimpl
-from vla_rl.core.loop import run
-from vla_rl.core.spec import parse_spec
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.start import run
 
 MODELS: dict[str, dict[str, Any]] = {
     "openvla": {"cameras": ["wrist"]},

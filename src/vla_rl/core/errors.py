@@ -28,6 +28,14 @@ class SpecError(UserError):
         return type(self), (self.errors,)
 
 
+class WorkerDied(UserError):
+    """A worker's process ended while it was needed."""
+
+
+class CallHung(UserError):
+    """A call outlasted `runtime.deadline_s`."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known name, or nothing."""
     near = get_close_matches(name, list(known), n=1)

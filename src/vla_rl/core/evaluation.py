@@ -5,31 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.folder import State, read_state, summary
-from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
-from vla_rl.core.runtime.preflight import check_spec
-from vla_rl.core.spec import Spec
+from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
+from vla_rl.core.runtime import StartRuntime
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.state import State, summary
 
 
-def evaluate_only(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
-    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given. Raises
-    CheckpointError when any of its files is damaged, RunStopped after Ctrl-C or SIGTERM."""
-    check_spec(spec, training=False)
+def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime) -> dict[str, Any]:
+    """Evaluate a spec's model, with the weights of a checkpoint's trainer folder when one is given. Raises RunStopped
+    after Ctrl-C or SIGTERM."""
     with Interrupts() as interrupts:
         try:
-            return _evaluate(spec, checkpoint, interrupts)
+            return _evaluate(spec, state, trainer, start, interrupts)
         except StopRequested:
             raise RunStopped("stopped before all episodes were played") from None
 
 
-def _evaluate(spec: Spec, checkpoint: Path | None, interrupts: Interrupts) -> dict[str, Any]:
-    state = read_state(checkpoint) if checkpoint is not None else State()
-    runtime = Runtime(spec, statistics=state.statistics, interrupts=interrupts)
+def _evaluate(
+    spec: Spec, state: State, trainer: Path | None, start: StartRuntime, interrupts: Interrupts
+) -> dict[str, Any]:
+    runtime = start(spec, statistics=state.statistics, interrupts=interrupts)
     try:
-        if checkpoint is not None:
-            runtime.load(checkpoint / "trainer")
-        result = summary(runtime.evaluate(state.step))
+        if trainer is not None:
+            runtime.load(trainer)
+        result = summary(runtime.evaluate(state.step, 0))
         return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
     finally:
         interrupts.closing = True

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from vla_rl.core.hookspecs import RunEvents
-from vla_rl.core.plugins import build, hook_modules
-from vla_rl.core.seats import broadcast
-from vla_rl.core.types import Context, Episode
+from vla_rl.core.types import Episode
 
 if TYPE_CHECKING:
-    from vla_rl.core.spec import Spec
     from vla_rl.core.types import Array
 
 
@@ -71,7 +68,13 @@ class Run:
     """What each role works on, such as "sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)"."""
 
 
-def listeners(spec: Spec) -> RunEvents:
-    """All run-event plugins of the spec, and the modules of `plugins:`."""
-    built = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
-    return broadcast([*built, *hook_modules(spec.plugins)])
+def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
+    """Success rate with the 95 % interval of Wilson (1927); n = 0 gives the whole unit interval."""
+    if n == 0:
+        return Rate(rate=0.0, n=0, low=0.0, high=1.0)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return Rate(
+        rate=p, n=n, low=0.0 if successes == 0 else centre - half, high=1.0 if successes == n else centre + half
+    )

@@ -199,7 +199,7 @@ class Algorithm(ABC):
     @hookspec(firstresult=True)
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """The loss of one micro-batch on a learner rank; totals are summed, so weights carry the normalisation.
-        Its metrics hold "loss/policy", and no name of the runtime's ("loss/total" ...: core/metric_names.py)."""
+        Its metrics hold "loss/policy", and no name of the runtime's ("loss/total" ...: see docs/algorithms.md)."""
 
 
 class Placement(ABC):

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from attrs import define
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.folder import State
-from vla_rl.core.runtime.imitation import Imitation
-from vla_rl.core.runtime.interrupts import Interrupts
-from vla_rl.core.runtime.learner import schedule
-from vla_rl.core.runtime.preflight import check_spec
-from vla_rl.core.sections import ImitationSpec
+from vla_rl.core.interrupts import Interrupts
+from vla_rl.core.runtime import Imitation, Runtime, StartRuntime
 from vla_rl.core.session import Session
-from vla_rl.core.spec import Spec
-
-
-def clone(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
-    """Train as the spec's `imitation:` says; as `Session.run`."""
-    _section(spec)
-    check_spec(spec, training=False, imitation=True)
-    return Cloning.run(spec, folder, resume)
+from vla_rl.core.spec.sections import ImitationSpec
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.state import State
 
 
 @define
@@ -35,12 +23,11 @@ class Cloning(Session):
 
     @staticmethod
     def total(spec: Spec) -> int:
-        return _section(spec).steps
+        return imitation_of(spec).steps
 
     @classmethod
-    def open(cls, spec: Spec, state: State, interrupts: Interrupts) -> Runtime:
-        _section(spec)
-        return Runtime(spec, imitation=True, statistics=state.statistics, interrupts=interrupts)
+    def open(cls, spec: Spec, state: State, start: StartRuntime, interrupts: Interrupts) -> Runtime:
+        return start(spec, imitation=True, statistics=state.statistics, interrupts=interrupts)
 
     @property
     def prepared(self) -> bool:
@@ -51,7 +38,7 @@ class Cloning(Session):
         self.state.statistics = self.runtime.statistics
 
     def due(self) -> tuple[bool, bool]:
-        section, step = _section(self.spec), self.state.step
+        section, step = imitation_of(self.spec), self.state.step
         if step == 0:
             return self.spec.eval.before, False
         return (
@@ -61,14 +48,14 @@ class Cloning(Session):
 
     def advance(self) -> None:
         """To the next line of metrics, evaluation or checkpoint."""
-        begun, section, imitation = perf_counter(), _section(self.spec), self.imitation
+        begun, section, imitation = perf_counter(), imitation_of(self.spec), self.imitation
         assert imitation is not None
         first = self.state.step + 1
         marks = (section.report_every, section.eval_every, section.checkpoint_every)
         last = min(section.steps, *(-(-first // every) * every for every in marks if every))
 
         def rate(step: int) -> float:
-            return section.lr * schedule(section, step)
+            return section.lr * section.factor(step)
 
         def progress(step: int) -> None:
             self.state.step = step - 1
@@ -89,7 +76,7 @@ class Cloning(Session):
         self.events.on_update_end(self.about, last, metrics)
 
 
-def _section(spec: Spec) -> ImitationSpec:
+def imitation_of(spec: Spec) -> ImitationSpec:
     if spec.imitation is None:
         raise UserError(
             "the spec has no `imitation:` section, which `vla-rl sft` trains by; add one such as\n"

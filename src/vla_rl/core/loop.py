@@ -4,23 +4,13 @@ between iterations by the session."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from attrs import Factory, define, field
 
-from vla_rl.core.runtime.assemble import take_columns
-from vla_rl.core.runtime.preflight import check_spec
-from vla_rl.core.selection import Selection
+from vla_rl.core.selection import Selection, take_columns
 from vla_rl.core.session import Session
-from vla_rl.core.spec import Spec
-
-
-def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
-    """Train as the spec says, by reinforcement learning; as `Session.run`."""
-    check_spec(spec, training=True)
-    return ReinforcementLearning.run(spec, folder, resume)
+from vla_rl.core.spec.spec import Spec
 
 
 @define

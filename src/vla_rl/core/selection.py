@@ -4,15 +4,17 @@ groups; and the end of a run in which they keep nothing."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
-import torch
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.groups import groups_in
-from vla_rl.core.spec import Spec
+from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
+
+if TYPE_CHECKING:
+    import torch
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +28,8 @@ class Selection:
     def choose(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
         """Columns to train on, int64 [K] ascending, of those that the algorithm keeps (bool [N]). Of more groups than
         a training step has, which `rollout.resample` may play, the first are taken. Writes the metrics of it."""
+        import torch
+
         section = self.spec.rollout
         if section.resample is not None:
             first = rollout.groups[keep].unique()[: section.groups]
@@ -64,3 +68,25 @@ class Selection:
 def _histogram(rollout: Rollout) -> Counter[tuple[int, int]]:
     members = [rollout.success[rollout.groups == group] for group in rollout.groups.unique()]
     return Counter((int(success.sum()), len(success)) for success in members)
+
+
+def groups_in(rollout: Rollout, keep: torch.Tensor) -> int:
+    """How many groups have a trajectory in `keep` (bool [N])."""
+    return len(rollout.groups[keep].unique())
+
+
+def take_columns(rollout: Rollout, columns: Array) -> Rollout:
+    """The rollout of these trajectories only; episodes stay for the record."""
+    import torch
+
+    index = torch.from_numpy(columns)
+    changes: dict[str, Any] = {}
+    for name in ("rewards", "terminated", "truncated", "valid", "log_probs", "values", "next_values", "versions"):
+        tensor = getattr(rollout, name)
+        changes[name] = None if tensor is None else tensor[:, index]
+    for name in ("groups", "success", "features"):
+        tensor = getattr(rollout, name)
+        changes[name] = None if tensor is None else tensor[index]
+    changes["tasks"] = tuple(rollout.tasks[i] for i in columns) if rollout.tasks else ()
+    changes["findings"] = {name: tensor[index] for name, tensor in rollout.findings.items()}
+    return attrs.evolve(rollout, **changes)

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
 from attrs import define, field
 
-from vla_rl.core.events import Run, listeners
+from vla_rl.core.catalogue import build, hook_modules
+from vla_rl.core.errors import WorkerDied
+from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
-from vla_rl.core.runtime.backends import WorkerDied
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.folder import RunFolder, State
-from vla_rl.core.runtime.interrupts import Interrupts, RunStopped, StopRequested
-from vla_rl.core.spec import Spec
+from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
+from vla_rl.core.manager import broadcast
+from vla_rl.core.runtime import Runtime, StartRuntime
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.state import RunStore, State
+from vla_rl.core.types import Context
 
 logger = logging.getLogger(__name__)
 NOTHING = "stopped before there was anything to save"
@@ -31,7 +33,7 @@ class Session(ABC):
 
     spec: Spec
     runtime: Runtime
-    home: RunFolder
+    home: RunStore
     state: State
     events: RunEvents
     about: Run
@@ -48,9 +50,9 @@ class Session(ABC):
         """The last step."""
 
     @classmethod
-    def open(cls, spec: Spec, state: State, interrupts: Interrupts) -> Runtime:
-        """The workers of the run."""
-        return Runtime(spec, statistics=state.statistics, interrupts=interrupts)
+    def open(cls, spec: Spec, state: State, start: StartRuntime, interrupts: Interrupts) -> Runtime:
+        """The runtime of the run."""
+        return start(spec, statistics=state.statistics, interrupts=interrupts)
 
     @abstractmethod
     def advance(self) -> None:
@@ -70,29 +72,28 @@ class Session(ABC):
         return True
 
     @classmethod
-    def run(cls, spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
+    def run(cls, spec: Spec, home: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
         """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
         after Ctrl-C or SIGTERM (saved), UserError for what the user can mend, and what a plugin raised. After the death
         of a worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times. Meanwhile no
         other process can run in the folder."""
-        home = RunFolder(folder)
         with home.claim(resume):
             for left in range(spec.runtime.restarts, -1, -1):
                 try:
-                    return cls._attempt(spec, home, resume)
+                    return cls._attempt(spec, home, resume, start)
                 except WorkerDied as exc:
                     if not left or home.latest() is None:
                         raise
-                    logger.warning("%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], folder)
+                    logger.warning("%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], home.path)
                     resume = True
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def _attempt(cls, spec: Spec, home: RunFolder, resume: bool) -> dict[str, Any]:
+    def _attempt(cls, spec: Spec, home: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
         state, trainer = home.begin(spec, cls.doing, resume)
         with Interrupts() as interrupts:
             try:
-                runtime = cls.open(spec, state, interrupts)
+                runtime = cls.open(spec, state, start, interrupts)
             except StopRequested:
                 raise RunStopped(NOTHING) from None
             try:
@@ -134,15 +135,14 @@ class Session(ABC):
 
     def trace(self, kind: str, final: bool = False) -> None:
         """Fetch what the workers recorded, for the trace file."""
-        self.runtime.trace.fetch(kind, self.state.step, self.state.env_steps)
-        self.runtime.trace.write(self.home.path, final=final)
+        self.runtime.record(kind, self.state.step, self.state.env_steps, self.home.path, final)
 
     def play(self) -> dict[str, Any]:
         """All of it; the rest is as in `run`."""
         state, last = self.state, self.about.steps
         self._begun = perf_counter() - state.wall_seconds
         self.runtime.progress, self.runtime.on_fault = self.progress, self._fault
-        self.runtime.backend.tick = self._meanwhile
+        self.runtime.tick = self._meanwhile
         self.events.on_run_start(self.about)
         self.trace("start")
         try:
@@ -163,12 +163,12 @@ class Session(ABC):
             if not self.prepared:
                 raise
             self.save()
-            self.runtime.trace.write(self.home.path, final=True)
+            self.trace("end", final=True)
             done = f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"
             raise RunStopped(done) from None
         state.wall_seconds = perf_counter() - self._begun
         self.trace("end", final=True)
-        roles = self.runtime.trace.roles()
+        roles = self.runtime.roles()
         results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing, roles)
         self.events.on_run_end(self.about, results)
         return results
@@ -182,3 +182,9 @@ class Session(ABC):
     def _fault(self, text: str) -> None:
         self.state.faults += 1
         self.events.on_fault(self.about, self.state.step + 1, text)
+
+
+def listeners(spec: Spec) -> RunEvents:
+    """All run-event plugins of the spec, and the modules of `plugins:`."""
+    built = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
+    return broadcast([*built, *hook_modules(spec.plugins)])

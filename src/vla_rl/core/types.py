@@ -6,6 +6,7 @@ M log-probs of an action (action tokens, or 1), B samples of a batch, S state di
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +16,6 @@ from attrs import field, frozen
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-    from vla_rl.core.statistics import Statistic
 
     Array = np.ndarray[Any, Any] | torch.Tensor
 
@@ -335,7 +334,7 @@ class Advantages:
     value_counts: torch.Tensor | None = None
     """What each entry adds to the value loss's divisor; None: its weight."""
     metrics: Mapping[str, float] = field(factory=dict)
-    """Under names that are not the runtime's (core/metric_names.py)."""
+    """Under names that are not the runtime's (toolkit/algorithms/metric_names.py)."""
 
     @property
     def divisors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -375,8 +374,25 @@ class Loss:
     metrics: Mapping[str, torch.Tensor] = field(factory=dict)
     """Partial sums: added over micro-batches and ranks they are the mean over the optimiser step. "loss/policy" is
     among them. Names that the runtime writes ("loss/total", "policy/grad_norm", "time/..."; all of them are in
-    core/metric_names.py) are refused, here and in the fields below."""
+    toolkit/algorithms/metric_names.py) are refused, here and in the fields below."""
     maxima: Mapping[str, torch.Tensor] = field(factory=dict)
     """Reduced by maximum."""
     statistics: Mapping[str, Statistic] = field(factory=dict)
     """Added over micro-batches, ranks and optimiser steps, then read: means over entries, quantiles."""
+
+
+@frozen(eq=False)
+class Statistic(ABC):
+    """`sums`: float64, of one length for all instances of a class."""
+
+    sums: torch.Tensor
+
+    def __add__(self, other: Statistic) -> Statistic:
+        return type(self)(self.sums + other.sums.to(self.sums.device))
+
+    def cpu(self) -> Statistic:
+        return type(self)(self.sums.cpu())
+
+    @abstractmethod
+    def read(self, name: str) -> dict[str, float]:
+        """Metrics, whose names begin with `name`. Nothing when no entry was counted."""

@@ -7,12 +7,12 @@ import pytest
 import torch
 from algorithm_cases import rollout_of
 
-from vla_rl.core.testing import check_algorithm, synthetic
 from vla_rl.core.types import Scores
 from vla_rl.plugins.algorithms.gipo import GIPOConfig, plugin
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
+from vla_rl.testing import check_algorithm, synthetic
 
 
 def batch_at(algorithm, shift, chunk_steps=3):

@@ -4,11 +4,11 @@ import attrs
 import pytest
 import torch
 
-from vla_rl.core.loss_settings import SuccessFilter as Filter
-from vla_rl.core.testing import check_algorithm
 from vla_rl.core.types import Rollout
 from vla_rl.plugins.algorithms.grpo import GRPOConfig, plugin
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
+from vla_rl.testing import check_algorithm
+from vla_rl.toolkit.algorithms.settings import SuccessFilter as Filter
 
 # three chunk steps of two actions; groups {0, 1}, {2, 3}, {4, 5}
 LENGTHS = (1, 6, 3, 3, 6, 6)

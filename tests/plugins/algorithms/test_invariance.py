@@ -7,20 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.loss_settings import SuccessFilter
-from vla_rl.core.runtime.assemble import find_samples, light_arrays, share_out, take_columns
-from vla_rl.core.runtime.heavy import Heavy
-from vla_rl.core.runtime.learner import LearnerRole
-from vla_rl.core.sections import TrainSpec
-from vla_rl.core.statistics import read_all
-from vla_rl.core.testing import synthetic
-from vla_rl.core.testing.linear import LinearModel
+from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
 from vla_rl.plugins.algorithms.grpo import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
+from vla_rl.runtime.learning.steps import share_out
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.rollouts.assemble import find_samples, light_arrays
+from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.testing import synthetic
+from vla_rl.testing.linear import LinearModel
+from vla_rl.toolkit.algorithms.settings import SuccessFilter
+from vla_rl.toolkit.algorithms.statistics import read_all
 
 INFO = synthetic.env_info()
 CHUNK = 3

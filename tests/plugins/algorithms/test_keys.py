@@ -6,11 +6,11 @@ import attrs
 import pytest
 import torch
 
-from vla_rl.core.loss_settings import SuccessFilter
-from vla_rl.core.testing import synthetic
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
 from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.testing import synthetic
+from vla_rl.toolkit.algorithms.settings import SuccessFilter
 
 POLICY = {
     "log_prob": ("action", {}),
@@ -94,7 +94,7 @@ def test_the_table_knows_every_key(name):
 
 
 def test_grpo_says_that_its_advantages_are_of_chunks():
-    from vla_rl.core.structure import Problems, Structurer
+    from vla_rl.core.spec.structure import Problems, Structurer
 
     with pytest.raises(Problems, match="advantage: expected one of 'chunk', got str 'action'"):
         Structurer().read_class({"advantage": "action"}, GRPOConfig)

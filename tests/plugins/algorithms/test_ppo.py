@@ -4,10 +4,10 @@ import attrs
 import pytest
 import torch
 
-from vla_rl.core.testing import check_algorithm
 from vla_rl.core.types import Rollout
 from vla_rl.plugins.algorithms.ppo import PPOConfig, plugin
 from vla_rl.plugins.algorithms.ppo.impl import PPO
+from vla_rl.testing import check_algorithm
 
 
 def rollout(values: torch.Tensor) -> Rollout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.errors import SpecError
-from vla_rl.core.spec import component, parse_spec
+from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.plugins.algorithms import gipo, grpo, ppo, srpo
 
 PLUGINS = {"gipo": gipo.plugin, "grpo": grpo.plugin, "ppo": ppo.plugin, "srpo": srpo.plugin}
@@ -19,7 +19,7 @@ def config(name, **keys):
 def spec(algorithm):
     return {
         "name": "presets",
-        "plugins": ["vla_rl.core.testing.scripted"],
+        "plugins": ["vla_rl.testing.scripted"],
         "model": {"type": "linear"},
         "env": {"type": "scripted", "num_envs": 8},
         "rollout": {"chunk": 2, "episodes": 8, "group_size": 4},

@@ -6,12 +6,12 @@ import pytest
 import torch
 from algorithm_cases import close, reference, rollout_of, tensors
 
-from vla_rl.core import functional as F
-from vla_rl.core.groups import group_verdict
-from vla_rl.core.guards import ShapeError
-from vla_rl.core.loss_settings import CriticSettings, GroupSettings
-from vla_rl.core.objectives import aggregation_weights, by_action, by_chunk, critic_verdict
-from vla_rl.core.statistics import EffectiveSize, Mean
+from vla_rl.toolkit.algorithms import functional as F
+from vla_rl.toolkit.algorithms.checks import ShapeError
+from vla_rl.toolkit.algorithms.groups import group_verdict
+from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action, by_chunk, critic_verdict
+from vla_rl.toolkit.algorithms.settings import CriticSettings, GroupSettings
+from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean
 
 LEVELS = {"chunk_level": "chunk", "action_level": "action", "token_level": "token"}
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.loss_settings import SuccessFilter
-from vla_rl.core.runtime.assemble import take_columns
-from vla_rl.core.spec import component
-from vla_rl.core.testing import check_algorithm, synthetic
+from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.algorithms.srpo import plugin
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards, success_centres
 from vla_rl.plugins.algorithms.srpo.settings import RewardSettings, SRPOConfig
+from vla_rl.testing import check_algorithm, synthetic
+from vla_rl.toolkit.algorithms.settings import SuccessFilter
 
 DEFAULT = RewardSettings()
 CONFIG = SRPOConfig(encoder="tiny")

@@ -14,15 +14,15 @@ from PIL import Image
 
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
-from vla_rl.core.loop import run
-from vla_rl.core.runtime.driver import Runtime
-from vla_rl.core.runtime.needs import build_algorithm
-from vla_rl.core.runtime.policy import PolicyRole
-from vla_rl.core.spec import load_spec, parse_spec
-from vla_rl.core.testing.scripted import ScriptedConfig, ScriptedEnv
+from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.core.types import Context, Observation, Plugin
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
+from vla_rl.runtime.components import build_algorithm
+from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.start import run
+from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tabletop_srpo.yaml"
 SHORT = [
@@ -37,12 +37,12 @@ SHORT = [
     "train.checkpoint_every=0",
     "eval={before: false, episodes_per_task: 1}",
     "hooks=[{type: jsonl}, {type: srpo_report}]",
-    "plugins=[vla_rl.core.testing.slots]",
+    "plugins=[vla_rl.testing.apart]",
     "placement={type: slots}",
 ]
 SCRIPTED = {
     "name": "srpo",
-    "plugins": ["vla_rl.core.testing.scripted", __file__],
+    "plugins": ["vla_rl.testing.scripted", __file__],
     "model": {"type": "linear"},
     "env": {"type": "scripted", "num_envs": 8, "stamp": True},
     "rollout": {"chunk": 3, "episodes": 16, "group_size": 4},
@@ -103,7 +103,7 @@ def local(tmp_path_factory):
 def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     """A rollout of the scripted simulator, and the frames of its trajectories, column by column."""
     spec = parse_spec({**SCRIPTED, **changes})
-    runtime, frames = Runtime(spec), []
+    runtime, frames = Driver(spec), []
     monkeypatch.setattr(
         runtime.backend.worker.roles["policy"], "embed", lambda f: frames.extend(f) or torch.ones(len(f), 2)
     )
@@ -135,7 +135,7 @@ def test_a_row_that_broke_shows_its_second_try_only(monkeypatch):
 
 def test_frames_are_recorded_only_for_who_needs_them():
     spec = parse_spec({**SCRIPTED, "algorithm": {"type": "grpo"}})
-    runtime = Runtime(spec)
+    runtime = Driver(spec)
     try:
         rollout, _ = runtime.rollout(1)
         lane = runtime.backend.worker.roles["sim"].train[0]
@@ -155,7 +155,7 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
         _, films = recorded(monkeypatch, **table, algorithm={**SCRIPTED["algorithm"], **keys})
         return [film[0] for film in films]
 
-    start = Runtime(parse_spec({**SCRIPTED, **table}))
+    start = Driver(parse_spec({**SCRIPTED, **table}))
     try:
         sim = start.backend.worker.roles["sim"]
         seen = sim.begin_train(0, 1, 0, None).obs.images
@@ -218,7 +218,7 @@ def test_the_report_holds_what_was_measured(local):
 
 
 def test_the_keys_of_the_report_count(tmp_path):
-    from vla_rl.core.testing import synthetic
+    from vla_rl.testing import synthetic
 
     about = Run(name="r", folder=tmp_path, spec={}, first_step=0, steps=4, doing="training")
     report = srpo_report.build(ReportConfig(every=2, plot=False), Context())
@@ -255,7 +255,7 @@ def test_a_run_that_cannot_be_is_refused_before_it_starts(changes, message, monk
 
 
 def test_evaluation_needs_no_encoder():
-    Runtime(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).close()
+    Driver(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).close()
 
 
 def test_the_encoder_has_to_be_named():

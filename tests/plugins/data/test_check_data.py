@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.core.demonstrations import Windows, statistics
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.testing import check_data
-from vla_rl.core.testing.findings import CheckFailed
 from vla_rl.core.types import EnvInfo, Observation, TaskInfo
+from vla_rl.testing import check_data
+from vla_rl.testing.findings import CheckFailed
+from vla_rl.toolkit.data.samples import Windows, statistics
 
 CHUNK, STEPS = 3, 9
 ENV = EnvInfo(

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
-from vla_rl.core.evaluation import evaluate_only
-from vla_rl.core.imitation import clone
-from vla_rl.core.plugins import load
-from vla_rl.core.spec import parse_spec
-from vla_rl.core.testing import check_data
+from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
+from vla_rl.runtime.start import clone, evaluate
+from vla_rl.testing import check_data
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -207,7 +206,7 @@ def test_a_clone_scales_by_the_data_and_says_so_in_its_checkpoint(
     losses = [line["loss/imitation"] for line in lines if "loss/imitation" in line]
     assert len(losses) == 3 and losses[-1] < losses[0]
     last = tmp_path / "run" / "checkpoints" / "last"
-    again = evaluate_only(parse_spec((tmp_path / "run" / "spec.yaml").read_text()), last.resolve())
+    again = evaluate(parse_spec((tmp_path / "run" / "spec.yaml").read_text()), last.resolve())
     assert again["success"] == results["success"]
 
     every = np.concatenate([e["actions"] for e in recorded[1]])

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
-from vla_rl.core.plugins import load
-from vla_rl.core.testing import check_data
 from vla_rl.core.types import Context
 from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config, plugin
+from vla_rl.testing import check_data
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
 pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")

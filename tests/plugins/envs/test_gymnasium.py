@@ -14,14 +14,14 @@ import gymnasium
 import numpy as np
 import pytest
 
+from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import SpecError, UserError
-from vla_rl.core.loop import run
-from vla_rl.core.plugins import build, load
-from vla_rl.core.spec import parse_spec
-from vla_rl.core.testing import check_env
+from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin
 from vla_rl.plugins.envs.gymnasium.settings import Camera, Wrapper
+from vla_rl.runtime.start import run
+from vla_rl.testing import check_env
 
 Array = np.ndarray[Any, Any]
 ROW, ON = np.array([0]), np.array([True])
@@ -29,7 +29,7 @@ LIMIT = 6
 drawn = pytest.mark.skipif(find_spec("pygame") is None, reason="needs pip install 'gymnasium[classic-control]'")
 SPEC = """
 name: gymnasium-test
-plugins: [vla_rl.core.testing.scripted]
+plugins: [vla_rl.testing.scripted]
 model: {type: linear}
 env: {type: gymnasium, num_envs: 2, ENV}
 rollout: {chunk: 4, episodes: 4, group_size: 2}

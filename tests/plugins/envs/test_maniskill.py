@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core import vulkan as driver
 from vla_rl.core.errors import UserError
-from vla_rl.core.machine import require
-from vla_rl.core.processes import Processes
-from vla_rl.core.testing import check_env
 from vla_rl.core.types import ChunkResult, Context, Observation, to_numpy
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.scene import Place, Scene
 from vla_rl.plugins.envs.maniskill.states import states_of
+from vla_rl.testing import check_env
+from vla_rl.toolkit.envs import vulkan as driver
+from vla_rl.toolkit.envs.rendering import require
+from vla_rl.toolkit.envs.settings import Processes
 
 if find_spec("mani_skill") is None:
     pytest.skip("needs ManiSkill: pip install 'vla-rl[maniskill]'", allow_module_level=True)
@@ -380,7 +380,7 @@ def test_a_batch_on_a_gpu(vulkan: None, task: str) -> None:
     """In a process of its own: PhysX has to be on the GPU from its first use in a process."""
     code = f"""
 import torch
-from vla_rl.core.testing import check_env
+from vla_rl.testing import check_env
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
 if __name__ == "__main__":

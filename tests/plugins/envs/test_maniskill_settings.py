@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from vla_rl.core import vulkan as driver
 from vla_rl.core.errors import UserError
-from vla_rl.core.machine import require
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+from vla_rl.toolkit.envs import vulkan as driver
+from vla_rl.toolkit.envs.rendering import require
 
 if find_spec("mani_skill") is None:
     pytest.skip("needs ManiSkill: pip install 'vla-rl[maniskill]'", allow_module_level=True)

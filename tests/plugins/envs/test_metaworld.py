@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import PluginError, SpecError, UserError
-from vla_rl.core.loop import run
-from vla_rl.core.plugins import build, load
-from vla_rl.core.spec import parse_spec
-from vla_rl.core.testing import check_env
+from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import ChunkResult, Context
 from vla_rl.plugins.envs.metaworld import MetaWorldConfig, plugin
 from vla_rl.plugins.envs.metaworld.checks import CAMERAS
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
+from vla_rl.runtime.start import run
+from vla_rl.testing import check_env
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # importing Meta-World imports mujoco
 pytestmark = pytest.mark.sim
@@ -34,7 +34,7 @@ ACTIONS = np.random.default_rng(0).uniform(-1, 1, (1, 3 * CHUNK, 4)).astype(np.f
 ROW, ON = np.array([0]), np.array([True])
 SPEC = """
 name: metaworld-test
-plugins: [vla_rl.core.testing.scripted]
+plugins: [vla_rl.testing.scripted]
 model: {type: linear}
 env: {type: metaworld, num_envs: 2, tasks: [reach-v3, drawer-close-v3], cameras: {corner4: 64, gripperPOV: 32},
       fast_render: true, max_steps: 6, reward: dense}
@@ -280,7 +280,7 @@ def test_a_training_step(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_drawing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vla_rl.core import machine
+    from vla_rl.toolkit.envs import rendering as machine
 
     monkeypatch.setattr(machine, "_works", lambda name: (False, "libEGL knows no device"))
     monkeypatch.setenv("MUJOCO_GL", "egl")

@@ -16,11 +16,11 @@ from robotwin_double import layout
 from robotwin_double.cases import APIS, CHUNK, FIRST, HOME, TASK, goal, reset, scene, settings, shows, step, write
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.processes import Processes
-from vla_rl.core.testing import check_env
 from vla_rl.plugins.envs.robotwin import RobotwinConfig, plugin
 from vla_rl.plugins.envs.robotwin.seeds import Seeds
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
+from vla_rl.testing import check_env
+from vla_rl.toolkit.envs.settings import Processes
 
 pytest_plugins = ["robotwin_double.fixtures"]
 

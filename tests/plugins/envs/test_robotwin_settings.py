@@ -12,10 +12,10 @@ from robotwin_double import layout
 from robotwin_double.cases import APIS, FIRST, TASK, make, reset, settings, shows, write
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.processes import Processes
-from vla_rl.core.spec import component
+from vla_rl.core.spec.spec import component
 from vla_rl.plugins.envs.robotwin import RobotwinConfig, plugin
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook, Seeds
+from vla_rl.toolkit.envs.settings import Processes
 
 pytest_plugins = ["robotwin_double.fixtures"]
 

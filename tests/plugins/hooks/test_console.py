@@ -9,11 +9,11 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
-from vla_rl.core.testing.events import METRICS, a_run, an_evaluation
 from vla_rl.core.types import Context
 from vla_rl.plugins.hooks.console import ConsoleConfig, plugin
 from vla_rl.plugins.hooks.console.screen import Screen
 from vla_rl.plugins.hooks.console.status import Status, clock, mood
+from vla_rl.testing.events import METRICS, a_run, an_evaluation
 
 RATE = {"rate": 0.95, "n": 200, "low": 0.91, "high": 0.97}
 RESULTS: dict[str, Any] = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.testing.events import a_run, an_evaluation
 from vla_rl.core.types import Context
 from vla_rl.plugins.hooks.jsonl import JsonlConfig, plugin
+from vla_rl.testing.events import a_run, an_evaluation
 
 
 def train(folder: Path, first_step: int, last_step: int, finish: bool = True) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vla_rl.core.testing.events import a_run, an_evaluation
 from vla_rl.core.types import Context
 from vla_rl.plugins.hooks.tensorboard import TensorboardConfig, plugin
+from vla_rl.testing.events import a_run, an_evaluation
 
 
 def train(folder: Path, first_step: int, last_step: int, offset: float = 0.0) -> None:

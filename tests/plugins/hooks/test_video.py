@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from vla_rl.core.events import EpisodeFrames
-from vla_rl.core.testing.events import a_run, an_episode, an_evaluation
 from vla_rl.core.types import Context
 from vla_rl.plugins.hooks.video import VideoConfig, plugin
 from vla_rl.plugins.hooks.video.recorder import OUTCOME, compose
+from vla_rl.testing.events import a_run, an_episode, an_evaluation
 
 
 def read(path: Path) -> np.ndarray[Any, Any]:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vla_rl.core.networks import allocate, load_weights
 from vla_rl.core.randomness import Noise
-from vla_rl.core.testing import synthetic
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, build
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2, siglip
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
+from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.networks import allocate, load_weights
 
 ENV = synthetic.env_info()
 CHUNK = 4

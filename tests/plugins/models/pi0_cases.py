@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.randomness import Noise
-from vla_rl.core.testing import synthetic
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.pi0 import Pi0Config, build
 from vla_rl.plugins.models.pi0.architecture import Sizes
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import train_tokenizer
+from vla_rl.testing import synthetic
 
 ENV = synthetic.env_info()
 CHUNK = 4

@@ -14,12 +14,12 @@ from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_rl.core.testing import check_model
 from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, ValueHeadConfig, openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.builder import MismatchError
 from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale
+from vla_rl.testing import check_model
 
 CPU = torch.device("cpu")
 

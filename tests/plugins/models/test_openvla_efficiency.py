@@ -13,8 +13,6 @@ from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
 
-from vla_rl.core.networks import allocate
-from vla_rl.core.testing import check_model
 from vla_rl.core.types import Chunk, Context, to_numpy
 from vla_rl.plugins.models.openvla import (
     LoRAConfig,
@@ -27,6 +25,8 @@ from vla_rl.plugins.models.openvla import (
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.heads import AttentionValueHead
 from vla_rl.plugins.models.openvla.modeling import hollow_model, initialise
+from vla_rl.testing import check_model
+from vla_rl.toolkit.models.networks import allocate
 
 BOTH = pytest.mark.parametrize(("plugin", "config"), [(openvla, OpenVLAARConfig), (openvla_oft, OpenVLAOFTConfig)])
 

@@ -15,14 +15,14 @@ import torch
 from openvla_cases import CHUNK, ENV, empty, noise, observation, policy
 from safetensors.torch import load_file, save_file
 
-from vla_rl.core import networks
-from vla_rl.core.checkpoints import CheckpointError, WeightFiles
-from vla_rl.core.testing import check_model
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft, weights
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.lora import MergedState
 from vla_rl.plugins.models.openvla.modeling import hollow_model
+from vla_rl.testing import check_model
+from vla_rl.toolkit.models import networks
+from vla_rl.toolkit.models.checkpoints import CheckpointError, WeightFiles
 
 LORA = LoRAConfig(rank=4)
 
@@ -225,10 +225,10 @@ def test_presets_that_measure_machines(preset: str, count: int, monkeypatch: pyt
 
 OFFLINE = """
 import json, sys
-from vla_rl.core.testing import synthetic
+from vla_rl.testing import synthetic
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla import openvla_oft
-from vla_rl.core.checkpoints import CheckpointError
+from vla_rl.toolkit.models.checkpoints import CheckpointError
 for name in sys.argv[1:]:
     config = openvla_oft.config(checkpoint=name)
     print(openvla_oft.action_dim(config), end=" ")

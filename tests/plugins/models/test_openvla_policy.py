@@ -13,11 +13,11 @@ import pytest
 import torch
 from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
 
-from vla_rl.core.testing import check_model
 from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
 from vla_rl.plugins.models.openvla.policy import inverse_cdf
 from vla_rl.plugins.models.openvla.prompts import Prompts
+from vla_rl.testing import check_model
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from vla_rl.core.testing import synthetic
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
 from vla_rl.plugins.models.pi0.images import ImageProcessor, resize_with_pad
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
 from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text
 from vla_rl.plugins.models.pi0.scaling import Scaler
 from vla_rl.plugins.models.pi0.statistics import Scale, action_dim
+from vla_rl.testing import synthetic
 
 CPU = torch.device("cpu")
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"

@@ -12,14 +12,14 @@ from pi0_cases import CHUNK, ENV, expert, flow_error, noise, observation, policy
 from safetensors.torch import load_file
 from torch import nn
 
-from vla_rl.core.adapters import insert_adapters
-from vla_rl.core.testing import check_model
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import LoRAConfig, NoiseConfig, Pi0Config, plugin
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
 from vla_rl.plugins.models.pi0.layout import LEROBOT, public_name
 from vla_rl.plugins.models.pi0.network import empty_network, freeze_unused
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
+from vla_rl.testing import check_model
+from vla_rl.toolkit.models.adapters import insert_adapters
 
 LORA = LoRAConfig(rank=4)
 FLOW_NOISE = NoiseConfig(method="flow_noise")

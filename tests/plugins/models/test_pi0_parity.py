@@ -12,12 +12,12 @@ from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_rl.core.checkpoints import find_weights
-from vla_rl.core.networks import fill
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network
 from vla_rl.plugins.models.pi0.schedule import Schedule, entropy, log_density
+from vla_rl.toolkit.models.checkpoints import find_weights
+from vla_rl.toolkit.models.networks import fill
 
 CPU = torch.device("cpu")
 

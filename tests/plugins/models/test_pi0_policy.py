@@ -14,11 +14,11 @@ import pytest
 import torch
 from pi0_cases import CHUNK, ENV, expert, flow_error, noise, observation, policy
 
-from vla_rl.core.testing import check_model, synthetic
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config, ValueHeadConfig, plugin
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import Prompts
+from vla_rl.testing import check_model, synthetic
 
 FLOW_NOISE = NoiseConfig(method="flow_noise")
 EVERY_STEP = NoiseConfig(steps="all", level=0.3)

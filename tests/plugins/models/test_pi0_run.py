@@ -8,11 +8,11 @@ from typing import Any
 
 from pi0_cases import noise
 
-from vla_rl.core import plugins
-from vla_rl.core.loop import run
-from vla_rl.core.spec import parse_spec
+from vla_rl.core import catalogue as plugins
+from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0 import Pi0Config, build
+from vla_rl.runtime.start import run
 
 NAMED = 'from vla_rl.plugins.models.pi0 import plugin\nvla_rl_plugins = {"model": {"pi0_of_the_test": plugin}}\n'
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from vla_rl.core.choice import choices
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, MeasureFirst
 from vla_rl.plugins.placement.auto import AutoConfig
+from vla_rl.plugins.placement.auto.choice import choices
 from vla_rl.plugins.placement.auto.impl import Auto
 
 EVEN = Measured(rows=16, sim=0.1, policy=0.1, learner=0.0, chunk_steps=32)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from vla_rl.core.devices import Place, RoleDevices, arrange, find
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, Window, checked
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, Window
+from vla_rl.toolkit.placement.checks import checked
+from vla_rl.toolkit.placement.devices import Place, RoleDevices, arrange, find
 
 GIB = 2**30
 BOX = Cluster(cpus=16, gpus=4, memory=64 * GIB)

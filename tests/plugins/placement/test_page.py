@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from vla_rl.core.plan import Cluster
-from vla_rl.core.runtime.seating import plan_for
-from vla_rl.core.spec import load_spec
-from vla_rl.core.testing.placements import MEASURED
+from vla_rl.core.spec.spec import load_spec
+from vla_rl.runtime.assignments import plan_for
+from vla_rl.testing.placements import MEASURED
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / "placement.md", *(ROOT / "src" / "vla_rl" / "plugins" / "placement").glob("*/README.md")]

@@ -6,9 +6,7 @@ import numpy as np
 from attrs import field, frozen
 from attrs.validators import ge
 
-from vla_rl import Context, Plugin, SimEnv
-from vla_rl.core.randomness import generator
-from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, TaskInfo
+from vla_rl import ChunkResult, Context, EnvInfo, Observation, Plugin, ResetState, SimEnv, TaskInfo, generator
 
 COLOURS = {"red": (220, 40, 40), "blue": (40, 80, 220)}
 STATES, SPEED, REACH = 128, 0.15, 0.2

@@ -7,8 +7,8 @@ from typing import Any
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.loss_settings import CriticSettings, Deviation
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.algorithms.settings import CriticSettings, Deviation
 
 
 @frozen(kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from attrs import evolve
 
-from vla_rl.core import functional as F
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.objectives import critic_verdict, entries_of, policy_loss, with_critic
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
+from vla_rl.toolkit.algorithms import functional as F
+from vla_rl.toolkit.algorithms.losses import critic_verdict, entries_of, policy_loss, with_critic
 
 DEAD = 1e-3
 """Trust below which an entry counts as without gradient."""

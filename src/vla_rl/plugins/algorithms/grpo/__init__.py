@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from vla_rl.core.loss_settings import ClipSettings, GroupSettings
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.algorithms.settings import ClipSettings, GroupSettings
 
 
 @frozen(kw_only=True)

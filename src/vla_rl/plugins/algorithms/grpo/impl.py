@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vla_rl.core.groups import group_verdict, select_groups
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.objectives import clipped_policy_loss
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.toolkit.algorithms.groups import group_verdict, select_groups
+from vla_rl.toolkit.algorithms.losses import clipped_policy_loss
 
 
 class GRPO(Algorithm):

@@ -6,8 +6,8 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.loss_settings import ClipSettings, CriticSettings
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CriticSettings
 
 
 @frozen(kw_only=True)

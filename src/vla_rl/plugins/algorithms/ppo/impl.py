@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.objectives import clipped_policy_loss, critic_verdict, with_critic
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo import PPOConfig
+from vla_rl.toolkit.algorithms.losses import clipped_policy_loss, critic_verdict, with_critic
 
 
 class PPO(Algorithm):

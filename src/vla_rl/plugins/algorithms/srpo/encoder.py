@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_rl.core.checkpoints import resolve
 from vla_rl.core.errors import UserError
+from vla_rl.toolkit.models.checkpoints import resolve
 
 if TYPE_CHECKING:
     from transformers import VJEPA2Model

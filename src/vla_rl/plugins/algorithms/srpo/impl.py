@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.core.groups import group_verdict, select_groups
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.objectives import by_action, by_chunk, clipped_policy_loss
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
+from vla_rl.toolkit.algorithms.groups import group_verdict, select_groups
+from vla_rl.toolkit.algorithms.losses import by_action, by_chunk, clipped_policy_loss
 
 
 class SRPO(Algorithm):

@@ -7,7 +7,7 @@ from typing import Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.loss_settings import ClipSettings, GroupSettings, SuccessFilter
+from vla_rl.toolkit.algorithms.settings import ClipSettings, GroupSettings, SuccessFilter
 
 
 @frozen(kw_only=True, slots=False)

@@ -16,13 +16,13 @@ from datasets.exceptions import DatasetGenerationError
 from PIL import Image
 from pyarrow.dataset import dataset as open_rows
 
-from vla_rl.core.demonstrations import Array, Windows, check_finite, check_fit, match_cameras, statistics
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Context, Observation
 from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot.meta import Meta, check_files, read_meta
 from vla_rl.plugins.data.lerobot.video import Videos
+from vla_rl.toolkit.data.samples import Array, Windows, check_finite, check_fit, match_cameras, statistics
 
 IMAGES = "observation.images."
 STORED = {"bytes": Value("binary"), "path": Value("string")}

@@ -9,7 +9,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.structure import at
+from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, Plugin
 
 

@@ -9,11 +9,11 @@ import h5py
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.demonstrations import Array, Windows, check_finite, check_fit, match_cameras, statistics
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config
+from vla_rl.toolkit.data.samples import Array, Windows, check_finite, check_fit, match_cameras, statistics
 
 ENDING = "_demo.hdf5"
 ACTION_DIM, STATE_DIM = 7, 8

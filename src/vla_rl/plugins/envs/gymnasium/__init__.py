@@ -6,9 +6,9 @@ from typing import Any
 
 from attrs import field, frozen, validators
 
-from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.envs.gymnasium.settings import STATES, Camera, Wrapper, bounds, check, no_limit, preflight, words
+from vla_rl.toolkit.envs.settings import Processes
 
 
 @frozen(kw_only=True)

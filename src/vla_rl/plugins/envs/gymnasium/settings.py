@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from vla_rl.core.settings import LARGEST, SMALLEST
-from vla_rl.core.structure import at
+from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
+from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST
 
 STATES = 1_000_000
 """Ids of "eval" states are 0 to 999,999, those of "train" states follow."""

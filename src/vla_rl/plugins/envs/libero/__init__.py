@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
-from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.envs.libero.checks import check, known_cameras, one_choice_of_tasks, preflight
+from vla_rl.toolkit.envs.settings import Processes
 
 
 @frozen(kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vla_rl.core.machine import require_mujoco
-from vla_rl.core.settings import check_camera_size
-from vla_rl.core.structure import at
+from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
+from vla_rl.toolkit.envs.rendering import require_mujoco
+from vla_rl.toolkit.envs.settings import check_camera_size
 
 CAMERAS = {
     "agentview": "agentview",

@@ -12,11 +12,12 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.rows import Outcome, Row, RowsEnv, View
 from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
 from vla_rl.plugins.envs.libero.suites import Array, Suite
+from vla_rl.toolkit.envs.row import Outcome, Row, View
+from vla_rl.toolkit.envs.rows import RowsEnv
 
 ACTION_DIM, STATE_DIM = 7, 8
 OFFICIAL_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.machine import require
-from vla_rl.core.settings import check_camera_size
-from vla_rl.core.structure import at
+from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
-from vla_rl.core.vulkan import use_unpacked_driver
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, PANDA_ACTIONS, PANDA_TASKS
+from vla_rl.toolkit.envs.rendering import require
+from vla_rl.toolkit.envs.settings import check_camera_size
+from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 NAME_OF_A_TASK = re.compile(r"""["']([\w{}.-]+-v\d+)["']""")
 SHOWN = 5

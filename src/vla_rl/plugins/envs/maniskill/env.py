@@ -15,7 +15,6 @@ from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.rows import RowsEnv
 from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
@@ -24,6 +23,7 @@ from vla_rl.plugins.envs.maniskill.rows import MakeRow
 from vla_rl.plugins.envs.maniskill.scene import Place, Recipe, Scene
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS
+from vla_rl.toolkit.envs.rows import RowsEnv
 
 
 @frozen(kw_only=True)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 
-from vla_rl.core.rows import Outcome, Row, View
 from vla_rl.core.types import to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearsed
 from vla_rl.plugins.envs.maniskill.scene import Place, Recipe, Scene
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
+from vla_rl.toolkit.envs.row import Outcome, Row, View
 
 Array = np.ndarray[Any, Any]
 

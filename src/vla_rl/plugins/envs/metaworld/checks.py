@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vla_rl.core.errors import did_you_mean
-from vla_rl.core.machine import require_mujoco
-from vla_rl.core.settings import check_camera_size
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
+from vla_rl.toolkit.envs.rendering import require_mujoco
+from vla_rl.toolkit.envs.settings import check_camera_size
 
 CAMERAS = {
     "corner": True,

@@ -11,10 +11,11 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.rows import Outcome, Row, RowsEnv, View
 from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.metaworld import MetaWorldConfig
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
+from vla_rl.toolkit.envs.row import Outcome, Row, View
+from vla_rl.toolkit.envs.rows import RowsEnv
 
 Array = np.ndarray[Any, Any]
 ACTION_DIM, STATE_DIM = 4, 4

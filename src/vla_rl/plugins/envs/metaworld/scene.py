@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.machine import mujoco_error
 from vla_rl.plugins.envs.metaworld.checks import CAMERAS
+from vla_rl.toolkit.envs.rendering import mujoco_error
 
 os.environ.setdefault("MUJOCO_GL", "egl")
 

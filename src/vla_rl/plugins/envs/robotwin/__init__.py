@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from attrs import converters, field, frozen
 
-from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.envs.robotwin import checks
 from vla_rl.plugins.envs.robotwin.seeds import Seeds, absolute
+from vla_rl.toolkit.envs.settings import Processes
 
 
 @frozen(kw_only=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.processes import Processes
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook, absolute
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
+from vla_rl.toolkit.envs.settings import Processes
 
 ACTION_DIM = STATE_DIM = 14
 """Left arm 6, left gripper, right arm 6, right gripper."""

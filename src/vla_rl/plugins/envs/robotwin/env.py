@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.rows import RowsEnv
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.envs.robotwin import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM, camera_sizes
@@ -13,6 +12,7 @@ from vla_rl.plugins.envs.robotwin.installation import Installation, find
 from vla_rl.plugins.envs.robotwin.seeds import SPLITS, SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
+from vla_rl.toolkit.envs.rows import RowsEnv
 
 ARM, GRIPPER = (-10.0, 10.0), (0.0, 1.0)
 """Of a joint: radians, as the aloha-agilex's robot description has it (RoboTwin itself clips nothing). Of a gripper: 0

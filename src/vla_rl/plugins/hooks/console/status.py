@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vla_rl.core.events import Evaluation, Rate, Run
-from vla_rl.core.functional import wilson
+from vla_rl.core.events import Evaluation, Rate, Run, wilson
 
 ROLES = ("env", "policy", "learner")
 SMOOTHING = 0.3

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vla_rl.core.adapters import LoRAConfig
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.openvla.checks import check
 from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig, no_rl
 from vla_rl.plugins.models.openvla.statistics import action_dim
+from vla_rl.toolkit.models.adapters import LoRAConfig
 
 if TYPE_CHECKING:
     from vla_rl.plugins.models.openvla.autoregressive import ARPolicy

@@ -12,7 +12,6 @@ from attrs import frozen
 from peft import PeftModel
 from torch import Tensor, nn
 
-from vla_rl.core.adapters import before_training
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, Observation
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
@@ -22,6 +21,7 @@ from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.images import ImageProcessor, as_tensor
 from vla_rl.plugins.models.openvla.lora import AdapterBase
 from vla_rl.plugins.models.openvla.prompts import Prompts
+from vla_rl.toolkit.models.adapters import before_training
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import torch
 
-from vla_rl.core.networks import allocate, fill, load_weights, unchanged
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
@@ -40,6 +39,7 @@ from vla_rl.plugins.models.openvla.modeling import (
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, Prompts
 from vla_rl.plugins.models.openvla.regression import L1Policy
+from vla_rl.toolkit.models.networks import allocate, fill, load_weights, unchanged
 
 __all__ = ["MismatchError", "build_autoregressive", "build_policy"]
 M = TypeVar("M", bound=PolicyModule)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_rl.core.checkpoints import INDEX, WEIGHTS, WeightFiles, find_weights, read_file, read_json
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.checks import PART, TOKENIZER, find_part, find_tokenizer, read_config
 from vla_rl.plugins.models.openvla.heads import PolicyModule
@@ -31,6 +30,7 @@ from vla_rl.plugins.models.openvla.lora import (
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
 from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
 from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
+from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, WeightFiles, find_weights, read_file, read_json
 
 VALUE_HEAD = "value_head.safetensors"
 

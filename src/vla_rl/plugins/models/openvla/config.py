@@ -7,7 +7,7 @@ from typing import Any
 from attrs import Attribute, field, frozen
 from attrs.validators import in_, optional
 
-from vla_rl.core.adapters import LoRAConfig
+from vla_rl.toolkit.models.adapters import LoRAConfig
 
 PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")

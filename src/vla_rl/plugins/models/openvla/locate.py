@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vla_rl.core import checkpoints
+from vla_rl.toolkit.models import checkpoints
 
 BUILTIN = Path(__file__).parent / "checkpoints"
 SENTENCEPIECE, ADAPTER_CONFIG = "tokenizer.model", "adapter_config.json"

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from transformers import Cache, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from vla_rl.core.networks import sine_cosine_positions
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.vit import LayerScale, VisionTransformer
+from vla_rl.toolkit.models.networks import sine_cosine_positions
 
 
 class VisionBackbone(nn.Module):

@@ -10,7 +10,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vla_rl.core.checkpoints import INDEX, WEIGHTS
+from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS
 
 SHARD_BYTES = 5 * 10**9
 """Largest file of weights that is written."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from attrs import evolve, frozen
 
-from vla_rl.core.adapters import insert_adapters
 from vla_rl.core.errors import did_you_mean
-from vla_rl.core.networks import allocate, fill
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.pi0.architecture import TINY, Shape, network_config
@@ -28,6 +26,8 @@ from vla_rl.plugins.models.pi0.prompts import Prompts, train_tokenizer
 from vla_rl.plugins.models.pi0.scaling import Scaler
 from vla_rl.plugins.models.pi0.schedule import Schedule
 from vla_rl.plugins.models.pi0.statistics import MismatchError, Scale, Statistics, check_chunk
+from vla_rl.toolkit.models.adapters import insert_adapters
+from vla_rl.toolkit.models.networks import allocate, fill
 
 
 @frozen(kw_only=True)

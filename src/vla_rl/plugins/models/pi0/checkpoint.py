@@ -17,9 +17,6 @@ from safetensors.torch import load_file, save, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn, tensor
 
-from vla_rl.core.adapters import MergedState
-from vla_rl.core.checkpoints import WEIGHTS, WeightFiles, find_weights, read_file, read_json, resolve
-from vla_rl.core.networks import load_weights
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes
 from vla_rl.plugins.models.pi0.layout import LEROBOT, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
@@ -38,6 +35,9 @@ from vla_rl.plugins.models.pi0.statistics import (
     read_config,
     read_statistics,
 )
+from vla_rl.toolkit.models.adapters import MergedState
+from vla_rl.toolkit.models.checkpoints import WEIGHTS, WeightFiles, find_weights, read_file, read_json, resolve
+from vla_rl.toolkit.models.networks import load_weights
 
 ARCHITECTURE = "architecture.json"
 VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"

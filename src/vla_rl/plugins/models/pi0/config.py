@@ -7,7 +7,7 @@ from typing import Any
 from attrs import Attribute, field, frozen
 from attrs.validators import ge, gt, in_, optional
 
-from vla_rl.core.adapters import LoRAConfig
+from vla_rl.toolkit.models.adapters import LoRAConfig
 
 PRESETS = ("tiny",)
 DTYPES = ("float32", "bfloat16", "float16")

@@ -17,8 +17,8 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
-from vla_rl.core.networks import sine_cosine_positions
 from vla_rl.plugins.models.pi0.heads import NoiseHead, ValueHead
+from vla_rl.toolkit.models.networks import sine_cosine_positions
 
 
 class TimeEmbedding(nn.Module):

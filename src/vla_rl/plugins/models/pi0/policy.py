@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.core.adapters import before_training, seeded
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Chunk, Observation, Scores, to_numpy
@@ -26,6 +25,7 @@ from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix
 from vla_rl.plugins.models.pi0.prompts import Prompts
 from vla_rl.plugins.models.pi0.scaling import Scaler
 from vla_rl.plugins.models.pi0.schedule import Schedule, entropy, log_density
+from vla_rl.toolkit.models.adapters import before_training, seeded
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array

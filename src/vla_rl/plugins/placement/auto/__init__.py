@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from vla_rl.core.devices import Offload
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.placement.devices import Offload
 
 if TYPE_CHECKING:
     from vla_rl.core.hookspecs import Placement

@@ -1,12 +1,12 @@
-"""The fastest of `core/choice.py` that fits."""
+"""The fastest of `plugins/placement/auto/choice.py` that fits."""
 
 from __future__ import annotations
 
-from vla_rl.core.choice import Choice, choices
-from vla_rl.core.devices import Place, arrange, busy_devices
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan
 from vla_rl.plugins.placement.auto import AutoConfig
+from vla_rl.plugins.placement.auto.choice import Choice, choices
+from vla_rl.toolkit.placement.devices import Place, arrange, busy_devices
 
 
 class Auto(Placement):

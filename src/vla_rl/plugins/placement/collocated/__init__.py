@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.devices import Devices, Offload, as_text, well_formed
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.placement.devices import Devices, Offload, as_text, well_formed
 
 if TYPE_CHECKING:
     from vla_rl.core.hookspecs import Placement

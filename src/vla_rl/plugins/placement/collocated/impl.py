@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from vla_rl.core.devices import ROLES, arrange, busy_devices, find
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan, check_lanes
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.collocated import CollocatedConfig
+from vla_rl.toolkit.placement.checks import check_lanes
+from vla_rl.toolkit.placement.devices import ROLES, arrange, busy_devices, find
 
 
 class Collocated(Placement):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from vla_rl.core.devices import ROLES, Place, arrange, find, free, refuse_overlap
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.disaggregated import DisaggregatedConfig
+from vla_rl.toolkit.placement.devices import ROLES, Place, arrange, find, free, refuse_overlap
 
 
 class Disaggregated(Placement):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vla_rl.core.devices import ROLES, Place, arrange, find, free, refuse_overlap
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.hybrid import HybridConfig
+from vla_rl.toolkit.placement.devices import ROLES, Place, arrange, find, free, refuse_overlap
 
 
 class Hybrid(Placement):

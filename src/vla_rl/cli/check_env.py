@@ -1,0 +1,108 @@
+"""`vla-rl check-env`: the contract check of a simulator as a table."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import attrs
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.spec.spec import read_env
+from vla_rl.core.types import Context
+from vla_rl.testing.envs import examine_env
+from vla_rl.testing.findings import Findings
+
+
+def main(
+    name: str,
+    overrides: Sequence[str],
+    modules: Sequence[str],
+    rows: int,
+    chunk: int,
+    device: str,
+    expert: bool,
+    seconds: float,
+) -> int:
+    """Print the report. -> 0, or 1 with findings. Raises UserError for settings that are wrong or a machine that lacks
+    something."""
+    plugin = load("env", name, modules)
+    try:
+        env = read_env(name, overrides, modules)
+    except SpecError as exc:
+        keys = "\n".join(f"  {line}" for line in _keys(plugin.config))
+        problems = "\n".join(f"  {text}" for text in exc.errors)
+        raise UserError(
+            f"env {name!r} cannot be set up:\n{problems}\nits keys, as in vla-rl check-env {name} key=value:\n{keys}"
+        ) from exc
+    if plugin.preflight is not None:
+        plugin.preflight(env.config)
+    context = Context(num_envs=rows, chunk=chunk, device=device)
+    try:
+        found = examine_env(plugin, env.config, context, expert=expert, seconds=seconds)
+    except ModuleNotFoundError as exc:
+        raise PluginError(f"env {name!r} needs {exc.name!r}; try: pip install 'vla-rl[{plugin.extra}]'") from exc
+    _print(f"{name}: {rows} rows, chunks of {chunk}, {device}", found)
+    return int(any(section.findings for section in found.sections))
+
+
+def _keys(config: type) -> Iterator[str]:
+    """Each key with its type, what it is by default, and the line of documentation below it."""
+    documented = _documentation(config)
+    for field in attrs.fields(config):
+        default = "required" if field.default is attrs.NOTHING else f"default {_default(field.default)}"
+        kind = field.type.__name__ if type(field.type) is type else str(field.type).replace("typing.", "")
+        about = textwrap.fill(documented.get(field.name, ""), 108)
+        yield f"{field.name}: {kind}, {default}" + textwrap.indent(f"\n{about}" if about else "", "    ")
+
+
+def _default(default: object) -> str:
+    factory = getattr(default, "factory", None)
+    shown = default if factory is None else factory()
+    return "of its own" if attrs.has(type(shown)) else repr(shown)
+
+
+def _documentation(config: type) -> dict[str, str]:
+    """Field -> the string below it; nothing where there is no source."""
+    try:
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return {}
+    lines = body.body if isinstance(body, ast.ClassDef) else []
+    told: dict[str, str] = {}
+    for field, below in pairwise(lines):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            text = below.value.value if isinstance(below.value, ast.Constant) else ""
+            told[field.target.id] = " ".join(str(text).split())
+    return told
+
+
+def _print(title: str, found: Findings) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False, show_edge=False)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right", style="dim")
+    table.add_column(overflow="fold")
+    for section in found.sections:
+        mark, style = ("✗", "bold red") if section.findings else ("–", "dim") if section.skipped else ("✓", "green")
+        said = Text("\n".join(section.findings))
+        for aside in (section.skipped, *section.notices):
+            said.append(("\n" if said else "") + aside, style="dim")
+        table.add_row(Text(mark, style=style), section.name, f"{section.seconds:.1f} s", said)
+    console.print(title)
+    console.print(table)
+    count = sum(len(section.findings) for section in found.sections)
+    unseen = sum(len(section.notices) for section in found.sections)
+    verdict = f"[bold red]{count} finding{'s' * (count > 1)}[/]" if count else "[green]keeps to the contract[/]"
+    console.print(f"\n{verdict}" + (f"; {unseen} not seen" if unseen else ""))

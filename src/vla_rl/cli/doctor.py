@@ -1,0 +1,181 @@
+"""`vla-rl doctor`: what works on this machine, what does not, and the command that mends it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from attrs import asdict, frozen
+
+from vla_rl.core.catalogue import OWN_DIST, missing_requirements
+from vla_rl.toolkit.envs.rendering import MEND, probe
+
+State = Literal["ok", "missing", "broken"]
+GIB = 2**30
+SHM = Path("/dev/shm")  # noqa: S108
+VERSIONS = ("torch", "ray", "numpy", "transformers", "peft", "mujoco", "gymnasium", "attrs", "cattrs", "pluggy")
+
+
+@frozen(kw_only=True)
+class Finding:
+    """One line of the report."""
+
+    area: str
+    what: str
+    state: State
+    """missing: something optional is not there; broken: runs will fail."""
+    detail: str
+    mend: str = ""
+    """A command, or what to do; empty when nothing has to be done."""
+
+
+def main(json: bool) -> int:
+    """Print the report, as JSON on request. -> 0, or 1 when something is broken that every run needs."""
+    found = examine()
+    if json:
+        from json import dumps
+
+        print(dumps([asdict(finding) for finding in found], indent=1))
+    else:
+        _print(found)
+    return int(any(finding.state == "broken" for finding in found))
+
+
+def examine() -> list[Finding]:
+    """Look at everything; what can hang or crash is tried in a process of its own, at most 90 s each."""
+    probes = ("egl", "osmesa", "vulkan", "cuda", "ray")
+    with ThreadPoolExecutor(len(probes)) as pool:
+        outcomes = dict(zip(probes, pool.map(probe, probes), strict=True))
+    return [*_machine(), *_runtimes(outcomes), *_drawing(outcomes), *_extras()]
+
+
+def _machine() -> Iterator[Finding]:
+    versions = f"Python {platform.python_version()}, vla-rl {_version(OWN_DIST)}, {platform.platform()}"
+    yield Finding(area="machine", what="versions", state="ok", detail=versions)
+    packages = ", ".join(f"{name} {version}" for name in VERSIONS if (version := _version(name)))
+    yield Finding(area="machine", what="packages", state="ok", detail=packages)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding(area="machine", what="cores", state="ok", detail=f"{cores} usable")
+    total, free = _memory()
+    tight = free < 4 * GIB
+    yield Finding(
+        area="machine",
+        what="memory",
+        state="missing" if tight else "ok",
+        detail=f"{free / GIB:.1f} of {total / GIB:.1f} GiB free",
+        mend="close other programs, or lower env.num_envs" if tight else "",
+    )
+    shm = shutil.disk_usage(SHM).total if SHM.is_dir() else 0
+    small = shm < 2 * GIB
+    yield Finding(
+        area="machine",
+        what=str(SHM),
+        state="missing" if small else "ok",
+        detail=f"{shm / GIB:.1f} GiB, for rollouts that move between processes",
+        mend="mount -o remount,size=8G /dev/shm   (docker run: --shm-size=8g)" if small else "",
+    )
+
+
+def _runtimes(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
+    works, said = outcomes["ray"]
+    mend = "" if works else "pip install 'ray>=2.50'   (until then: runtime.backend=local)"
+    yield Finding(area="runtime", what="Ray", state="ok" if works else "broken", detail=said, mend=mend)
+    works, said = outcomes["cuda"]
+    has_driver = shutil.which("nvidia-smi") is not None
+    mend = "" if works or not has_driver else "install a torch build with CUDA: https://pytorch.org/get-started"
+    said += "" if works or has_driver else ", and there is no NVIDIA driver; runs use the CPU"
+    yield Finding(area="runtime", what="CUDA", state="ok" if works else "missing", detail=said, mend=mend)
+
+
+def _drawing(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
+    backends = {
+        "egl": ("GL: EGL", "MuJoCo simulators, MUJOCO_GL=egl"),
+        "osmesa": ("GL: OSMesa", "MuJoCo simulators, MUJOCO_GL=osmesa"),
+        "vulkan": ("Vulkan", "SAPIEN simulators, Mesa 24.3 or newer where there is no GPU"),
+    }
+    for name, (what, users) in backends.items():
+        works, said = outcomes[name]
+        state: State = "ok" if works else "missing"
+        yield Finding(
+            area="drawing", what=what, state=state, detail=f"{said} ({users})", mend="" if works else MEND[name]
+        )
+
+
+def _extras() -> Iterator[Finding]:
+    try:
+        extras = metadata.metadata(OWN_DIST).get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        detail = "not installed as a distribution, so no plugin is known"
+        yield Finding(area="extras", what=OWN_DIST, state="broken", detail=detail, mend=f"pip install {OWN_DIST}")
+        return
+    for extra in extras:
+        missing = missing_requirements(OWN_DIST, extra)
+        yield Finding(
+            area="extras",
+            what=extra,
+            state="missing" if missing else "ok",
+            detail=f"needs {', '.join(missing)}" if missing else "installed",
+            mend=f"pip install '{OWN_DIST}[{extra}]'" if missing else "",
+        )
+
+
+def _version(dist: str) -> str:
+    try:
+        return metadata.version(dist)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of memory, total and available, within the limits of a container."""
+    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    total, free = page * pages, page * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as file:
+            numbers = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in file if "kB" in line}
+        free = numbers["MemAvailable"]
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        if limit != "max":
+            total, free = min(total, int(limit)), min(free, int(limit) - used)
+    except (OSError, KeyError, ValueError):
+        pass
+    return total, free
+
+
+def _print(found: list[Finding]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    marks = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "bold red")}
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False, show_edge=False)
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    area = ""
+    for finding in found:
+        mark, style = marks[finding.state]
+        detail = Text(finding.detail)
+        if finding.mend:
+            detail.append("\n→ ", style="dim").append(finding.mend, style="cyan")
+        if finding.area != area and area:
+            table.add_section()
+        shown, area = ("" if finding.area == area else finding.area), finding.area
+        table.add_row(shown, Text(mark, style=style), finding.what, detail)
+    console.print(table)
+    counts = {state: sum(finding.state == state for finding in found) for state in marks}
+    console.print(
+        f"\n[green]{counts['ok']} work[/], [yellow]{counts['missing']} optional parts are missing[/], "
+        f"[{'bold red' if counts['broken'] else 'dim'}]{counts['broken']} broken[/]"
+    )

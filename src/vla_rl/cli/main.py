@@ -1,0 +1,300 @@
+"""`vla-rl`: commands import what they need when they run, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+app = typer.Typer(
+    name="vla-rl",
+    help="Train vision-language-action models by reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file, or the folder of a run.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as algorithm.clip_high=0.3")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def reported(command: F) -> F:
+    """Print what the user can mend without a traceback and exit with 2; 130 after an interrupt."""
+
+    @functools.wraps(command)
+    def run_command(*args: Any, **kwargs: Any) -> Any:
+        from vla_rl.core.errors import UserError
+        from vla_rl.core.plan import DoesNotFit
+
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as exc:
+            cause = getattr(exc, "cause", None)  # of an error that came from another process
+            error = cause if isinstance(cause, UserError | DoesNotFit) else exc
+            if kwargs.get("debug") or not isinstance(error, UserError | DoesNotFit):
+                raise
+            for line in (str(error), *getattr(error, "__notes__", ())):
+                typer.echo(line, err=True)
+            raise typer.Exit(getattr(error, "exit_code", 2)) from None
+
+    return run_command  # type: ignore[return-value]
+
+
+@app.command()
+@reported
+def run(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    folder: Annotated[Path | None, typer.Option(help="Of the run; default: runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train as a spec says; metrics, checkpoints, videos and results.json go to the run's folder."""
+    loaded, home = _load(spec, overrides)
+    from vla_rl.runtime.start import run as train
+
+    train(loaded, folder or home or Path("runs") / loaded.name, resume)
+
+
+@app.command()
+@reported
+def sft(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    folder: Annotated[Path | None, typer.Option(help="Of the run; default: runs/NAME-sft.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Clone demonstrations as the spec's `imitation` says: of the simulator's expert, or recorded ones."""
+    loaded, home = _load(spec, overrides)
+    from vla_rl.runtime.start import clone
+
+    clone(loaded, folder or home or Path("runs") / f"{loaded.name}-sft", resume)
+
+
+@app.command()
+@reported
+def check(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the spec with all defaults.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Report what `run` would refuse on this machine, with file and line. Needs no GPU and builds no simulator."""
+    from vla_rl.core.spec.yaml import dump
+
+    loaded, _ = _load(spec, overrides)
+    if show:
+        typer.echo(dump(loaded.to_dict()), nl=False)
+    from vla_rl.runtime.preflight import check_spec
+
+    clones = loaded.imitation is not None
+    check_spec(loaded, training=not clones, imitation=clones)
+    if not show:
+        typer.echo(
+            f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} rows) with "
+            f"{loaded.algorithm.type}, {loaded.train.steps} steps, {loaded.placement.type} on {loaded.runtime.backend}"
+        )
+
+
+@app.command(name="eval")
+@reported
+def evaluate(
+    what: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT|SPEC", help="Folder of a run or a checkpoint, or a spec.")
+    ],
+    overrides: Overrides = None,
+    output: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model."""
+    checkpoint = _checkpoint(what)
+    loaded, _ = _load(checkpoint.parents[1] if checkpoint else what, overrides)
+    from vla_rl.runtime.start import evaluate
+
+    result = evaluate(loaded, checkpoint)
+    rows = {"all": result["success"], **result["tasks"]}
+    width = max(map(len, rows))
+    for name, rate in rows.items():
+        bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
+        typer.echo(f"{name:<{width}}  {100 * rate['rate']:5.1f} %  {bounds:<14} n={rate['n']}")
+    if output is not None:
+        import json
+
+        output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+@app.command()
+@reported
+def plan(
+    spec: SpecFile,
+    overrides: Overrides = None,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Latencies: RUN/trace.json, or a profile; traces of several sizes show how time grows."
+        ),
+    ] = None,
+    devices: Annotated[int | None, typer.Option(min=0, help="GPUs to plan for; default: this machine's.")] = None,
+    cpus: Annotated[float | None, typer.Option(min=1, help="CPUs; default: 16 a GPU, or this machine's.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=1, help="Host memory in GiB; default: 128 a GPU, or this machine's.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Forecast throughput, idle time and memory of every placement strategy. Needs no GPU and no simulator."""
+    loaded, home = _load(spec, overrides)
+    from vla_rl.cli.plan import main as forecast
+    from vla_rl.core.errors import UserError
+
+    files = profile or ([home / "trace.json"] if home else [])
+    if not files:
+        raise UserError("there are no latencies to plan with; give --profile RUN/trace.json of a run, or a file")
+    forecast(loaded, files, devices, cpus, memory, json)
+
+
+@app.command()
+@reported
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run; it may still go on.")],
+    output: Annotated[Path | None, typer.Option(help="The file; default: RUN/report.html.")] = None,
+    video_mb: Annotated[float, typer.Option(min=0, help="Megabytes of episode videos in it, at most.")] = 20.0,
+    debug: Debug = False,
+) -> None:
+    """Make one self-contained HTML page: curves, time split, timeline, videos, results, spec and environment."""
+    from vla_rl.cli.report import main as write
+
+    typer.echo(f"wrote {write(folder, output, video_mb)}")
+
+
+@app.command()
+@reported
+def check_env(
+    name: Annotated[str, typer.Argument(metavar="TYPE", help="Of the simulator, as in a spec.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its settings, such as suite=libero_goal")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Simulator rows.")] = 2,
+    chunk: Annotated[int, typer.Option(min=1, help="Actions in a chunk.")] = 4,
+    device: Annotated[str, typer.Option(help="For simulators that compute on one: cpu, cuda, cuda:1.")] = "cpu",
+    expert: Annotated[bool, typer.Option(help="Play an episode with the scripted expert, if there is one.")] = True,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="About how long to play; less means fewer, shorter episodes.")
+    ] = 60,
+    plugin: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="Where the simulator is, when it is not installed.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Play with a simulator and compare it with the contract: states, masks, chunks, ends, independent rows, expert."""
+    from vla_rl.cli.check_env import main as examine
+
+    raise typer.Exit(examine(name, overrides or (), plugin or (), rows, chunk, device, expert, seconds))
+
+
+@app.command()
+@reported
+def plugins(json: Json = False, debug: Debug = False) -> None:
+    """List all plugins: kind, name, distribution, version, and whether what they need is installed."""
+    from vla_rl.cli.list_plugins import main as listing
+
+    listing(json)
+
+
+@app.command()
+@reported
+def new_plugin(
+    kind: Annotated[str, typer.Argument(help="model, env, algorithm, placement, data or hook.")],
+    name: Annotated[str, typer.Argument(help="By which specs will call it.")],
+    folder: Annotated[Path | None, typer.Argument(help="Of the new project; default: ./NAME.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Make a third-party project: pyproject, a plugin that works, and its passing test."""
+    from vla_rl.cli.new_plugin import new_plugin as make
+
+    made = make(kind, name, folder or Path(name))
+    typer.echo(f"made {made}; now: pip install -e '{made}[test]' && pytest {made}")
+
+
+@app.command()
+@reported
+def doctor(json: Json = False, debug: Debug = False) -> None:
+    """Say what works on this machine, what does not, and the command that mends it."""
+    from vla_rl.cli.doctor import main as examine
+
+    raise typer.Exit(examine(json))
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Train vision-language-action models by reinforcement learning."""
+    if version:
+        from vla_rl import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> NoReturn:
+    """The console script."""
+    try:
+        app()
+    except SystemExit as exc:
+        if exc.code == INTERRUPTED:  # workers are gone; what libraries still do at exit must not change the status
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise
+    raise SystemExit(0)
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:
+    """The spec, and the run folder when that was given."""
+    from vla_rl.core.spec.spec import load_spec
+
+    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - False for a name that is too long
+    return load_spec(home / "spec.yaml" if home else path, overrides or ()), home
+
+
+def _checkpoint(path: Path) -> Path | None:
+    """The checkpoint folder that a path means; None for a spec file."""
+    from vla_rl.core.errors import UserError
+
+    if os.path.isfile(path):  # noqa: PTH113 - as above
+        return None
+    from vla_rl.runtime.run_folder.folder import RunFolder
+
+    newest = RunFolder(path).latest() if (path / "spec.yaml").is_file() else None
+    folder = (newest or path).resolve()
+    if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
+        raise UserError(
+            f"{path} is neither a run with a checkpoint nor a checkpoint of a run (RUN/checkpoints/step_...)"
+        )
+    return folder
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""`vla-rl new-plugin`: a third-party project with an entry point, a plugin that works and its passing test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from string import Template
+
+from vla_rl.cli.plugin_names import check_classes, check_name
+from vla_rl.core.catalogue import KINDS
+from vla_rl.core.errors import UserError, did_you_mean
+
+TEMPLATES = Path(__file__).with_name("templates")
+SUFFIX = ".txt"
+
+IN_A_SPEC = {
+    "model": "model: {type: $name}",
+    "env": "env: {type: $name, num_envs: 16}",
+    "algorithm": "algorithm: {type: $name}",
+    "placement": "placement: {type: $name}",
+    "data": "imitation: {data: {type: $name, file: demonstrations.npz}, steps: 1000, lr: 1e-4}",
+    "hook": "hooks: [{type: console}, {type: $name}]",
+}
+
+
+def new_plugin(kind: str, name: str, folder: Path) -> Path:
+    """Write the project of a plugin `name` of a kind (a key of `KINDS`) into `folder`. -> `folder`.
+
+    Raises UserError: unknown kind, a name that is no identifier (dashes are allowed) or that something has already, a
+    folder with something in it.
+    """
+    if kind not in KINDS:
+        raise UserError(f"no kind of plugin {kind!r}{did_you_mean(kind, KINDS)}; kinds: {', '.join(KINDS)}")
+    package = check_name(name)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; give the name of a new folder")
+    words = {
+        "kind": kind,
+        "group": KINDS[kind].group,
+        "name": package,
+        "package": package,
+        "dist": package.replace("_", "-"),
+        "Class": "".join(word.capitalize() for word in package.split("_")),
+    }
+    words["spec"] = Template(IN_A_SPEC[kind]).substitute(words)
+    texts = {
+        path: Template(template.read_text(encoding="utf-8")).substitute(words)
+        for template, path in _files(kind, package)
+    }
+    check_classes(package, words["Class"], [text for path, text in texts.items() if path.endswith(".py")])
+    for path, text in texts.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return folder
+
+
+def _files(kind: str, package: str) -> list[tuple[Path, str]]:
+    """(template, path within the project) of every file of a kind."""
+    places = {"test": f"tests/test_{package}", "plugin": f"src/{package}/__init__"}
+    places |= {part: f"src/{package}/{part}" for part in ("impl", "record")}
+    found = []
+    for template in sorted((*TEMPLATES.glob(f"*{SUFFIX}"), *(TEMPLATES / kind).glob(f"*{SUFFIX}"))):
+        stem, dot, ending = template.name.removesuffix(SUFFIX).partition(".")
+        found.append((template, places.get(stem, stem) + dot + ending))
+    return found

@@ -1,0 +1,124 @@
+"""`vla-rl plan`: what each placement strategy is expected to do with a job, before a device is spent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vla_rl.cli.planning.compare import Candidate, best, compare
+from vla_rl.cli.planning.profile import Profile, load_profile
+from vla_rl.cli.planning.simulate import Forecast
+from vla_rl.core.errors import UserError
+from vla_rl.core.plan import Cluster
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.hardware import machine
+
+GIB = 2**30
+CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB
+"""Assumed with --devices alone; usual of machines with eight GPUs."""
+
+
+def main(
+    spec: Spec, profiles: Sequence[Path], devices: int | None, cpus: float | None, memory: float | None, json: bool
+) -> None:
+    """Print the comparison. Raises UserError when no strategy fits."""
+    profile = load_profile(profiles)
+    cluster = cluster_of(devices, cpus, memory)
+    candidates = compare(spec, cluster, profile)
+    winner = best(candidates)
+    if json:
+        from json import dumps
+
+        print(dumps([_plain(c, c is winner) for c in candidates], indent=1))
+    else:
+        _print(spec, cluster, profile, candidates, winner)
+    if winner is None:
+        raise UserError("no placement fits on these devices; the reasons are above")
+
+
+def cluster_of(devices: int | None, cpus: float | None, memory: float | None) -> Cluster:
+    """So many GPUs, CPUs and GiB of host memory; what is not given is this machine's, or assumed for the GPUs."""
+    here = machine()
+    gpus = here.gpus if devices is None else devices
+    assumed = Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else here
+    return Cluster(
+        cpus=assumed.cpus if cpus is None else cpus,
+        gpus=gpus,
+        memory=assumed.memory if memory is None else int(memory * GIB),
+    )
+
+
+def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
+    expected = candidate.forecast
+    plain: dict[str, object] = {"strategy": candidate.name, "spec": candidate.own, "best": is_best}
+    if expected is None:
+        return {**plain, "reason": candidate.reason}
+    return {
+        **plain,
+        "env_steps_per_s": expected.throughput,
+        "iteration_s": expected.iteration,
+        "rollout_s": expected.rollout,
+        "update_s": expected.update,
+        "idle": expected.idle,
+        "device_bytes": expected.device_bytes,
+        "host_bytes": expected.host_bytes,
+    }
+
+
+def _print(
+    spec: Spec, cluster: Cluster, profile: Profile, candidates: Sequence[Candidate], winner: Candidate | None
+) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    gpus = f"{cluster.gpus} GPU{'s' * (cluster.gpus != 1)}"
+    console.print(
+        f"[bold]{spec.name}[/]: {spec.env.num_envs} rows of {spec.env.type}, {spec.model.type}, on {gpus}, "
+        f"{cluster.cpus:g} CPUs, {cluster.memory / GIB:.0f} GiB of memory"
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("strategy", no_wrap=True)
+    for title in ("env steps/s", "iteration", "rollout", "update", "idle: sim", "policy", "learner", "device", "host"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for candidate in candidates:
+        expected = candidate.forecast
+        if expected is not None:
+            name = Text(candidate.name, style="bold green" if candidate is winner else "")
+            table.add_row(name.append(" (spec)" if candidate.own else ""), *_cells(expected))
+    if table.row_count:
+        console.print(table)
+    for candidate in candidates:
+        if candidate.forecast is None:
+            console.print(f"[yellow]{candidate.name}[/] does not fit: {candidate.reason}", markup=True)
+    own = candidates[0]
+    if winner is not None and winner.forecast is not None:
+        gain = ""
+        if own.forecast is not None and own is not winner:
+            gain = f", {winner.forecast.throughput / own.forecast.throughput:.2f} times the spec's"
+        console.print(f"best: [bold green]{winner.name}[/]{gain}")
+    assumed = [
+        f"{name} time {'does not depend on' if cost.fixed == 1 else 'is proportional to'} the rows of a call"
+        for name, cost in (("simulation", profile.sim), ("inference", profile.policy))
+        if cost.fixed in (0.0, 1.0)
+    ]
+    if assumed:
+        console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/plan.md)[/]")
+
+
+def _cells(expected: Forecast) -> list[str]:
+    memory = "?" if expected.device_bytes is None else _size(expected.device_bytes)
+    return [
+        f"{expected.throughput:,.1f}",
+        *(f"{seconds:,.2f} s" for seconds in (expected.iteration, expected.rollout, expected.update)),
+        *(f"{100 * expected.idle[role]:.0f} %" for role in ("sim", "policy", "learner")),
+        memory,
+        _size(expected.host_bytes) if expected.host_bytes else "-",
+    ]
+
+
+def _size(count: float) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,77 @@
+"""Which names a new plugin cannot have: its package would shadow, or its installation replace, what is there."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import keyword
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+
+from vla_rl.core.catalogue import KINDS, OWN_DIST, installed
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.yaml import parse
+
+
+def check_name(name: str) -> str:
+    """-> the package's name. Raises UserError with who has it, and another name."""
+    package = name.replace("-", "_")
+    if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", package):
+        raise UserError(f"{name!r} cannot name a plugin: use lower-case letters, digits and dashes, a letter first")
+    taken = _taken(package)
+    if taken:
+        raise UserError(f"{name!r} cannot name a plugin: it is {taken}; take another name, such as my_{package}")
+    return package
+
+
+def check_classes(name: str, class_name: str, sources: Iterable[str]) -> None:
+    """Raise UserError where the plugin's class or config would have a name that its own files import."""
+    trees = [node for source in sources for node in ast.walk(ast.parse(source))]
+    froms = [node for node in trees if isinstance(node, ast.ImportFrom)]
+    imported = {
+        (alias.asname or alias.name): node.module
+        for node in froms
+        if not (node.module or "").startswith(name)
+        for alias in node.names
+    }
+    for made in (class_name, f"{class_name}Config"):
+        if made in imported:
+            raise UserError(
+                f"{name!r} cannot name a plugin: its class would be {made}, as one of {imported[made]} that it uses; "
+                f"take another name, such as my_{name}"
+            )
+
+
+def _taken(package: str) -> str | None:
+    """What has that name."""
+    if keyword.iskeyword(package) or keyword.issoftkeyword(package):
+        return "a word of Python"
+    if not isinstance(parse(package).data, str):
+        return "a word of YAML, which a spec does not read as a name"
+    if package in sys.stdlib_module_names:
+        return "a module of Python's standard library"
+    for kind in KINDS:
+        for item in installed(kind).get(package, ()):
+            return f"the {kind} plugin of {item.origin}"
+    for dist in metadata.distributions():
+        if _normal(dist.name) == _normal(package):
+            return f"the installed distribution {dist.name} {dist.version}, which `pip install` would replace"
+    if _normal(package) in _required():
+        return f"a package that {OWN_DIST} or one of its extras installs"
+    found = importlib.util.find_spec(package)
+    if found is not None and found.origin is not None:
+        return f"a module that is there already ({found.origin})"
+    return "a name of Python's own" if hasattr(builtins, package) else None
+
+
+def _required() -> set[str]:
+    from packaging.requirements import Requirement
+
+    return {_normal(Requirement(text).name) for text in metadata.requires(OWN_DIST) or ()} | {OWN_DIST}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,142 @@
+"""Charts as SVG text. Colours are CSS classes of the page, so that they follow its light and dark theme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import TypeVar
+
+from attrs import frozen
+
+from vla_rl.cli.report.gather import Point
+
+MAX_POINTS = 400
+T = TypeVar("T")
+Pairs = Sequence[tuple[float, float]]
+
+
+@frozen
+class Shape:
+    """For which windows a wide chart is drawn; the page shows one of the two."""
+
+    css: str
+    width: float
+
+
+SCREEN, PHONE = Shape("screen", 960.0), Shape("phone", 340.0)
+
+
+@frozen(kw_only=True)
+class Frame:
+    """A plot area inside an SVG, and its scales."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return self.across(x), self.up(y)
+
+    def across(self, x: float) -> float:
+        low, high = self.x
+        return self.left + (x - low) / ((high - low) or 1.0) * (self.width - self.left - self.right)
+
+    def up(self, y: float) -> float:
+        low, high = self.y
+        return self.height - self.bottom - (y - low) / ((high - low) or 1.0) * (self.height - self.top - self.bottom)
+
+
+def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last: int, shape: Shape) -> str:
+    """Rollout success as a line in its band, evaluations as dots with their intervals."""
+    width, height = shape.width, 340 if shape is SCREEN else 220
+    frame = Frame(width=width, height=height, left=60, right=16, top=14, bottom=40, x=(0, max(last, 1)), y=(0.0, 1.0))
+    parts = [*_grid(frame, [0, 0.25, 0.5, 0.75, 1.0], lambda v: f"{100 * v:.0f} %", "step")]
+    points = _thinned(rollouts)
+    if points:
+        upper = [frame.at(p.step, p.high) for p in points]
+        lower = [frame.at(p.step, p.low) for p in reversed(points)]
+        parts.append(f'<path class="band" d="{_path([*upper, *lower])}Z"/>')
+        parts.append(f'<path class="line" d="{_path([frame.at(p.step, p.rate) for p in points])}"/>')
+    if len(evaluations) > 1:
+        parts.append(f'<path class="eval-line" d="{_path([frame.at(p.step, p.rate) for p in evaluations])}"/>')
+    for p in evaluations:
+        x, y = frame.at(p.step, p.rate)
+        said = f"step {p.step}: {100 * p.rate:.1f} % [{100 * p.low:.1f}, {100 * p.high:.1f}] of {p.n} episodes"
+        bar = f'<path d="M{x:.1f} {frame.up(p.low):.1f}V{frame.up(p.high):.1f}"/>'
+        dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
+        parts.append(f'<g class="eval"><title>{escape(said)}</title>{bar}{dot}</g>')
+    return _svg(frame, parts, "Success over training steps", shape.css)
+
+
+def small_chart(name: str, pairs: Pairs) -> str:
+    """One metric, small."""
+    values = [value for _, value in pairs]
+    low, high = min(values), max(values)
+    room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
+    frame = Frame(
+        width=300, height=150, left=46, right=8, top=10, bottom=24, x=_range(pairs), y=(low - room, high + room)
+    )
+    parts = [*_grid(frame, ticks(*frame.y, 3), number, "")]
+    parts.append(f'<path class="line" d="{_path([frame.at(*pair) for pair in _thinned(pairs)])}"/>')
+    return _svg(frame, parts, name)
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """About so many round numbers between two."""
+    span = (high - low) or 1.0
+    size = 10 ** math.floor(math.log10(span / count))
+    step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)
+    first = math.ceil(low / step)
+    return [step * i for i in range(first, math.floor(high / step) + 1)]
+
+
+def number(value: float) -> str:
+    """Short, for axes and tiles."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e4 or abs(value) < 1e-3:
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:,.4g}"
+
+
+def _grid(frame: Frame, values: Sequence[float], label: Callable[[float], str], x_title: str) -> Iterator[str]:
+    right = frame.width - frame.right
+    for value in values:
+        y = frame.up(value)
+        yield f'<path class="grid" d="M{frame.left} {y:.1f}H{right}"/>'
+        yield f'<text class="tick" x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label(value))}</text>'
+    floor = frame.height - frame.bottom
+    for value in ticks(*frame.x, 8 if frame.width > 500 else 3):
+        if value == int(value):
+            x = frame.across(value)
+            yield f'<text class="tick" x="{x:.1f}" y="{floor + 18}" text-anchor="middle">{int(value)}</text>'
+    if x_title:
+        middle = (frame.left + right) / 2
+        yield f'<text class="tick" x="{middle}" y="{frame.height - 4}" text-anchor="middle">{escape(x_title)}</text>'
+
+
+def _svg(frame: Frame, parts: Sequence[str], title: str, css: str = "") -> str:
+    box = f"0 0 {frame.width:g} {frame.height:g}"
+    head = f'<svg class="{css}" viewBox="{box}" role="img" aria-label="{escape(title, quote=True)}">'
+    return f"{head}{''.join(parts)}</svg>"
+
+
+def _path(points: Pairs) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _range(pairs: Pairs) -> tuple[float, float]:
+    return min(x for x, _ in pairs), max(x for x, _ in pairs)
+
+
+def _thinned(items: Sequence[T]) -> list[T]:
+    """At most `MAX_POINTS`, the first and the last among them."""
+    if len(items) <= MAX_POINTS:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]

@@ -1,0 +1,261 @@
+"""The page: sections of HTML that need nothing but themselves, not even a network."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cli.report.charts import PHONE, SCREEN, number, small_chart, success_chart
+from vla_rl.cli.report.gather import Gathered, Point
+from vla_rl.cli.report.timeline import timelines
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
+"""Content security: nothing is fetched, and no script runs."""
+METRICS = {
+    "env/return": "return of an episode",
+    "env/episode_length": "steps of an episode",
+    "loss/total": "loss",
+    "policy/approx_kl": "approximate KL",
+    "policy/entropy": "entropy",
+    "loss/clip_fraction": "clipped",
+    "loss/value": "value loss",
+    "policy/grad_norm": "gradient norm",
+    "throughput/env_steps_per_s": "environment steps a second",
+    "time/step": "seconds of a training step",
+}
+MIN_STEPS = 3
+"""A curve of fewer says nothing."""
+
+
+def page(run: Gathered, video_bytes: int) -> str:
+    """The whole page. `video_bytes`: of the episode videos in it, at most; the newest come first."""
+    name = escape(str(run.spec.get("name", run.folder.name)))
+    sections = [_head(run, name), _success(run), _tasks(run), _learning(run), _time(run), _videos(run, video_bytes)]
+    body = "".join([*sections, _setup(run)])
+    style = resources.files("vla_rl.cli.report").joinpath("style.css").read_text(encoding="utf-8")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{style}</style></head>'
+        f"<body><main>{body}{_foot(run)}</main></body></html>\n"
+    )
+
+
+def _head(run: Gathered, name: str) -> str:
+    spec, results = run.spec, run.results
+    parts = {part: _type(spec, part) for part in ("model", "env", "algorithm", "placement")}
+    done = int(results.get("steps") or (run.steps[-1]["step"] if run.steps else 0))
+    planned = spec.get("train", {}).get("steps", done)
+    state = "" if results else " so far; the run has no results yet"
+    line = (
+        f"{parts['model']} on {parts['env']} ({spec.get('env', {}).get('num_envs', '?')} rows) with "
+        f"{parts['algorithm']}, {parts['placement']} placement, {done} of {planned} steps{state}"
+    )
+    tiles = "".join(_tile(*tile) for tile in _tiles(run))
+    return f'<header><h1>{name}</h1><p>{escape(line)}</p></header><div class="tiles">{tiles}</div>'
+
+
+def _tiles(run: Gathered) -> Iterator[tuple[str, str, str, str]]:
+    """(title, value, note, class)."""
+    results = run.results
+    after, before = results.get("success"), results.get("before")
+    if after is None and run.evaluations:
+        after = _rate(run.evaluations[-1])
+    if after:
+        interval = f"{100 * after['low']:.1f} to {100 * after['high']:.1f} %, n = {after['n']}"
+        yield "success", f"{100 * after['rate']:.1f} %", interval, _judged(after, before)
+    if before:
+        interval = f"{100 * before['low']:.1f} to {100 * before['high']:.1f} %, n = {before['n']}"
+        yield "before training", f"{100 * before['rate']:.1f} %", interval, ""
+    speed = [value for _, value in run.series("throughput/env_steps_per_s")]
+    if speed:
+        yield "env steps a second", number(round(sorted(speed)[len(speed) // 2], 1)), "median of the steps", ""
+    steps = results.get("env_steps") or sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
+    if steps:
+        yield "environment steps", _grouped(steps), "single actions", ""
+    seconds = results.get("wall_seconds") or sum(m.get("time/step", 0.0) for m in run.steps)
+    if seconds:
+        yield "wall time", _clock(seconds), "" if results else "of training steps", ""
+    if results.get("faults"):
+        yield "faults", str(results["faults"]), "simulator rows that broke", ""
+
+
+def _success(run: Gathered) -> str:
+    rollouts = run.rollouts
+    if not rollouts and not run.evaluations:
+        return _section("Success", '<p class="note">No metrics.jsonl: the run had no jsonl hook, or no step yet.</p>')
+    last = max([p.step for p in (*rollouts, *run.evaluations)])
+    legend = '<div class="legend">'
+    legend += '<span><i class="rollout"></i>rollouts, with exploration</span>' if rollouts else ""
+    legend += '<span><i class="policy"></i>evaluations on held-out states</span>' if run.evaluations else ""
+    legend += "<span>bands and bars: 95 % Wilson intervals</span></div>"
+    chart = "".join(success_chart(rollouts, run.evaluations, last, shape) for shape in (SCREEN, PHONE))
+    return _section("Success", f'<div class="card">{chart}{legend}</div>')
+
+
+def _tasks(run: Gathered) -> str:
+    tasks: Mapping[str, Any] = run.results.get("tasks") or {}
+    if not tasks:
+        return ""
+    rows = {"all": run.results["success"], **tasks} if len(tasks) > 1 else tasks
+    body = ""
+    for name, rate in rows.items():
+        low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
+        body += (
+            f"<tr><td>{escape(name)}</td><td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{rate['n']}</td>"
+            f'<td class="wide"><div class="interval"><span style="left:{low:.1f}%;width:{high - low:.1f}%"></span>'
+            f'<b style="left:{mid:.1f}%"></b></div></td></tr>'
+        )
+    head = "<tr><th>task</th><th>success</th><th>95 % interval</th><th>n</th><th></th></tr>"
+    return _section("Tasks", f'<div class="card scroll"><table>{head}{body}</table></div>')
+
+
+def _learning(run: Gathered) -> str:
+    figures = ""
+    for name, label in METRICS.items():
+        pairs = run.series(name)
+        if len(pairs) >= MIN_STEPS:
+            figures += (
+                f'<figure><figcaption title="{escape(name)}">{escape(label)}<b>{number(pairs[-1][1])}</b></figcaption>'
+                f"{small_chart(label, pairs)}</figure>"
+            )
+    return _section("Learning", f'<div class="multiples">{figures}</div>') if figures else ""
+
+
+def _time(run: Gathered) -> str:
+    roles: Mapping[str, Any] = run.results.get("roles") or run.trace.get("otherData", {}).get("roles") or {}
+    pictures = timelines(run.trace)
+    if not roles and not pictures:
+        return ""
+    content = ""
+    if roles:
+        causes = list(next(iter(roles.values()))["waits_for"])
+        head = "".join(f"<th>{escape(c)}</th>" for c in ("busy", *(f"waits for {c}" for c in causes), "bubbles", ""))
+        body = ""
+        for role, usage in roles.items():
+            shares = [usage["busy"], *(usage["waits_for"][c] for c in causes), usage["bubbles"]]
+            cells = "".join(f"<td>{100 * s:.1f} %</td>" if s else "<td>–</td>" for s in shares)
+            title = f'{role} <span class="count">× {usage["workers"]}</span>'
+            body += f'<tr><td class="name">{title}</td>{cells}<td class="wide">{_bar(role, usage)}</td></tr>'
+        note = (
+            "Shares of each role's time in the training steps. Bubbles: idle time within the role's own part of a "
+            "step. Messages: nobody works; processes talk, or the driver judges and writes."
+        )
+        legend = "".join(f'<span><i class="{c}"></i>{c}</span>' for c in causes)
+        content += (
+            f'<div class="card"><div class="scroll"><table><tr><th>role</th>{head}</tr>{body}</table></div>'
+            f'<div class="legend"><span>full colour: works; pale: waits for</span>{legend}</div>'
+            f'<p class="note">{note}</p></div>'
+        )
+    if pictures:
+        drawn = "".join(f"<h3>{escape(title)}</h3>{svg}" for title, svg in pictures)
+        legend = "".join(f'<span><i class="{c}"></i>{c}</span>' for c in ("driver", "sim", "policy", "learner"))
+        note = "Lanes of a role in shades; hover for the call. Every call of the last steps: trace.json, in Perfetto."
+        content += f'<div class="card">{drawn}<div class="legend">{legend}</div><p class="note">{note}</p></div>'
+    return _section("Time", content)
+
+
+def _bar(role: str, usage: Mapping[str, Any]) -> str:
+    parts = [(role, "", usage["busy"]), *((cause, " wait", share) for cause, share in usage["waits_for"].items())]
+    spans = "".join(f'<span class="{c}{w}" style="width:{100 * s:.2f}%"></span>' for c, w, s in parts if s)
+    return f'<div class="bar">{spans}</div>'
+
+
+def _videos(run: Gathered, limit: int) -> str:
+    figures, left = "", limit
+    shown = 0
+    for video in run.videos:
+        size = video.stat().st_size
+        if size > left:
+            continue
+        left -= size
+        shown += 1
+        data = b64encode(video.read_bytes()).decode()
+        step, episode, outcome = _film(video)
+        figures += (
+            f'<figure><video controls muted loop preload="metadata" src="data:video/mp4;base64,{data}"></video>'
+            f'<figcaption>{step}{episode}<span class="outcome {outcome}">{outcome}</span></figcaption></figure>'
+        )
+    if not run.videos:
+        return ""
+    missing = len(run.videos) - shown
+    note = f'<p class="note">{missing} more in {escape(str(run.folder / "videos"))}</p>' if missing else ""
+    return _section("Episodes", f'<div class="videos">{figures}</div>{note}')
+
+
+def _film(video: Path) -> tuple[str, str, str]:
+    """Step, episode and outcome, as the file is named."""
+    head, _, rest = video.stem.partition("_ep")
+    episode, _, outcome = rest.partition("_")
+    step = head.removeprefix("step_").lstrip("0") or "0"
+    return f"step {escape(step)}", f", episode {escape(episode)}" if episode else "", escape(outcome)
+
+
+def _setup(run: Gathered) -> str:
+    environment = run.environment
+    rows = ""
+    for title, value in (
+        ("versions", environment.get("versions")),
+        ("platform", environment.get("platform")),
+        ("CPUs", environment.get("cpus")),
+        ("GPUs", environment.get("gpus") or ("none" if environment else None)),
+        ("renderer", environment.get("renderer")),
+        ("command", environment.get("argv")),
+        ("plugins", environment.get("plugins")),
+        ("notes", run.results.get("notes")),
+    ):
+        if value:
+            rows += f'<tr><td>{title}</td><td class="text">{escape(_said(value))}</td></tr>'
+    machine = f"<details><summary>Environment</summary><table>{rows}</table></details>" if rows else ""
+    spec = f"<details open><summary>Spec, with all defaults</summary><pre>{escape(run.spec_text)}</pre></details>"
+    return _section("Set-up", machine + spec)
+
+
+def _foot(run: Gathered) -> str:
+    return f"<footer>Made by vla-rl report from {escape(str(run.folder.resolve()))}</footer>"
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>"
+
+
+def _judged(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    """Class of a success: better or worse than before training; where that is not known, good unless there was none."""
+    then = before["rate"] if before else 0.0
+    return "better" if after["rate"] > then else "worse" if after["rate"] < then else ""
+
+
+def _tile(title: str, value: str, note: str, kind: str) -> str:
+    return (
+        f'<div class="tile {kind}"><span>{escape(title)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>'
+    )
+
+
+def _type(spec: Mapping[str, Any], part: str) -> str:
+    return str((spec.get(part) or {}).get("type", "?"))
+
+
+def _rate(point: Point) -> dict[str, Any]:
+    return {"rate": point.rate, "low": point.low, "high": point.high, "n": point.n}
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}{':' if isinstance(v, Mapping) else ''} {_said(v)}" for k, v in value.items() if v)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def _grouped(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

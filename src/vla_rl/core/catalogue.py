@@ -1,0 +1,330 @@
+"""The catalogue: which plugins there are, by metadata alone, and how one becomes a component.
+
+Which implementation runs is an entry point of one group a kind, so names, versions and collisions are known without
+importing anything; only what a spec names is loaded. A module that a spec lists under `plugins:` adds its own:
+
+    vla_rl_plugins = {"env": {"toy": Plugin(...)}}        # kind -> name -> plugin; kinds are the keys of KINDS
+
+and any `@hookimpl` functions in it wrap components or listen to the run (see `core/manager.py`).
+Environment: `VLA_RL_PLUGINS=acme,other` loads third-party plugins from these distributions only.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from vla_rl.core.errors import PluginError, UserError, did_you_mean
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
+from vla_rl.core.types import Context, Plugin
+
+OWN_DIST = "vla-rl"
+MODULE_PLUGINS = "vla_rl_plugins"
+"""Name of the mapping in which a module of `spec.plugins` offers plugins."""
+
+
+@frozen
+class Kind:
+    """One kind of plugin: its entry-point group and the contract of its components."""
+
+    name: str
+    group: str
+    base: type
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("model", "vla_rl.models", VLAModel),
+        Kind("env", "vla_rl.envs", SimEnv),
+        Kind("algorithm", "vla_rl.algorithms", Algorithm),
+        Kind("placement", "vla_rl.placement", Placement),
+        Kind("data", "vla_rl.data", Demonstrations),
+        Kind("hook", "vla_rl.hooks", RunEvents),
+    )
+}
+
+
+@frozen
+class Installed:
+    """A plugin on offer. Nothing of it has been imported."""
+
+    name: str
+    dist: str
+    """Distribution that offers it, or the module of `spec.plugins`."""
+    version: str
+    """Of the distribution; empty for a module."""
+    target: str
+    """`module:attribute`."""
+    entry: metadata.EntryPoint | None = field(default=None, repr=False, eq=False)
+    plugin: object = field(default=None, repr=False, eq=False)
+    """Of a module: the plugin itself."""
+
+    @property
+    def origin(self) -> str:
+        """`acme-env 0.1`, or `module toy_envs`."""
+        return f"{self.dist} {self.version}" if self.version else f"module {self.dist}"
+
+
+def installed(kind: str, extra_modules: Sequence[str] = ()) -> dict[str, list[Installed]]:
+    """Plugins of a kind by name, sorted, without importing any (but `extra_modules`). More than one for a name: a
+    collision, which is an error for who asks for that name."""
+    found: dict[str, list[Installed]] = {}
+    for item in (*_from_entry_points(_kind(kind).group), *_from_modules(kind, extra_modules)):
+        found.setdefault(item.name, []).append(item)
+    return dict(sorted(found.items()))
+
+
+def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Plugin:
+    """Import the light part of the plugin of that name. Raises PluginError: no such name, two of that name, an import
+    that fails, a dependency that is not installed, something that is no `Plugin`."""
+    item = _find(kind, name, extra_modules)
+    return _load(item, f"{kind} {name!r} from {item.origin}")
+
+
+def build(kind: str, name: str, config: object, context: Context, extra_modules: Sequence[str] = ()) -> Any:
+    """Build the component that (kind, name, config) stands for, in this process. Raises PluginError as `load` does, and
+    for a missing dependency or a component that is not of the kind; other errors of the builder get a note."""
+    item = _find(kind, name, extra_modules)
+    who = f"{kind} {name!r} from {item.origin}"
+    plugin = _load(item, who)
+    try:
+        component = plugin.build(config, context)
+    except ModuleNotFoundError as exc:
+        raise _import_failure(who, item, exc, extra=plugin.extra) from exc
+    except SystemExit as exc:
+        raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
+    except Exception as exc:
+        exc.add_note(f"in plugin {name!r}, building the {kind}")
+        raise
+    base = KINDS[kind].base
+    if kind != "hook" and not isinstance(component, base):
+        raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
+    if component is None:
+        raise PluginError(f"{who}: build returned None; return an object with methods of {base.__name__}")
+    return component
+
+
+def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
+    """The modules of `spec.plugins`, imported and named: their `@hookimpl` functions listen and wrap."""
+    return tuple((module, import_module(module)) for module in modules)
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once a process). Raises
+    PluginError, with the line of what went wrong in it."""
+    path = Path(name).expanduser().resolve() if name.endswith(".py") else None
+    if path is None and not all(part.isidentifier() for part in name.split(".")):
+        raise PluginError(f"plugins: {name!r} is neither a dotted module name nor the path of a .py file")
+    try:
+        return importlib.import_module(name) if path is None else _import_file(path)
+    except UserError:
+        raise
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and (name == exc.name or name.startswith(exc.name + ".")):
+            raise PluginError(
+                f"plugins: no module named {name!r}; give the path of its .py file, or put its folder on PYTHONPATH"
+            ) from exc
+        raise PluginError(f"plugins: module {name!r} needs {exc.name!r}, which is not installed") from exc
+    except (Exception, SystemExit) as exc:
+        raise PluginError(f"plugins: module {name!r} cannot be imported: {_raised(exc, path)}") from exc
+
+
+def missing_requirements(dist: str, extra: str | None) -> list[str]:
+    """Requirements of a distribution, `extra` included, that are not installed (by metadata; nothing is imported)."""
+    from packaging.requirements import Requirement
+
+    missing = []
+    for requirement in map(Requirement, metadata.requires(dist) or ()):
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra or ""})
+        version = _version(requirement.name, tuple(sys.path)) if wanted else None
+        if wanted and (version is None or not requirement.specifier.contains(version, prereleases=True)):
+            missing.append(str(requirement).partition(";")[0].strip())
+    return missing
+
+
+def install_command(dist: str, extra: str | None) -> str:
+    """The command that installs what a plugin of this distribution needs."""
+    return f"pip install '{dist}[{extra}]'" if extra else f"pip install '{dist}'"
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _kind(kind: str) -> Kind:
+    if kind not in KINDS:
+        raise PluginError(f"no kind of plugin {kind!r}{did_you_mean(kind, KINDS)}; kinds: {', '.join(KINDS)}")
+    return KINDS[kind]
+
+
+def _find(kind: str, name: str, extra_modules: Sequence[str]) -> Installed:
+    known = installed(kind, extra_modules)
+    if name not in known:
+        names = ", ".join(known) or "none"
+        raise PluginError(f"no {kind} named {name!r}{did_you_mean(name, known)}\n  installed {kind}s: {names}")
+    first, *others = known[name]
+    if others:
+        offers = ", ".join(f"{item.origin} ({item.target})" for item in known[name])
+        raise PluginError(f"{kind} {name!r} is offered by {offers}; uninstall or rename all but one")
+    return first
+
+
+def _load(item: Installed, who: str) -> Plugin:
+    plugin = item.plugin
+    if item.entry is not None:
+        try:
+            plugin = item.entry.load()
+        except UserError:
+            raise
+        except (Exception, SystemExit) as exc:
+            raise _import_failure(who, item, exc, extra=None) from exc
+    if not isinstance(plugin, Plugin):
+        raise PluginError(f"{who}: {item.target} is {_no_plugin(plugin)}")
+    if not attrs.has(plugin.config):
+        raise PluginError(f"{who}: config is {plugin.config!r}, not an attrs class; decorate it with @attrs.frozen")
+    return plugin
+
+
+def _from_entry_points(group: str) -> list[Installed]:
+    allowed = os.environ.get("VLA_RL_PLUGINS")
+    dists = None if allowed is None else {_normal(dist) for dist in allowed.split(",")} | {OWN_DIST}
+    found = [item for item in _entry_points(tuple(sys.path)) if item.entry and item.entry.group == group]
+    return [item for item in found if dists is None or _normal(item.dist) in dists]
+
+
+@functools.lru_cache(maxsize=4)
+def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
+    """Of all groups; read once for each `sys.path`, since it opens a file of every installed distribution."""
+    groups = {kind.group for kind in KINDS.values()}
+    found: list[Installed] = []
+    seen: set[str] = set()
+    for dist in metadata.distributions(path=list(path)):
+        entries = [entry for entry in dist.entry_points if entry.group in groups]
+        if entries and _normal(dist.name) not in seen:  # of two copies on the path, the first is imported
+            seen.add(_normal(dist.name))
+            found += [Installed(entry.name, dist.name, dist.version, entry.value, entry) for entry in entries]
+    return tuple(found)
+
+
+def _from_modules(kind: str, modules: Iterable[str]) -> list[Installed]:
+    found = []
+    for name in modules:
+        offers = _offers(name, import_module(name))
+        target = f"{name}:{MODULE_PLUGINS}[{kind!r}]"
+        found += [Installed(key, name, "", target, plugin=value) for key, value in offers.get(kind, {}).items()]
+    return found
+
+
+def _offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
+    """What a module offers: kind -> name -> plugin. Raises PluginError for what is not of that form, used or not."""
+    offers = getattr(module, MODULE_PLUGINS, {})
+    where = f"{MODULE_PLUGINS} of module {name}"
+    if not isinstance(offers, Mapping):
+        raise PluginError(f"{where} is {offers!r:.80}; it must be a dict: {{kind: {{name: Plugin(...)}}}}")
+    for kind, named in offers.items():
+        if kind not in KINDS:
+            near = did_you_mean(str(kind), KINDS)
+            raise PluginError(f"{where} has {kind!r}{near}; kinds are {', '.join(KINDS)}")
+        if not isinstance(named, Mapping):
+            raise PluginError(f"{where}, {kind!r}: is {named!r:.80}; it must be a dict: {{name: Plugin(...)}}")
+        for key, plugin in named.items():
+            if not isinstance(key, str):
+                raise PluginError(f"{where}, {kind!r}: {key!r:.80} is no name of a plugin; names are strings")
+            if not isinstance(plugin, Plugin):
+                raise PluginError(f"{where}, {kind!r}: {key!r} is {_no_plugin(plugin)}")
+    return offers
+
+
+def _no_plugin(found: object) -> str:
+    return f"{found!r:.80}, not a Plugin; name an instance of vla_rl.Plugin there"
+
+
+def _raised(exc: BaseException, path: Path | None = None) -> str:
+    """`file:line: type: message` of what importing or building raised: the line in the file at `path`, if it had a part
+    in it, else the innermost one."""
+    if isinstance(exc, SyntaxError) and exc.filename is not None:
+        return f"{exc.filename}:{exc.lineno}: {type(exc).__name__}: {exc.msg}"
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not _is_machinery(frame.filename)]
+    own = [frame for frame in frames if frame.filename == str(path)] or frames
+    where = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+    leaves = "; it must not end the process" if isinstance(exc, SystemExit) else ""
+    return f"{where}{type(exc).__name__}: {exc}{leaves}"
+
+
+def _is_machinery(file: str) -> bool:
+    """Python's own imports and this module."""
+    return file == __file__ or file.startswith("<frozen ") or Path(file).parent.name in ("importlib", "metadata")
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"vla_rl_spec_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise PluginError(f"plugins: no file {path}")
+    import cloudpickle
+
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"plugins: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    cloudpickle.register_pickle_by_value(module)  # processes of simulator rows cannot import it by that name
+    return module
+
+
+def _import_failure(who: str, item: Installed, exc: BaseException, extra: str | None) -> PluginError:
+    package = item.target.partition(":")[0].partition(".")[0]
+    missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    if missing is None or missing.partition(".")[0] == package:
+        return PluginError(f"{who} ({item.target}) cannot be imported: {_raised(exc)}")
+    if item.entry is None:
+        return PluginError(f"{who} needs {missing!r}, which is not installed; try: pip install {missing}")
+    command = install_command(item.dist, extra or _guess_extra(item, missing))
+    return PluginError(f"{who} needs {missing!r}, which is not installed; try: {command}")
+
+
+def _guess_extra(item: Installed, missing: str) -> str | None:
+    """The extra to install when the plugin did not get as far as naming it: the one that requires the missing module,
+    or the one named like the plugin."""
+    from packaging.requirements import Requirement
+
+    dist = item.entry.dist if item.entry else None
+    extras: list[str] = (dist.metadata.get_all("Provides-Extra") or []) if dist else []
+    for requirement in map(Requirement, dist.requires or () if dist else ()):
+        if _normal(requirement.name) == _normal(missing.partition(".")[0]) and requirement.marker is not None:
+            for extra in extras:
+                if not requirement.marker.evaluate({"extra": ""}) and requirement.marker.evaluate({"extra": extra}):
+                    return extra
+    return item.name if item.name in extras else None
+
+
+@functools.lru_cache(maxsize=256)
+def _version(dist: str, path: tuple[str, ...]) -> str | None:
+    """Read once for each `sys.path`: it parses a file."""
+    try:
+        return metadata.version(dist)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _normal(name: str) -> str:
+    return name.strip().lower().replace("_", "-").replace(".", "-")

@@ -1,0 +1,322 @@
+"""Where components sit: checked when they are registered, wrapped by hooks, and named in what they raise.
+
+`wrap` gives a component back as its own contract: `env.chunk_step(actions, active, stop)` is a call of the pluggy hook
+`chunk_step`, so `@hookimpl(wrapper=True)` functions run around it. `broadcast` does the same for listeners.
+Environment: `VLA_RL_TRACE=1` prints every hook call to stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar, cast
+
+import pluggy
+
+from vla_rl.core.catalogue import KINDS
+from vla_rl.core.errors import PluginError, did_you_mean
+from vla_rl.core.hookspecs import RunEvents
+
+T = TypeVar("T")
+Named = Mapping[str, object] | Iterable[tuple[str, object]]
+
+_NOTE = "in plugin "
+
+
+def hook_names(contract: type) -> tuple[str, ...]:
+    """The hooks of a contract, in the order in which it declares them."""
+    return tuple(name for name, value in vars(contract).items() if hasattr(value, "vla_rl_spec"))
+
+
+ALL_HOOKS = {name: kind.name for kind in KINDS.values() for name in hook_names(kind.base)}
+"""Hook -> kind of plugin that implements it."""
+
+
+class Manager(pluggy.PluginManager):
+    """A plugin manager for one contract. A component's methods are implementations by their names, without decorator;
+    modules and wrappers mark theirs with `@hookimpl`. What does not fit the contract is refused with file and line."""
+
+    def __init__(self, contract: type) -> None:
+        super().__init__("vla_rl")
+        self.add_hookspecs(contract)
+        self.arguments = {name: _arguments(getattr(contract, name))[1:] for name in hook_names(contract)}
+        self._component = False
+        self._plugin_name = ""
+
+    def register(self, plugin: object, name: str | None = None, component: bool = False) -> str | None:
+        """Register a component (methods count by name) or an object with `@hookimpl` functions. Raises PluginError for
+        a second registration, an unknown hook, and an implementation whose signature does not fit."""
+        self._component, self._plugin_name = component, name or type(plugin).__name__
+        if self.has_plugin(self._plugin_name) or self.is_registered(plugin):
+            raise PluginError(f"plugin {self._plugin_name!r} is registered twice")
+        try:
+            result = super().register(plugin, self._plugin_name)
+        except pluggy.PluginValidationError as exc:
+            raise PluginError(f"plugin {self._plugin_name!r}: {exc}") from exc
+        for caller in self.get_hookcallers(plugin) or ():
+            for impl in caller.get_hookimpls():
+                if impl.plugin is plugin:
+                    guard = _guarded_wrapper if impl.wrapper else _guarded
+                    cast(Any, impl).function = guard(impl.function, self._plugin_name, caller.name)
+        return result
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        """pluggy's question whether an attribute implements a hook. Properties are never evaluated."""
+        if name.startswith("__"):
+            return None
+        static = inspect.getattr_static(plugin, name, None)
+        function = static.__func__ if isinstance(static, staticmethod | classmethod | MethodType) else static
+        options = getattr(function, "vla_rl_impl", None) if isinstance(function, FunctionType) else None
+        if options is None and self._component:
+            if name in self.arguments:
+                options = {}
+            elif name.startswith("on_") and "on_run_end" in self.arguments and isinstance(function, FunctionType):
+                self._refuse(name, function, f"no such event{did_you_mean(name, self.arguments)}")
+        if options is None:
+            return None
+        hook = options.get("specname") or name
+        if not isinstance(function, FunctionType):
+            raise PluginError(f"plugin {self._plugin_name!r}: {name} must be a method, not {type(static).__name__}")
+        if hook not in ALL_HOOKS:
+            self._refuse(name, function, f"unknown hook{did_you_mean(hook, ALL_HOOKS)}")
+        if hook not in self.arguments:
+            return None  # of another kind of component
+        self._check(hook, function, getattr(plugin, name), options)
+        return dict(options)
+
+    def _check(self, hook: str, function: FunctionType, bound: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        parameters = list(inspect.signature(bound).parameters.values())
+        known = self.arguments[hook]
+        unknown = [p.name for p in parameters if p.name not in known]
+        if any(p.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters):
+            self._refuse(hook, function, f"name the arguments, of ({', '.join(known)}); no * and no /")
+        if unknown:
+            near = did_you_mean(unknown[0], known)
+            self._refuse(hook, function, f"unknown argument {unknown[0]!r}{near}; it is {hook}({', '.join(known)})")
+        if any(p.default is not inspect.Parameter.empty for p in parameters):
+            self._refuse(hook, function, "arguments must have no defaults; core always passes them")
+        wrapper = options.get("wrapper")
+        if options.get("hookwrapper"):
+            self._refuse(hook, function, "use @hookimpl(wrapper=True) instead of hookwrapper=True")
+        if wrapper and not inspect.isgeneratorfunction(function):
+            self._refuse(hook, function, "a wrapper must `yield` once (and return the result)")
+        if not wrapper and not self._component and ALL_HOOKS[hook] != "hook":
+            self._refuse(hook, function, "only wrappers go around a component; use @hookimpl(wrapper=True)")
+
+    def _refuse(self, hook: str, function: FunctionType, problem: str) -> None:
+        _refuse(self._plugin_name, hook, function, problem)
+
+
+class _Wrapped:
+    """Attributes of the component, except for its hooks: those are calls through the manager."""
+
+    def __init__(self, component: object, calls: Mapping[str, Callable[..., Any]]) -> None:
+        self.__dict__.update(calls)
+        self.__dict__["_component"] = component
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_component" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._component, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._component, name, value)
+
+    def __repr__(self) -> str:
+        return f"wrapped {self._component!r}"
+
+
+def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
+    """The component as its contract, with `wrappers` (objects with `@hookimpl(wrapper=True)` functions; the first is
+    outermost) around its methods. Raises PluginError where signatures do not fit the contract.
+    A method that returns None where its contract has a result is an error too (True where that is a bool)."""
+    contract = KINDS[kind].base
+    manager = Manager(contract)
+    manager.register(component, name, component=True)
+    for wrapper_name, wrapper in reversed(_pairs(wrappers)):
+        manager.register(wrapper, wrapper_name)
+    trace = _trace(manager, f"{kind} {name!r}")
+    calls = {hook: _call(manager, contract, hook, name, trace) for hook in hook_names(contract)}
+    return cast(T, _Wrapped(component, calls))
+
+
+def check_module(name: str, module: ModuleType) -> None:
+    """Raise PluginError unless the `@hookimpl` functions of a module fit the hooks that they name, whatever kind these
+    are of. A function with the name of an event and without `@hookimpl` is refused too: nobody would call it."""
+    for kind in KINDS.values():
+        Manager(kind.base).register(module, name)
+    for event in hook_names(RunEvents):
+        found = vars(module).get(event)
+        if (
+            isinstance(found, FunctionType)
+            and found.__module__ == module.__name__
+            and not hasattr(found, "vla_rl_impl")
+        ):
+            _refuse(name, event, found, "it is called by nobody; put @hookimpl before it, or give it another name")
+
+
+def broadcast(listeners: Named) -> RunEvents:
+    """All listeners as one `RunEvents`: every event reaches each, in their order. A listener's exception carries a note
+    with its name. Objects count by method names, modules by `@hookimpl`. `frames_wanted` is the largest answer."""
+    manager = Manager(RunEvents)
+    for name, listener in reversed(_pairs(listeners)):
+        manager.register(listener, name, component=not isinstance(listener, ModuleType))
+    _trace(manager, "event")
+    calls = {}
+    for hook in hook_names(RunEvents):
+        call = _through_pluggy(manager, hook)
+        calls[hook] = _largest(call) if hook == "frames_wanted" else call
+    return cast(RunEvents, _Wrapped(manager, calls))
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _refuse(plugin: str, hook: str, function: FunctionType, problem: str) -> None:
+    code = function.__code__
+    raise PluginError(f"plugin {plugin!r}, hook {hook!r} ({code.co_filename}:{code.co_firstlineno}): {problem}")
+
+
+def _pairs(named: Named) -> list[tuple[str, object]]:
+    """Names made unique: the second `video` is `video#2`."""
+    pairs: list[tuple[str, object]] = []
+    seen: dict[str, int] = {}
+    for name, plugin in named.items() if isinstance(named, Mapping) else named:
+        seen[name] = seen.get(name, 0) + 1
+        pairs.append((name if seen[name] == 1 else f"{name}#{seen[name]}", plugin))
+    return pairs
+
+
+def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _call(manager: Manager, contract: type, hook: str, name: str, trace: bool) -> Callable[..., Any]:
+    """The call of one hook of a wrapped component: straight to the method where nothing is around it."""
+    impls = getattr(manager.hook, hook).get_hookimpls()
+    component = impls[0]  # wrappers come after
+    component.function = _with_result(component.function, contract, hook, name)
+    if len(impls) > 1 or trace:
+        return _through_pluggy(manager, hook)
+    names = manager.arguments[hook]
+    function = component.function
+    chosen = None if component.argnames == names else tuple(names.index(argument) for argument in component.argnames)
+
+    def direct(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != len(names):
+            args = tuple(_bind(hook, names, args, kwargs).values())
+        return function(*args) if chosen is None else function(*[args[i] for i in chosen])
+
+    return direct
+
+
+def _through_pluggy(manager: Manager, hook: str) -> Callable[..., Any]:
+    names, caller = manager.arguments[hook], getattr(manager.hook, hook)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return caller(**_bind(hook, names, args, kwargs))
+
+    return call
+
+
+def _largest(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: max(call(*args, **kwargs), default=0)
+
+
+def _bind(hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    if len(args) + len(kwargs) != len(names) or given.keys() != set(names):
+        raise TypeError(f"{hook}({', '.join(names)}) got {len(args)} positional arguments and {sorted(kwargs)}")
+    return {name: given[name] for name in names}
+
+
+def _with_result(function: Callable[..., Any], contract: type, hook: str, name: str) -> Callable[..., Any]:
+    expected = str(inspect.signature(getattr(contract, hook)).return_annotation)
+    if "None" in expected or "Any" in expected:
+        return function
+
+    @functools.wraps(function)
+    def checked(*args: Any) -> Any:
+        result = function(*args)
+        if result is not None:
+            return result
+        if expected == "bool":
+            return True
+        raise PluginError(f"plugin {name!r}, hook {hook!r} returned None; it must return {expected}")
+
+    return checked
+
+
+def _note(exc: BaseException, plugin: str, hook: str) -> None:
+    if not any(note.startswith(_NOTE) for note in getattr(exc, "__notes__", ())):
+        exc.add_note(f"{_NOTE}{plugin!r}, hook {hook!r}")
+
+
+def _guarded(function: Callable[..., Any], plugin: str, hook: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def guarded(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except BaseException as exc:
+            _note(exc, plugin, hook)
+            raise
+
+    return guarded
+
+
+def _guarded_wrapper(function: Callable[..., Any], plugin: str, hook: str) -> Callable[..., Any]:
+    """Around a `wrapper=True` generator function: notes what it raises itself, not what passes through it."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any) -> Generator[None, Any, Any]:
+        inner = function(*args)
+        try:
+            try:
+                next(inner)
+            except StopIteration:
+                raise PluginError(f"wrapper {plugin!r} of hook {hook!r} returned without a `yield`") from None
+            try:
+                result = yield
+            except BaseException as exc:
+                inner.throw(exc)
+            else:
+                inner.send(result)
+        except StopIteration as stop:
+            return stop.value
+        except BaseException as exc:
+            _note(exc, plugin, hook)
+            raise
+        inner.close()
+        raise PluginError(f"wrapper {plugin!r} of hook {hook!r} has a second `yield`")
+
+    return guarded
+
+
+def _trace(manager: Manager, who: str) -> bool:
+    if os.environ.get("VLA_RL_TRACE", "0") in ("", "0"):
+        return False
+    started: list[float] = []
+
+    def before(hook: str, impls: Any, kwargs: Mapping[str, Any]) -> None:
+        started.append(time.perf_counter())
+
+    def after(outcome: Any, hook: str, impls: Any, kwargs: Mapping[str, Any]) -> None:
+        took = 1e3 * (time.perf_counter() - started.pop())
+        result = type(outcome.exception).__name__ if outcome.exception else _brief(outcome.get_result())
+        arguments = ", ".join(f"{key}={_brief(value)}" for key, value in kwargs.items())
+        print(f"[vla-rl] {who} {hook}({arguments}) -> {result} {took:.2f} ms", file=sys.stderr)
+
+    manager.add_hookcall_monitoring(before, after)
+    return True
+
+
+def _brief(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{str(getattr(value, 'dtype', '')).removeprefix('torch.')}{list(shape)}"
+    return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__

@@ -1,0 +1,281 @@
+"""The sections of a spec: their keys, units, ranges and defaults. `core/spec/spec.py` puts them together."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import field, frozen
+from attrs import validators as v
+
+
+@frozen(kw_only=True)
+class Component:
+    """A plugin and its settings: `{type: grpo, clip_high: 0.28}`."""
+
+    type: str
+    """Name of an installed plugin of the kind, or of one from `plugins:`."""
+    config: Any
+    """Instance of the plugin's attrs class, made of the other keys."""
+
+
+@frozen(kw_only=True)
+class EnvSpec(Component):
+    """The simulator."""
+
+    num_envs: int = field(validator=v.ge(1))
+    """Simulator rows that step together, over all workers."""
+    python: Path | None = None
+    """Another Python interpreter for the simulators (`.../bin/python` of a virtual environment that holds vla-rl and
+    the simulator), where their packages do not go with those of the model; none: this one. Ray only."""
+
+
+@frozen(kw_only=True)
+class TaskSampling:
+    """How often a task comes up in rollouts."""
+
+    type: Literal["uniform", "weighted"] = "uniform"
+    """As often as it has train states (uniform), or the more often the more it fails (weighted, AcceRL eq. 11):
+    with probability w / sum of all w, where w = failures among the task's last `window` episodes + `smoothing`."""
+    window: int = field(default=100, validator=v.ge(1))
+    """Episodes of a task that are remembered, over all workers."""
+    smoothing: float = field(default=1.0, validator=v.gt(0))
+    """Weight of a task that never fails."""
+
+    @window.validator
+    @smoothing.validator
+    def _used(self, attribute: Any, value: float) -> None:
+        if self.type == "uniform" and value != attribute.default:
+            raise ValueError("has no effect with type: uniform; use type: weighted")
+
+
+@frozen(kw_only=True)
+class ResampleSpec:
+    """Dynamic sampling (DAPO, Yu et al. 2025): until as many groups survive the filters as a training step has."""
+
+    max_rounds: int = field(validator=v.ge(1))
+    """Further rounds of env.num_envs episodes a training step, at most."""
+
+
+@frozen(kw_only=True)
+class RolloutSpec:
+    """What is collected in each training step."""
+
+    chunk: int = field(validator=v.ge(1))
+    """C: actions of one inference, executed before the next."""
+    episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Episodes a training step, over all rows; with `auto_reset: off` only, and a multiple of env.num_envs."""
+    steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Environment steps (single actions) of each row a training step; with `auto_reset: immediate` or `deferred` only,
+    and a multiple of chunk."""
+    auto_reset: Literal["off", "immediate", "deferred"] = "off"
+    """What follows the end of an episode: nothing until all rows ended (off), a new episode at once (immediate) or at
+    the next chunk (deferred)."""
+    ignore_terminations: bool = False
+    """Let episodes run on to the step limit after the task ended."""
+    group_size: int = field(default=1, validator=v.ge(1))
+    """Trajectories that start from the same state (GRPO's groups); divides env.num_envs."""
+    max_steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Step limit of an episode in environment steps; none: the task's own."""
+    temperature: float = field(default=1.0, validator=v.gt(0))
+    """Of action sampling, in rollout and training alike."""
+    reward: Literal["raw", "relative"] = "raw"
+    """The simulator's reward, or its change since the previous step (so that a success counts once)."""
+    reward_coef: float = 1.0
+    """Factor on rewards."""
+    resample: ResampleSpec | None = field(default=None)
+    """Play further episodes in place of groups that the algorithm's filters drop (DAPO's dynamic sampling); null: train
+    on what is left. With `auto_reset: off` only."""
+    lag: int = field(default=0, validator=v.ge(0))
+    """Act with the weights of this many versions ago, to see how an algorithm stands old data; 0: the newest."""
+    task_sampling: TaskSampling = field(factory=TaskSampling)
+    """Which tasks episodes are of; evaluation is not touched."""
+
+    @episodes.validator
+    def _episodes(self, attribute: Any, value: int | None) -> None:
+        if self.auto_reset == "off" and value is None:
+            raise ValueError("required with auto_reset: off")
+        if self.auto_reset != "off" and value is not None:
+            raise ValueError(f"has no effect with auto_reset: {self.auto_reset}; give steps")
+
+    @steps.validator
+    def _steps(self, attribute: Any, value: int | None) -> None:
+        if self.auto_reset != "off" and value is None:
+            raise ValueError(f"required with auto_reset: {self.auto_reset}")
+        if self.auto_reset == "off" and value is not None:
+            raise ValueError("has no effect with auto_reset: off; give episodes")
+        if value is not None and value % self.chunk:
+            raise ValueError(f"{value} is not a multiple of chunk {self.chunk}")
+
+    @resample.validator
+    def _resample(self, attribute: Any, value: ResampleSpec | None) -> None:
+        if value is not None and self.auto_reset != "off":
+            raise ValueError(f"has no effect with auto_reset: {self.auto_reset}, where there are no groups")
+
+    def rounds(self, rows: int) -> int:
+        """How often all rows (env.num_envs) are played in a training step, before `resample`."""
+        return 1 if self.auto_reset != "off" else (self.episodes or 0) // rows
+
+    @property
+    def further_rounds(self) -> int:
+        """At most, by `resample`."""
+        return 0 if self.resample is None else self.resample.max_rounds
+
+    @property
+    def groups(self) -> int:
+        """Of a training step: as many are trained on at most."""
+        return (self.episodes or 0) // self.group_size
+
+
+@frozen(kw_only=True)
+class RuntimeSpec:
+    """Where the roles run."""
+
+    backend: Literal["ray", "local"] = "ray"
+    """Ray actors, or the same roles in this process."""
+    address: str | None = None
+    """Of a running Ray cluster; none: a private one on this machine."""
+    deadline_s: float = field(default=600.0, validator=v.gt(0))
+    """Seconds after which a call is reported as hung."""
+    require: Literal["cuda"] | None = None
+    """cuda: refuse to run where a policy or a learner would be on CPUs; none: run on what there is."""
+    check_weights: bool = False
+    """Compare a checksum of every published weight with what each policy then holds; costs time, for debugging."""
+    restarts: int = field(default=3, validator=v.ge(0))
+    """How often a run survives workers that die: sim workers are started again and the rollout is played again; where a
+    policy or learner dies, the run goes on from its last checkpoint. Ray only."""
+    max_faults: int = field(default=10, validator=v.ge(0))
+    """Simulator rows that may break in a run before it stops. A row that broke (died, hung, raised, returned garbage)
+    is replaced and plays its episode again."""
+
+
+@frozen(kw_only=True)
+class Schedule:
+    """A learning rate over the steps of a run."""
+
+    steps: int = field(validator=v.ge(0))
+    """Training steps: a rollout and its updates each in `run`, optimiser steps in `sft`."""
+    lr: float = field(validator=v.gt(0))
+    """Learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How rates fall from their value to a twentieth of it at the last step."""
+    lr_warmup_steps: int = field(default=0, validator=v.ge(0))
+    """First steps over which rates rise linearly."""
+
+    def factor(self, step: int) -> float:
+        """On the learning rates at `step` (from 1): linear warm-up, then constant or a decay to a twentieth."""
+        if step <= self.lr_warmup_steps:
+            return step / (self.lr_warmup_steps + 1)
+        share = (step - self.lr_warmup_steps) / max(self.steps - self.lr_warmup_steps, 1)
+        left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}
+        return 0.05 + 0.95 * left[self.lr_schedule]
+
+
+@frozen(kw_only=True)
+class TrainSpec(Schedule):
+    """The optimiser (AdamW) and its schedule."""
+
+    value_lr: float | None = field(default=None, validator=v.optional(v.gt(0.0)))
+    """Learning rate of the value head; none: lr."""
+    micro_batch: int = field(validator=v.ge(1))
+    """Samples (chunks) of one forward and backward pass."""
+    global_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Samples of one optimiser step, over all learners; none: the whole rollout."""
+    epochs: int = field(default=1, validator=v.ge(1))
+    """Passes over a rollout."""
+    max_grad_norm: float | None = field(default=1.0, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
+    """Gradients are scaled down to this norm; none: never."""
+    weight_decay: float = field(default=0.0, validator=v.ge(0))
+    """Of AdamW."""
+    max_skipped: int = field(default=10, validator=v.ge(1))
+    """Training steps in a row that may be skipped because the algorithm's filters left nothing to train on; then the
+    run stops and says how many successes the groups had."""
+    critic_warmup_steps: int = field(default=0, validator=v.ge(0))
+    """First training steps that update the critic alone."""
+    checkpoint_every: int = field(default=10, validator=v.ge(0))
+    """Training steps between checkpoints; the last step always has one, with 0 it alone."""
+    sharding: Literal["replicated", "full"] = "replicated"
+    """Every learner holds the whole model and optimiser (replicated), or its share of weights, gradients and optimiser
+    state, gathered a block at a time (full; FSDP2; the same with one learner). A policy in the same worker as a learner
+    acts with gathered weights, which then lie whole on its device between updates."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """In which the network is computed, acting and learning alike; weights, gradients and optimiser keep their own
+    (bf16: mixed precision by autocast)."""
+    keep_checkpoints: int = field(default=2, validator=v.ge(1))
+    """Newest checkpoints kept; older ones are removed."""
+
+    @global_batch.validator
+    def _global_batch(self, attribute: Any, value: int | None) -> None:
+        if value is not None and value < self.micro_batch:
+            raise ValueError(f"{value} is less than micro_batch {self.micro_batch}")
+
+
+@frozen(kw_only=True)
+class EvalSpec:
+    """Success on the evaluation states, which training never sees."""
+
+    every: int = field(default=0, validator=v.ge(0))
+    """Training steps between evaluations; 0: only before and after training."""
+    episodes_per_task: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Evaluation states of each task; none: all."""
+    repeats: int = field(default=1, validator=v.ge(1))
+    """Runs over every state, each with its own seeds."""
+    greedy: bool = True
+    """Take the most likely action, or sample as in training."""
+    before: bool = True
+    """Evaluate at step 0 too."""
+
+
+@frozen(kw_only=True)
+class ExpertSpec:
+    """Demonstrations of the simulator's scripted expert, of which the successful ones are kept."""
+
+    episodes: int = field(validator=v.ge(1))
+    """Demonstrations, from training states."""
+    noise: float = field(default=0.0, validator=v.ge(0))
+    """Standard deviation of the Gaussian added to the expert's executed actions, in the simulator's units; labels stay
+    clean, so that the clone learns to recover."""
+
+
+@frozen(kw_only=True)
+class WarmupSpec(ExpertSpec):
+    """Cloning of the simulator's scripted expert before training."""
+
+    epochs: int = field(validator=v.ge(1))
+    """Passes over the demonstrations."""
+    lr: float = field(validator=v.gt(0))
+    """Learning rate."""
+    batch: int = field(default=64, validator=v.ge(1))
+    """Samples (chunks) of an optimiser step."""
+
+
+@frozen(kw_only=True)
+class ImitationSpec(Schedule):
+    """`vla-rl sft`: cloning of demonstrations. The optimiser's other settings are those of `train`."""
+
+    expert: ExpertSpec | None = None
+    """Demonstrations of the simulator's scripted expert."""
+    data: Component | None = field(default=None, metadata={"kind": "data"})
+    """Or recorded ones, such as {type: lerobot, folder: ...}."""
+    batch: int = field(default=64, validator=v.ge(1))
+    """Samples (chunks) of an optimiser step, over all learners."""
+    statistics: Literal["model", "data"] = field(default="model")
+    """By which statistics actions and state are scaled: the model's (of its checkpoint or preset), or those of `data`,
+    which are saved with the model."""
+    eval_every: int = field(default=0, validator=v.ge(0))
+    """Optimiser steps between evaluations; 0: only before (`eval.before`) and after training."""
+    checkpoint_every: int = field(default=0, validator=v.ge(0))
+    """Optimiser steps between checkpoints; the last step always has one, with 0 it alone."""
+    report_every: int = field(default=50, validator=v.ge(1))
+    """Optimiser steps that one line of metrics stands for."""
+
+    @data.validator
+    def _one_source(self, attribute: Any, value: Component | None) -> None:
+        if (value is None) == (self.expert is None):
+            raise ValueError("give exactly one of `expert` (the simulator's own) and `data` (recorded demonstrations)")
+
+    @statistics.validator
+    def _statistics(self, attribute: Any, value: str) -> None:
+        if value == "data" and self.data is None:
+            raise ValueError("data: needs `data`; an expert's actions are those of the simulator")

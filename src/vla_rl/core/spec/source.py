@@ -1,0 +1,87 @@
+"""Where the keys of a spec are written, for messages, and changes to them from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from vla_rl.core.errors import did_you_mean
+from vla_rl.core.spec.structure import problem, said
+from vla_rl.core.spec.yaml import Path, dotted, parse
+
+Item = tuple[Path, str]
+"""A problem: the path of the key that is to blame, and what is wrong."""
+LAST = 10**9
+"""In place of a line: what an override says comes after what the file says."""
+
+
+@frozen(kw_only=True)
+class Source:
+    """What a spec was read from."""
+
+    name: str
+    lines: Mapping[Path, int] = field(factory=dict, repr=False)
+    """Path -> line, counted from 1."""
+    overridden: frozenset[Path] = frozenset()
+
+    def place(self, path: Path, message: str) -> tuple[int, str]:
+        """-> (line, `file:line: path: message`)."""
+        text = f"{dotted(path)}: {message}" if path else message
+        prefixes = [path[:length] for length in range(len(path), -1, -1)]
+        if self.overridden.intersection(prefixes):
+            return LAST, f"override: {text}"
+        line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
+        return (0, f"{self.name}: {text}") if line is None else (line, f"{self.name}:{line}: {text}")
+
+
+def located(items: Iterable[Item], source: Source | None) -> list[str]:
+    """Problems as a user reads them, in the order of their lines."""
+    if source is None:
+        return [f"{dotted(path)}: {text}" if path else text for path, text in items]
+    return [text for _, text in sorted((source.place(*item) for item in items), key=lambda placed: placed[0])]
+
+
+def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> set[Path]:
+    """Put `a.b.0.c=value` into the data. -> the paths that are new or changed. Raises Problems.
+
+    Args:
+        known: keys that the data may have at the top; none: any.
+    """
+    text, equals, value = override.partition("=")
+    steps = text.strip().split(".")
+    if not equals or not text.strip():
+        raise problem(f"{override!r} is not of the form path=value")
+    if not all(steps):
+        raise problem(f"{text!r} has a dot without a key before and after it")
+    document = parse(value)
+    if document.errors:
+        raise problem(f"{text}: {document.errors[0].message}")
+    here: Any = data
+    path: list[str | int] = []
+    changed: set[Path] = set()
+    for i, step in enumerate(steps):
+        last = i == len(steps) - 1
+        if isinstance(here, list):
+            if not step.isdigit() or int(step) >= len(here):
+                raise problem(f"{text}: {dotted(tuple(path))} has {len(here)} items; {step!r} is none of 0, 1, ...")
+            key: str | int = int(step)
+        elif isinstance(here, dict):
+            key = step
+        else:
+            raise problem(f"{text}: {dotted(tuple(path))} is {said(here)}, which has no {step!r}")
+        path.append(key)
+        if last:
+            here[key] = document.data
+        elif isinstance(here, dict) and here.get(key) is None:
+            if not path[:-1] and known and key not in known:
+                raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known)}")
+            if steps[i + 1].isdigit():
+                raise problem(
+                    f"{text}: the spec lists no {dotted(tuple(path))}; give the whole list, {dotted(tuple(path))}=[...]"
+                )
+            here[key] = {}
+            changed.add(tuple(path))
+        here = here[key]
+    return changed | {tuple(path)}

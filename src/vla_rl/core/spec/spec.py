@@ -1,0 +1,346 @@
+"""What a run is: one file, read strictly, with every error at once as `file:line: path: message`.
+
+Sections of core are the classes of `core/spec/sections.py`; a `type:` names a plugin, whose own attrs class takes the
+other keys. Only the light part of a plugin is imported for that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core import catalogue as plugins
+from vla_rl.core.errors import PluginError, SpecError, did_you_mean
+from vla_rl.core.manager import check_module
+from vla_rl.core.spec.sections import (
+    Component,
+    EnvSpec,
+    EvalSpec,
+    ImitationSpec,
+    RolloutSpec,
+    RuntimeSpec,
+    TrainSpec,
+    WarmupSpec,
+)
+from vla_rl.core.spec.source import LAST, Item, Source, change
+from vla_rl.core.spec.structure import Problems, Structurer, keys_of, problem, said, to_plain
+from vla_rl.core.spec.yaml import Document, dotted, dump, parse
+from vla_rl.core.spec.yaml import Path as KeyPath
+
+__all__ = [
+    "Component",
+    "EnvSpec",
+    "EvalSpec",
+    "ImitationSpec",
+    "RolloutSpec",
+    "RuntimeSpec",
+    "Spec",
+    "TrainSpec",
+    "WarmupSpec",
+    "component",
+    "load_spec",
+    "missing",
+    "parse_spec",
+]
+
+
+def component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
+    """A component from Python: `component("algorithm", "grpo", clip_high=0.3)`. Raises PluginError, or Problems."""
+    return _Reader(modules).component({"type": type, **config}, kind, Component)  # type: ignore[no-any-return]
+
+
+def _default_hooks() -> tuple[Component, ...]:
+    return tuple(component("hook", name) for name in ("console", "jsonl", "tensorboard"))
+
+
+def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -> EnvSpec:  # noqa: A002
+    """A simulator's section of a spec from `path=value`, as on the command line. Raises SpecError."""
+    data: dict[str, Any] = {"env": {"type": type, "num_envs": 1}}
+    errors: list[str] = []
+    for override in overrides:
+        try:
+            change(data, f"env.{override}")
+        except Problems as exc:
+            errors += [text for _, text in exc.items]
+    env: EnvSpec | None = None
+    try:
+        env = _Reader(modules).component(data["env"], "env", EnvSpec)
+    except Problems as exc:
+        errors += [f"{dotted(path)}: {text}" if path else text for path, text in exc.items]
+    if errors or env is None:
+        raise SpecError(errors)
+    return env
+
+
+@frozen(kw_only=True)
+class Spec:
+    """A whole run."""
+
+    name: str = field()
+    """Of the run and its folder: letters, digits and `_ . + -`."""
+    seed: int = field(default=0, validator=v.ge(0))
+    """All randomness is a function of it."""
+    plugins: tuple[str, ...] = ()
+    """Modules (dotted, or paths of .py files, relative to the spec) that offer plugins or hooks without being
+    installed."""
+    model: Component = field(metadata={"kind": "model"})
+    env: EnvSpec = field(metadata={"kind": "env"})
+    rollout: RolloutSpec = field()
+    algorithm: Component = field(metadata={"kind": "algorithm"})
+    placement: Component = field(factory=lambda: component("placement", "collocated"), metadata={"kind": "placement"})
+    runtime: RuntimeSpec = field(factory=RuntimeSpec)
+    train: TrainSpec
+    eval: EvalSpec = field(factory=EvalSpec)
+    warmup: WarmupSpec | None = None
+    imitation: ImitationSpec | None = None
+    """For `vla-rl sft`, which reads it beside the rest; `run` does not."""
+    hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
+    source: Source | None = field(default=None, init=False, eq=False, repr=False)
+    """What it was read from, for messages; none: Python, or changed since."""
+
+    @hooks.validator
+    def _hooks(self, attribute: Any, value: tuple[Component, ...]) -> None:
+        for i, hook in enumerate(value):
+            if hook in value[:i]:
+                raise problem(f"{hook.type!r} is listed twice with the same settings; it would do everything twice", i)
+
+    @name.validator
+    def _name(self, attribute: Any, value: str) -> None:
+        if re.fullmatch(r"\w[\w.+-]*", value) is None:
+            raise ValueError(f"{value!r} must be letters, digits and any of _ . + - after the first")
+
+    @rollout.validator
+    def _rollout(self, attribute: Any, value: RolloutSpec) -> None:
+        rows, wrong = self.env.num_envs, []
+        if rows % value.group_size:
+            text = f"{value.group_size} does not divide env.num_envs {rows}; {_nearest(value.group_size, rows)}"
+            wrong.append((("group_size",), text))
+        if value.episodes is not None and value.episodes % rows:
+            wrong.append((("episodes",), f"{value.episodes} is not a multiple of env.num_envs {rows}"))
+        if wrong:
+            raise Problems(wrong)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with all defaults, which `parse_spec` reads back to an equal spec."""
+        return {key: _plain(getattr(self, key)) for key in keys_of(Spec)}
+
+    def dump(self, path: str | Path) -> None:
+        """Write `to_dict` as YAML."""
+        Path(path).write_text(dump(self.to_dict()), encoding="utf-8")
+
+    def __reduce__(self) -> Any:
+        """Pickled as data: another process imports the plugins itself, those of `plugins:` included."""
+        return parse_spec, (self.to_dict(),)
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """Read a spec file. `overrides` are `dotted.path=value`, values as in YAML. Raises SpecError with every problem."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError([f"{path}: no such file"]) from None
+    except IsADirectoryError:
+        raise SpecError([f"{path}: is a folder, and not that of a run, which has a spec.yaml"]) from None
+    except UnicodeDecodeError as exc:
+        raise SpecError(
+            [f"{path}: is no text in UTF-8 ({exc.reason} at byte {exc.start}); save it anew as UTF-8"]
+        ) from exc
+    except OSError as exc:
+        raise SpecError([f"{path}: cannot be read: {exc.strerror}"]) from exc
+    return _parse(parse(text), str(path), overrides, path.resolve().parent)
+
+
+def parse_spec(data: Mapping[str, Any] | str, source: str = "<dict>", overrides: Sequence[str] = ()) -> Spec:
+    """Read a spec from plain data or YAML text. Raises SpecError with every problem."""
+    document = parse(data) if isinstance(data, str) else Document(to_plain(data))
+    return _parse(document, source, overrides, Path.cwd())
+
+
+def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
+    """Parts of the spec whose packages are not installed, by metadata alone.
+
+    Args:
+        imitation: those of `imitation:` too.
+    """
+    named: list[tuple[KeyPath, str, Component]] = [
+        ((kind,), kind, getattr(spec, kind)) for kind in ("model", "env", "algorithm", "placement")
+    ]
+    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+        named.append((("imitation", "data"), "data", spec.imitation.data))
+    for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
+        if kind == "env" and spec.env.python is not None:
+            continue  # installed there, not here
+        item = plugins.installed(kind, spec.plugins)[part.type][0]
+        extra = plugins.load(kind, part.type, spec.plugins).extra
+        lacking = plugins.missing_requirements(item.dist, extra) if item.entry else []
+        if lacking:
+            command = plugins.install_command(item.dist, extra)
+            yield path, f"{part.type!r} from {item.origin} needs {', '.join(lacking)}; try: {command}"
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+class _Reader(Structurer):
+    """Reads components with the plugins of `modules`."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        super().__init__(special=self.component)
+        self._modules = modules
+
+    def component(self, data: Any, kind: str, as_type: Any) -> Any:
+        """A component, a tuple of them, or None where that is allowed, from `{type: name, ...}`."""
+        if isinstance(as_type, UnionType):
+            if data is None:
+                return None
+            as_type = Component
+        if not (isinstance(as_type, type) and issubclass(as_type, Component)):
+            if not isinstance(data, list | tuple):
+                raise problem(f"expected a list of {kind}s such as [{{type: ...}}], got {said(data)}")
+            return tuple(self._each((i, i, item, (kind, Component)) for i, item in enumerate(data)).values())
+        if not isinstance(data, Mapping):
+            raise problem(f"expected a mapping such as {{type: ...}}, got {said(data)}")
+        own = keys_of(as_type)
+        core = [key for key in own if key != "config"]
+        fields: dict[str, Any] = {key: data[key] for key in core if key in data}
+        rest = {key: value for key, value in data.items() if key not in core}
+        wrong: list[tuple[KeyPath, str]] = []
+        try:
+            fields["config"] = self._config(data.get("type"), kind, rest, core)
+        except Problems as exc:
+            wrong = exc.items
+            fields["config"] = None
+        try:
+            made = self.read_class(fields, as_type)
+        except Problems as exc:
+            raise Problems([*exc.items, *wrong]) from None
+        if wrong:
+            raise Problems(wrong)
+        return made
+
+    def read(self, data: Any, as_type: Any) -> Any:
+        """As in the base class; a pair (kind, class) stands for a component."""
+        return self.component(data, *as_type) if isinstance(as_type, tuple) else super().read(data, as_type)
+
+    def _config(self, name: Any, kind: str, data: Mapping[Any, Any], core: Sequence[str]) -> Any:
+        if not isinstance(name, str):
+            return None  # reported with the other keys of core
+        try:
+            plugin = plugins.load(kind, name, self._modules)
+        except PluginError as exc:
+            raise problem(str(exc).replace("\n  ", "; "), "type") from exc
+        taken = sorted(set(core) & keys_of(plugin.config).keys())
+        if taken:
+            raise problem(f"plugin {name!r} has a setting named {taken[0]!r}, which is core's; rename it", "type")
+        if not plugin.presets:
+            return self.read_class(data, plugin.config, extra_keys=core)
+        return self.read_class(_with_preset(data, plugin.presets, name), plugin.config, extra_keys=[*core, "preset"])
+
+
+def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[Any, Any]:
+    """The keys of the preset that the data names, if any, and those of the data, which win."""
+    rest = dict(data)
+    chosen = rest.pop("preset", None)
+    if chosen is None:
+        return rest
+    if not isinstance(chosen, str) or chosen not in presets:
+        near = did_you_mean(chosen, presets) if isinstance(chosen, str) else ""
+        there = ", ".join(map(repr, presets))
+        raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {there}", "preset")
+    return {**presets[chosen], **rest}
+
+
+def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path) -> Spec:
+    errors = [(error.line, f"{name}:{error.line}: {error.message}") for error in document.errors]
+    data = document.data
+    if data is None and not errors:
+        errors = [(1, f"{name}: is empty; a spec has the keys {', '.join(keys_of(Spec))}")]
+    if data is not None and not isinstance(data, dict):
+        errors.append((1, f"{name}: expected a mapping with the keys of a spec, got {said(data)}"))
+    if not isinstance(data, dict):
+        raise SpecError([message for _, message in errors])
+    overridden: set[KeyPath] = set()
+    for override in overrides:
+        try:
+            overridden |= change(data, override, keys_of(Spec))
+        except Problems as exc:
+            errors += [(LAST, f"override: {text}") for _, text in exc.items]
+    source = Source(name=name, lines=document.lines, overridden=frozenset(overridden))
+    modules, wrong = _modules(data, folder)
+    spec = None
+    try:
+        spec = _Reader(modules).read_class(data, Spec)
+    except Problems as exc:
+        wrong += [item for item in exc.items if item not in wrong]
+    wrong += _misfits(spec, modules) if spec is not None else []
+    unread = [error.unread for error in document.errors if error.unread is not None]
+    errors += [source.place(*item) for item in wrong if not any(item[0][: len(path)] == path for path in unread)]
+    if errors or spec is None:
+        raise SpecError([message for _, message in sorted(errors, key=lambda error: error[0])])
+    object.__setattr__(spec, "source", source)
+    return spec  # type: ignore[no-any-return]
+
+
+def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
+    """What two components that are right by themselves cannot do together."""
+    takes, gives = (
+        plugin.action_dim and plugin.action_dim(part.config)
+        for kind, part in (("env", spec.env), ("model", spec.model))
+        for plugin in (plugins.load(kind, part.type, modules),)
+    )
+    if takes is None or gives is None or takes == gives:
+        return []
+    text = f"its actions have {gives} numbers, and those of env {spec.env.type!r} have {takes}"
+    return [(("model",), f"{spec.model.type!r}: {text}; choose a checkpoint that was trained for this robot")]
+
+
+def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
+    """Import `plugins:`, paths made absolute in place. -> those that could be imported, problems."""
+    names = data.get("plugins", [])
+    good: list[str] = []
+    wrong: list[tuple[KeyPath, str]] = []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return [], []  # reported when it is structured
+    data["plugins"] = [str(folder / Path(name).expanduser()) if name.endswith(".py") else name for name in names]
+    for i, name in enumerate(data["plugins"]):
+        try:
+            if name in good:
+                raise PluginError(f"{name!r} is listed twice")
+            check_module(name, plugins.import_module(name))
+            plugins.installed("hook", [name])
+            good.append(name)
+        except PluginError as exc:
+            wrong.append((("plugins", i), str(exc).removeprefix("plugins: ")))
+    return good, wrong
+
+
+def _nearest(group_size: int, rows: int) -> str:
+    """Groups and rows that go together, near those that do not."""
+    sizes = [size for size in range(1, rows + 1) if rows % size == 0]
+    below = max(size for size in sizes if size < group_size)
+    above = [size for size in sizes if size > group_size][:1]
+    fitting = [rows // group_size * group_size] * (rows > group_size) + [-(-rows // group_size) * group_size]
+    return f"use {_either([below, *above])}, or env.num_envs {_either(fitting)}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Component):
+        own = {key: to_plain(getattr(value, key)) for key in keys_of(type(value)) if key != "config"}
+        return {**own, **to_plain(value.config)}
+    if isinstance(value, tuple) and value and isinstance(value[0], Component):
+        return [_plain(item) for item in value]
+    if attrs.has(type(value)):
+        return {key: _plain(getattr(value, f.name)) for key, f in keys_of(type(value)).items()}
+    return to_plain(value)

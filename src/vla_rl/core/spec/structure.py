@@ -1,0 +1,273 @@
+"""Plain data into attrs classes: strict, and with every problem at once.
+
+cattrs chooses the hook for each type; the hooks are our own, because its defaults coerce (1.7 -> 1, true -> 1), stop at
+the first failing validator of a class and lose that validator's text.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from pathlib import Path as FilePath
+from typing import Any, Literal, Union, get_args, get_origin
+
+import attrs
+import cattrs
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.spec.yaml import Path, dotted
+
+
+class Problems(ValueError):
+    """What is wrong with a value, each item as (path below it, message). Validators may raise it to place a message."""
+
+    def __init__(self, items: Sequence[tuple[Path, str]]) -> None:
+        super().__init__("; ".join(f"{dotted(path)}: {text}" if path else text for path, text in items))
+        self.items = list(items)
+
+
+def problem(message: str, *path: str | int) -> Problems:
+    """One problem at a path below the value."""
+    return Problems([(path, message)])
+
+
+@contextmanager
+def at(*path: str | int) -> Iterator[None]:
+    """Inside, a UserError or ValueError becomes a problem at this path below the value."""
+    try:
+        yield
+    except Problems as exc:
+        raise Problems([((*path, *inside), text) for inside, text in exc.items]) from None
+    except (UserError, ValueError) as exc:
+        raise problem(_text(exc), *path) from exc
+
+
+def keys_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
+    """Key in a spec -> field."""
+    return {f.alias or f.name: f for f in attrs.fields(cls) if f.init}
+
+
+def to_plain(value: Any) -> Any:
+    """attrs instances, mappings and sequences as dicts and lists of scalars, keys as in a spec."""
+    if attrs.has(type(value)):
+        return {key: to_plain(getattr(value, f.name)) for key, f in keys_of(type(value)).items()}
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, AbstractSet):
+        return sorted(map(to_plain, value))
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, enum.Enum):
+        return value.value
+    return str(value) if isinstance(value, FilePath) else value
+
+
+def said(value: object) -> str:
+    """A value as a message names it: `float 1.7`, `a mapping`."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return f"{type(value).__name__} {value!r:.60}"
+
+
+class Structurer:
+    """Turns data into instances; `special` reads fields whose metadata has the key "kind"."""
+
+    def __init__(self, special: Callable[[Any, str, Any], Any] | None = None) -> None:
+        self._special = special
+        self._converter = cattrs.Converter()
+        hook = self._converter.register_structure_hook_func
+        hook(lambda t: (_origin(t) or t) in (list, tuple, set, frozenset, Sequence, AbstractSet), self._sequence)
+        hook(lambda t: (_origin(t) or t) in (dict, Mapping), self._mapping)
+        hook(lambda t: _origin(t) in (Union, types.UnionType), self._union)
+        hook(lambda t: _origin(t) is Literal, _literal)
+        hook(lambda t: isinstance(t, type) and issubclass(t, enum.Enum), _enum)
+        hook(attrs.has, self.read_class)
+        for scalar in (bool, int, float, str):
+            self._converter.register_structure_hook(scalar, _scalar)
+        self._converter.register_structure_hook(FilePath, lambda data, _: FilePath(_scalar(data, str)).expanduser())
+
+    def read(self, data: Any, as_type: Any) -> Any:
+        """`data` as a value of the type. Raises Problems."""
+        try:
+            return data if as_type in (Any, object, None) else self._converter.structure(data, as_type)
+        except Problems:
+            raise
+        except UserError as exc:
+            raise problem(str(exc).replace("\n  ", "; ")) from exc
+        except (ValueError, TypeError) as exc:
+            raise problem(_text(exc)) from exc
+        except cattrs.errors.StructureHandlerNotFoundError as exc:
+            raise problem(f"a spec cannot hold values of type {as_type}") from exc
+
+    def read_class(self, data: Any, cls: type, extra_keys: Sequence[str] = ()) -> Any:
+        """An attrs class from a mapping. `extra_keys` are known to the caller and named in suggestions."""
+        keys = keys_of(cls)
+        if not isinstance(data, Mapping):
+            raise problem(f"expected a mapping with keys of ({', '.join([*extra_keys, *keys])}), got {said(data)}")
+        try:
+            attrs.resolve_types(cls)
+        except NameError as exc:
+            raise problem(f"{cls.__module__}.{cls.__name__}: {exc}; import annotated types at run time") from exc
+        keys = keys_of(cls)
+        known = [*extra_keys, *keys]
+        problems: list[tuple[Path, str]] = [
+            ((key,), f"unknown key{did_you_mean(str(key), known)}") for key in data if key not in keys
+        ]
+        values: dict[str, Any] = {}
+        for key, attribute in keys.items():
+            try:
+                if key in data:
+                    values[key] = self._field(data[key], attribute)
+                elif attribute.default is attrs.NOTHING:
+                    problems.append(((key,), "required, but missing"))
+            except Problems as exc:
+                problems += [((key, *path), text) for path, text in exc.items]
+        wrong = {key for key in keys if key not in values and (key in data or keys[key].default is attrs.NOTHING)}
+        problems += _failing_validators(cls, values, wrong)
+        if not problems:
+            try:
+                return cls(**values)
+            except Problems as exc:
+                problems = exc.items
+            except (ValueError, TypeError) as exc:
+                problems = [((), _text(exc))]
+        raise Problems(problems)
+
+    def _field(self, data: Any, attribute: attrs.Attribute[Any]) -> Any:
+        if self._special is not None and "kind" in attribute.metadata:
+            return self._special(data, attribute.metadata["kind"], attribute.type)
+        return self.read(data, attribute.type)
+
+    def _sequence(self, data: Any, as_type: Any) -> Any:
+        if not isinstance(data, list | tuple):
+            raise problem(f"expected a list, got {said(data)}")
+        origin, arguments = get_origin(as_type) or as_type, get_args(as_type) or (Any,)
+        if origin is tuple and arguments[-1:] != (Ellipsis,) and get_args(as_type):
+            if len(data) != len(arguments):
+                raise problem(f"expected {len(arguments)} items, got {len(data)}")
+            item_types = list(arguments)
+        else:
+            item_types = [arguments[0]] * len(data)
+        made = self._each((i, i, item, t) for i, (item, t) in enumerate(zip(data, item_types, strict=True)))
+        build = {Sequence: tuple, AbstractSet: frozenset}.get(origin, origin)
+        return build(made.values())
+
+    def _mapping(self, data: Any, as_type: Any) -> dict[Any, Any]:
+        if not isinstance(data, Mapping):
+            raise problem(f"expected a mapping, got {said(data)}")
+        key_type, value_type = get_args(as_type) or (Any, Any)
+        return self._each((self.read(key, key_type), key, item, value_type) for key, item in data.items())
+
+    def _each(self, items: Any) -> dict[Any, Any]:
+        made, problems = {}, []
+        for key, step, data, as_type in items:
+            try:
+                made[key] = self.read(data, as_type)
+            except Problems as exc:
+                problems += [((step, *path), text) for path, text in exc.items]
+        if problems:
+            raise Problems(problems)
+        return made
+
+    def _union(self, data: Any, as_type: Any) -> Any:
+        """The first member that fits, null first."""
+        members = [member for member in get_args(as_type) if member is not types.NoneType]
+        if data is None and len(members) < len(get_args(as_type)):
+            return None
+        failures: list[Problems] = []
+        for member in members:
+            try:
+                return self.read(data, member)
+            except Problems as exc:
+                failures.append(exc)
+        inside = [exc for exc in failures if any(path for path, _ in exc.items)]  # a class or container that was meant
+        if len(members) == 1 or len(inside) == 1:
+            raise (inside or failures)[0]
+        names = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+        raise problem(f"expected {names}, got {said(data)}")
+
+
+def _origin(as_type: Any) -> Any:
+    return get_origin(as_type)
+
+
+def _scalar(data: Any, as_type: type) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        raise problem(f"expected a finite number, got {data}; where none means off, use null")
+    if type(data) is as_type:
+        return data
+    if as_type is float and type(data) is int:
+        return float(data)
+    hint = " (true or false)" if as_type is bool else ""
+    quote = "; put it in quotes" if as_type is str and isinstance(data, bool | int | float) else ""
+    raise problem(f"expected {as_type.__name__}{hint}, got {said(data)}{quote}")
+
+
+def _literal(data: Any, as_type: Any) -> Any:
+    options = get_args(as_type)
+    for option in options:
+        if type(option) is type(data) and option == data:
+            return data
+    near = did_you_mean(data, map(str, options)) if isinstance(data, str) else ""
+    raise problem(f"expected one of {', '.join(map(repr, options))}, got {said(data)}{near}")
+
+
+def _enum(data: Any, as_type: type[enum.Enum]) -> Any:
+    for member in as_type:
+        if type(member.value) is type(data) and member.value == data:
+            return member
+    raise problem(f"expected one of {', '.join(repr(member.value) for member in as_type)}, got {said(data)}")
+
+
+def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet[str]) -> list[tuple[Path, str]]:
+    """Run the validators of all fields that could be read, on an instance that lacks the `wrong` ones."""
+    instance: Any = object.__new__(cls)
+    keys = keys_of(cls)
+    problems: list[tuple[Path, str]] = []
+    for key in keys:
+        try:
+            if key not in wrong:
+                value = _value(instance, keys[key], values.get(key, attrs.NOTHING))
+                object.__setattr__(instance, keys[key].name, value)
+        except AttributeError:  # a default computed from a field that is wrong
+            continue
+        except (ValueError, TypeError, UserError) as exc:
+            problems.append(((key,), _text(exc)))
+    for key, attribute in keys.items():
+        if attribute.validator is None or not hasattr(instance, attribute.name):
+            continue
+        try:
+            attribute.validator(instance, attribute, getattr(instance, attribute.name))
+        except Problems as exc:
+            problems += [((key, *path), text) for path, text in exc.items]
+        except (ValueError, TypeError, UserError) as exc:
+            problems.append(((key,), _text(exc)))
+        except AttributeError:
+            if not wrong and not problems:
+                raise
+    return problems
+
+
+def _value(instance: Any, attribute: attrs.Attribute[Any], given: Any) -> Any:
+    """What a field will hold: the given value converted, or its default."""
+    value, default = given, attribute.default
+    if given is attrs.NOTHING and isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+        value = default.factory(instance) if default.takes_self else default.factory()  # type: ignore[union-attr]
+    elif given is attrs.NOTHING:
+        value = default
+    converter = attribute.converter
+    return value if converter is None or isinstance(converter, attrs.Converter) else converter(value)
+
+
+def _text(exc: BaseException) -> str:
+    """A validator's message: attrs appends its objects to `args`."""
+    text = exc.args[0] if exc.args and isinstance(exc.args[0], str) else str(exc) or type(exc).__name__
+    return text.replace("\n  ", "; ").replace("\n", "; ")

@@ -1,6 +1,0 @@
-"""What `check_env` looks at, by subject; `core/testing/envs.py` says in which order.
-
-`values`: single answers. `player`: calls a simulator and looks at every answer. `traces`: episodes and how they
-differ. `scenes`: initial states. `wandering`: what random, extreme and held actions bring about. `arrangements`: the
-same episode played in other ways. `ends`: what happens at and after an end. `experts`: demonstrators.
-"""

@@ -1,0 +1,189 @@
+"""From the spec to a plan, and from the plan to the assignments of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from vla_rl.core.catalogue import build, hook_modules, load
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Placement
+from vla_rl.core.manager import wrap
+from vla_rl.core.plan import Cluster, Job, Measured, MeasureFirst, Plan, Slot, Window
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Context
+from vla_rl.toolkit.placement.checks import checked
+
+Array = np.ndarray[Any, Any]
+
+
+MEND = "leave runtime.require out to run on CPUs"
+
+
+class NoCuda(UserError):
+    """`runtime.require: cuda` is not met."""
+
+
+def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Measured] | None = None) -> Plan:
+    """Ask the placement plugin; simulators with their own interpreter get their own slots. Raises DoesNotFit; without
+    `measure` MeasureFirst for a strategy that plans by what roles take; NoCuda."""
+    if spec.runtime.require == "cuda" and not cluster.gpus:
+        raise NoCuda(f"cuda is required, and there is no GPU: {cluster.cpus:g} CPUs and 0 GPUs were found; {MEND}")
+    component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
+    placement: Placement = wrap("placement", component, spec.placement.type, hook_modules(spec.plugins))
+    job = Job(
+        num_envs=spec.env.num_envs,
+        group_size=spec.rollout.group_size,
+        env=spec.env.type,
+        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+        global_batch=spec.train.global_batch,
+    )
+    try:
+        plan = placement.plan(cluster, job)
+    except MeasureFirst:
+        if measure is None:
+            raise
+        plan = placement.plan(cluster, evolve(job, measured=measure(spec, cluster)))
+    plan = checked(plan, cluster, job)
+    slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
+    if spec.runtime.require == "cuda" and slow:
+        raise NoCuda(f"cuda is required, and {' and '.join(slow)} would be on CPUs; mend the placement, or {MEND}")
+    return plan if spec.env.python is None else _with_sims_apart(plan)
+
+
+def _with_sims_apart(plan: Plan) -> Plan:
+    """The plan with every sim role in a slot of its own, which gets half of the shared one: simulators that need
+    another interpreter need other processes."""
+    slots: list[Slot] = []
+    for slot in plan.slots:
+        others = tuple(role for role in slot.roles if role != "sim")
+        if "sim" not in slot.roles or not others:
+            slots.append(slot)
+            continue
+        half = evolve(slot, cpus=slot.cpus / 2, gpus=slot.gpus / 2)
+        slots += [evolve(half, roles=("sim",)), evolve(half, roles=others)]
+    return evolve(plan, slots=tuple(slots))
+
+
+def assign(plan: Plan, num_envs: int, one_process: bool) -> list[Assignment]:
+    """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker."""
+    sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
+    count = len(sims) * plan.stages
+    if num_envs % count:
+        raise UserError(
+            f"{num_envs} rows cannot be shared evenly by {count} lanes ({len(sims)} sim slots x {plan.stages})"
+        )
+    rows = num_envs // count
+    lanes = [LaneSlice(index=i, first_row=i * rows, rows=rows) for i in range(count)]
+    if one_process:
+        slot = Slot(
+            roles=("sim", "policy", "learner"),
+            device=plan.slots[policies[0]].device,
+            cpus=sum(s.cpus for s in plan.slots),
+        )
+        window = Window(max_batch=_window_rows(plan, lanes, len(policies)))
+        return [
+            Assignment(
+                index=0,
+                slot=slot,
+                lanes=tuple(lanes),
+                served=tuple(lanes),
+                homes=(0,) * len(lanes),
+                window=window,
+                rank=0,
+                world=1,
+                offload=plan.offload,
+            )
+        ]
+    spread = len(sims) >= len(policies)  # then a policy serves whole sim workers, else single lanes
+    of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
+    home = {lane.index: slot for slot, own in of_sim.items() for lane in own}
+    server = {
+        lane.index: slot if slot in policies else policies[(i if spread else lane.index) % len(policies)]
+        for i, slot in enumerate(sims)
+        for lane in of_sim[slot]
+    }
+    return [
+        Assignment(
+            index=i,
+            slot=slot,
+            lanes=of_sim.get(i, ()),
+            served=tuple(lane for lane in lanes if server[lane.index] == i),
+            homes=tuple(home[lane.index] for lane in lanes if server[lane.index] == i),
+            window=Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait),
+            rank=learners.index(i) if i in learners else -1,
+            world=len(learners),
+            offload=plan.offload,
+        )
+        for i, slot in enumerate(plan.slots)
+    ]
+
+
+def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
+    """Which learner rank trains on each sample, int64 [S]. Where every rank's own policy made some, all stay; else each
+    rank gets equally many, its own first.
+
+    Args:
+        maker: int64 [S], worker whose policy made the sample.   rank_of: worker -> rank.
+    """
+    world = len(rank_of)
+    made_by = np.array([rank_of.get(worker, -1) for worker in maker.tolist()], np.int64)
+    if set(made_by.tolist()) == set(range(world)):
+        return made_by
+    ranks = np.full(len(maker), -1, np.int64)
+    left = np.array([(len(maker) + world - 1 - rank) // world for rank in range(world)])
+    for rank in range(world):
+        own = np.flatnonzero(made_by == rank)[: left[rank]]
+        ranks[own] = rank
+        left[rank] -= len(own)
+    ranks[ranks < 0] = np.repeat(np.arange(world), left)
+    return ranks
+
+
+def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
+    """Rows of one inference: as the plan says; with stages a lane, so that they overlap; else all of a policy's."""
+    if plan.window.max_batch is not None:
+        return plan.window.max_batch
+    return lanes[0].rows if plan.stages > 1 else sum(lane.rows for lane in lanes) // policies
+
+
+@frozen(kw_only=True)
+class Assignment:
+    """Where a worker stands in the plan."""
+
+    index: int
+    slot: Slot
+    lanes: tuple[LaneSlice, ...]
+    """Of its sim role."""
+    served: tuple[LaneSlice, ...]
+    """Lanes that its policy role acts for."""
+    homes: tuple[int, ...]
+    """Workers of these lanes' simulators."""
+    window: Window
+    rank: int
+    world: int
+    """Learner rank and number of ranks."""
+    offload: frozenset[str] = frozenset()
+    """Roles that leave the device between phases."""
+
+    @property
+    def near(self) -> bool:
+        """Simulators and policy call each other directly."""
+        return bool(self.served) and self.served == self.lanes
+
+    @property
+    def sim_workers(self) -> list[int]:
+        """Other workers whose simulators its policy role acts for."""
+        return sorted(set(self.homes) - {self.index})
+
+
+@frozen(kw_only=True)
+class LaneSlice:
+    """Rows first_row .. first_row + rows - 1 of the run."""
+
+    index: int
+    first_row: int
+    rows: int

@@ -1,0 +1,65 @@
+"""A worker as a Ray actor."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.interrupts import ignore_signals
+from vla_rl.runtime.assignments import Assignment
+from vla_rl.runtime.backends.peers import RayPeers
+from vla_rl.runtime.rollouts.progress import Count
+from vla_rl.runtime.worker import Worker
+
+if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
+    sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
+
+HERE = "\0reference"
+"""Stands for an argument that travels by reference."""
+
+
+class Actor:
+    def __init__(self, data: dict[str, Any], assignment: Assignment):
+        ignore_signals()  # of a whole job or process group; the driver decides
+        # arrays from the object store are read-only; nothing here writes to what it was given
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        self.worker = Worker(data, assignment)
+
+    def call(self, order: bytes, *referenced: Any) -> Any:
+        """`order`: (role, method, arguments) in one piece, which Ray sends faster than one by one; `HERE` stands for
+        the next of those that came by reference."""
+        role, method, arguments = pickle.loads(order)  # noqa: S301 - from our own driver
+        came = iter(referenced)
+        return self.worker.call(
+            role, method, *(next(came) if isinstance(a, str) and a == HERE else a for a in arguments)
+        )
+
+    def beside(self, order: bytes, *referenced: Any) -> Any:
+        """A call in a thread of its own: weights are swapped while the policy plays a rollout."""
+        return self.call(order, *referenced)
+
+    beside.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
+
+    def meet(self, actors: Mapping[int, Any]) -> None:
+        self.worker.meet(RayPeers(self.worker.assignment.index, actors))
+
+    def leave_play(self) -> None:
+        self.worker.has_to_leave = lambda: True
+
+    leave_play.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+    def doing(self) -> tuple[str, float]:
+        return self.worker.doing
+
+    doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+    def played(self) -> Count:
+        return self.worker.played.count()
+
+    played.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

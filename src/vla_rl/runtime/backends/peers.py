@@ -1,0 +1,311 @@
+"""Calls from a policy's worker to the simulators that it acts for.
+
+Workers of one machine talk through a socket while a rollout is played, which takes a tenth of the time of a Ray call.
+Ray carries calls to other machines, and says which worker died.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import socket
+import struct
+import tempfile
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from attrs import define
+
+from vla_rl.runtime.backends.wire import here
+
+LENGTH = struct.Struct("!Q")
+END, GOOD, FAILED = b"e", b"g", b"f"
+"""First byte of a message; an order that is not END has none."""
+LOOK_S = 1.0
+"""How often someone who waits for an answer asks Ray whether the other worker still serves."""
+MIXED_POLL_S = 0.001
+"""Between two looks at Ray where some simulators are on this machine and some are not."""
+
+
+class RemoteTraceback(Exception):
+    """Where in the other worker an exception was raised, as its cause."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Line:
+    """One end of a stream socket between two workers; messages of bytes, in order."""
+
+    def __init__(self, connection: socket.socket):
+        self.connection = connection
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def send(self, message: bytes, while_full: Callable[[], None] | None = None) -> None:
+        """Give the whole message; `while_full` takes in what the other end says meanwhile, so that two that send to
+        each other do not wait for each other."""
+        for part in (LENGTH.pack(len(message)), message):
+            if while_full is None:
+                self.connection.sendall(part)
+                continue
+            rest = memoryview(part)
+            while rest:
+                try:
+                    rest = rest[self.connection.send(rest, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    if readable([self], 0.01):
+                        while_full()
+
+    def receive(self) -> bytearray:
+        """Wait for the next message. Raises EOFError when the other end is gone."""
+        return self._exactly(LENGTH.unpack(self._exactly(LENGTH.size))[0])
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view, got = memoryview(data), 0
+        while got < count:
+            read = self.connection.recv_into(view[got:])
+            if not read:
+                raise EOFError("the other worker is gone")
+            got += read
+        return data
+
+
+def readable(lines: Iterable[Any], seconds: float | None) -> list[Any]:
+    """Those of the lines (or what has one's `fileno`) on which something has come, after waiting at most so long."""
+    of_file = {line.fileno(): line for line in lines}
+    polling = select.poll()  # select() ends at file 1024
+    for file in of_file:
+        polling.register(file, select.POLLIN)
+    return [of_file[file] for file, _ in polling.poll(None if seconds is None else 1e3 * seconds)]
+
+
+class Answering:
+    """The simulators' end of the lines to the policies that act for them, by the policies' workers."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, Line] = {}
+        self.ended: set[int] = set()
+        """Policies whose rollout has ended before their `serve` has begun."""
+
+    def connect(self, policy: int, reader: Any, address: str) -> bool:
+        """Open a line to a policy's worker, which is `here()` as `reader` says. -> whether that can be."""
+        if reader is None or reader != here():
+            return False
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(address)
+        except OSError:  # another file system
+            connection.close()
+            return False
+        if policy in self.lines:
+            self.lines[policy].close()
+        self.lines[policy] = Line(connection)
+        self.ended.discard(policy)
+        return True
+
+    def serve(self, policy: int, call: Callable[..., Any]) -> None:
+        """Answer what comes through any line until this policy says that its rollout has ended, or is gone."""
+        try:
+            while policy not in self.ended:
+                open_lines = {line: other for other, line in self.lines.items() if other not in self.ended}
+                for line in readable(open_lines, None):
+                    self._answer(open_lines[line], line, call)
+        except BaseException:
+            for line in self.lines.values():  # or they would wait for answers for ever
+                line.close()
+            raise
+        self.ended.discard(policy)
+
+    def _answer(self, policy: int, line: Line, call: Callable[..., Any]) -> None:
+        try:
+            order = line.receive()
+            if order != END:
+                line.send(_result(order, call))
+                return
+            line.send(END)
+        except (EOFError, OSError):
+            line.close()
+            del self.lines[policy]
+        self.ended.add(policy)
+
+
+def _result(order: bytearray, call: Callable[..., Any]) -> bytes:
+    try:
+        return GOOD + pickle.dumps(call(*pickle.loads(order)), protocol=5)  # noqa: S301 - from our own workers
+    except Exception as exc:
+        where = traceback.format_exc()
+        try:
+            told = pickle.dumps((exc, where))
+            pickle.loads(told)  # noqa: S301 - some classes can be written and not be read
+        except Exception:
+            told = pickle.dumps((RuntimeError(f"{type(exc).__name__}: {exc}"), where))
+        return FAILED + told
+
+
+@define(eq=False)
+class _Ticket:
+    """A call through a line."""
+
+    caller: Caller
+    done: bool = False
+    value: Any = None
+
+
+class Caller:
+    """The policy's end of a line, for one rollout: answers come in the order of the calls."""
+
+    def __init__(self, line: Line, check: Callable[[bool], None]):
+        """`check` raises what has ended the other worker's `serve`; if told so, it waits for the end."""
+        self.line, self.check = line, check
+        self.waiting: deque[_Ticket] = deque()
+
+    def fileno(self) -> int:
+        return self.line.fileno()
+
+    def call(self, *order: Any) -> _Ticket:
+        ticket = _Ticket(self)
+        self._through(lambda: self.line.send(pickle.dumps(order, protocol=5), self.receive))
+        self.waiting.append(ticket)
+        return ticket
+
+    def receive(self) -> None:
+        """Wait for the oldest answer. Raises what the call raised."""
+        answer = memoryview(self._next())
+        if answer[:1] == FAILED:
+            error, where = pickle.loads(answer[1:])  # noqa: S301 - from our own workers
+            raise error from RemoteTraceback(where)
+        ticket = self.waiting.popleft()
+        ticket.done, ticket.value = True, pickle.loads(answer[1:])  # noqa: S301 - from our own workers
+
+    def end(self) -> None:
+        """Take leave; answers that nobody waits for any more are dropped."""
+        self._through(lambda: self.line.send(END))
+        while self._next() != END:
+            pass
+
+    def _next(self) -> bytearray:
+        while not readable([self], LOOK_S):
+            self.check(False)
+        message: bytearray = self._through(self.line.receive)
+        return message
+
+    def _through(self, talk: Callable[[], Any]) -> Any:
+        try:
+            return talk()
+        except (EOFError, ConnectionError):
+            self.check(True)  # says better why
+            raise
+
+
+class RayPeers:
+    """Workers that are Ray actors, as another one calls them; how long that takes is watched by the driver."""
+
+    def __init__(self, own: int, actors: Mapping[int, Any]):
+        """`own`: the worker that calls."""
+        import ray
+
+        self.ray, self.own, self.actors = ray, own, actors
+        self.lines: dict[int, Line] = {}
+        self.callers: dict[int, Caller] = {}
+
+    def connect(self, lanes: Mapping[int, Sequence[int]]) -> None:
+        """Open a line to each of them that is on this machine; `lanes`: those of each that the policy acts for."""
+        with (
+            tempfile.TemporaryDirectory(prefix="vla-rl-") as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
+        ):
+            address = str(Path(folder, "door"))
+            try:
+                door.bind(address)
+            except OSError:  # the path is too long for a socket
+                return
+            door.listen()
+            for worker in self.actors:
+                opening = self.call(worker, "worker", "open_line", self.own, lanes[worker], here(), address)
+                if self.value_of(opening):
+                    self.lines[worker] = Line(door.accept()[0])
+
+    def close(self) -> None:
+        """Close the lines; whoever serves one hears of it."""
+        lines, self.lines = self.lines, {}
+        for line in lines.values():
+            line.close()
+
+    @contextmanager
+    def talking(self) -> Iterator[None]:
+        """Calls go through the lines meanwhile. After an error there are no lines any more, and no waiting for answers
+        that are still to come."""
+        self.callers = {worker: self._caller(worker, line) for worker, line in self.lines.items()}
+        try:
+            yield
+            for caller in self.callers.values():
+                caller.end()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self.callers = {}
+
+    def call(self, worker: int, role: str, method: str, *arguments: Any) -> Any:
+        """-> a reference."""
+        if worker in self.callers:
+            return self.callers[worker].call(role, method, *arguments)
+        return self.actors[worker].call.remote(pickle.dumps((role, method, arguments)))
+
+    def value_of(self, reference: Any) -> Any:
+        """Wait for a result; raises what the call raised, or what Ray says of a worker that died."""
+        if isinstance(reference, _Ticket):
+            while not reference.done:
+                reference.caller.receive()
+            return reference.value
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as exc:
+            if isinstance(exc.cause, Exception):
+                raise exc.cause from exc
+            raise
+
+    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+        """Wait until at least one is there (or the timeout), -> those that are."""
+        end = None if timeout is None else monotonic() + timeout
+        tickets = [reference for reference in references if isinstance(reference, _Ticket)]
+        calls = [reference for reference in references if not isinstance(reference, _Ticket)]
+        patience: float | None = 0.0
+        while True:
+            callers = {ticket.caller for ticket in tickets if not ticket.done}
+            for caller in readable(callers, patience) if callers else ():
+                while not all(ticket.done for ticket in tickets if ticket.caller is caller) and readable([caller], 0):
+                    caller.receive()
+            there: list[Any] = [ticket for ticket in tickets if ticket.done]
+            if calls:
+                wait = patience if not callers else 0.0
+                count = 1 if wait is None or wait else len(calls)
+                there.extend(self.ray.wait(calls, num_returns=count, timeout=wait)[0])
+            left = None if end is None else max(0.0, end - monotonic())
+            if there or left == 0.0:
+                return there
+            limits = [MIXED_POLL_S] if calls and callers else [LOOK_S] if callers else []
+            patience = min([*limits, *([] if left is None else [left])], default=None)
+            if callers and patience == LOOK_S:
+                for caller in callers:
+                    caller.check(False)
+
+    def _caller(self, worker: int, line: Line) -> Caller:
+        serving = self.call(worker, "worker", "serve", self.own)
+
+        def check(wait: bool) -> None:
+            if wait or self.ray.wait([serving], timeout=0)[0]:
+                self.value_of(serving)
+
+        return Caller(line, check)

@@ -1,0 +1,317 @@
+"""The runtime of a run: it starts the plan's workers and tells them what to do. Frames and weights of training never go
+through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.events import Evaluation
+from vla_rl.core.interrupts import Interrupts
+from vla_rl.core.plan import Cluster, Measured, Plan
+from vla_rl.core.reset_states import TaskWindows
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Advantages, EnvInfo, Rollout
+from vla_rl.runtime.assignments import assign, plan_for
+from vla_rl.runtime.backends.backend import Backend
+from vla_rl.runtime.backends.local import LocalBackend
+from vla_rl.runtime.backends.ray import RayBackend
+from vla_rl.runtime.checks import check_needs
+from vla_rl.runtime.components import build_algorithm
+from vla_rl.runtime.fleet import Fleet, Handle
+from vla_rl.runtime.hardware import describe
+from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
+from vla_rl.runtime.learning.update import update
+from vla_rl.runtime.preflight import check_simulators
+from vla_rl.runtime.restarts import Restarts
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.roles.sim import SimRole, too_many_faults
+from vla_rl.runtime.rollouts.assemble import Played
+from vla_rl.runtime.rollouts.evaluation import eval_items, evaluate
+from vla_rl.runtime.rollouts.rounds import Rounds
+from vla_rl.runtime.trace import Trace, clock_ahead, traced
+from vla_rl.runtime.worker import Worker
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, int, int], None]
+Statistics = Mapping[str, Mapping[str, Sequence[float]]] | None
+
+
+class Driver:
+    """`core.runtime.Runtime`, by workers on a backend."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        imitation: bool = False,
+        statistics: Statistics = None,
+        plan: Plan | None = None,
+        measure: Callable[[Spec, Cluster], Measured] | None = None,
+        interrupts: Interrupts | None = None,
+    ):
+        """
+        Args:
+            imitation: for `vla-rl sft`: the learners open the data that the spec names.
+            statistics: by which the model scales, of a run that took them from its data; None: the model's own.
+            plan: of the workers; None: that of the spec's placement.
+            measure: what roles take, for a placement that plans by it.
+            interrupts: by whose order workers leave what they play.
+        """
+        self.spec, self.statistics = spec, statistics
+        self.demonstrations = 0
+        """Samples of the data that the learners opened."""
+        self.windows: TaskWindows | None = None
+        """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
+        self.algorithm = build_algorithm(spec)
+        check_needs(self.algorithm, spec)
+        local = spec.runtime.backend == "local"
+        check_simulators(spec)
+        self.version = 0
+        self.progress: Progress = lambda phase, done, total: None
+        self.on_fault: Callable[[str], None] = lambda text: None
+        self.faults = 0
+        self.rounds: Rounds | None = None
+        """Of the rollout that is being played."""
+        self.played: Played | None = None
+        """The last rollout, until it is trained on."""
+        self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
+        self.backend.interrupts = interrupts or self.backend.interrupts
+        try:
+            self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
+            assignments = assign(self.plan, spec.env.num_envs, one_process=local)
+            self.fleet = Fleet(self.backend, assignments, self.plan.offload)
+            self.trace = Trace(assignments)
+            self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text))
+            self.info = self._start(imitation)
+        except BaseException:
+            self.backend.close()
+            raise
+
+    # ----------------------------------------------------------------------------------------------- one iteration
+
+    @traced
+    def rollout(self, step: int) -> tuple[Rollout, dict[str, float]]:
+        """Play one rollout everywhere. -> (its light part, metrics)."""
+        before = perf_counter()
+        weights = self.windows.weights(step) if self.windows else None
+        self.rounds = rounds = Rounds(
+            fleet=self.fleet, spec=self.spec, algorithm=self.algorithm, step=step, weights=weights
+        )
+        self.played = played = self.restarts.surviving(lambda: rounds.roll_out(self.version))
+        faults = self._report_faults([block.sim for block in played.blocks])
+        metrics = self._rollout_metrics(played, perf_counter() - before) | {"faults/rows": float(faults)}
+        if self.windows:
+            self.windows.record(step, played.rollout.episodes)
+            metrics |= {f"sampling/weight/{task}": weight for task, weight in (weights or {}).items()}
+        return played.rollout, metrics
+
+    @traced
+    def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
+        """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
+        assert self.played is not None
+        before, played, self.played = perf_counter(), self.played, None
+        metrics = update(self.fleet, self.spec, played, kept, keep, advantages)
+        self.version += 1
+        self.publish()
+        return metrics | {"time/update": perf_counter() - before} | self.fleet.phases.metrics()
+
+    def discard(self) -> None:
+        """Free the heavy part of the last rollout, which nothing is trained on."""
+        self.played = None
+        self.fleet.clear_shelves()
+
+    # ----------------------------------------------------------------------------------- evaluation and imitation
+
+    @traced
+    def evaluate(self, step: int, frames: int = 0) -> Evaluation:
+        """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
+
+        def progress(begun: int) -> None:
+            self.progress("eval", begun, len(items))
+
+        items = eval_items(self.spec, self.eval_states, frames)
+        return self.restarts.surviving(
+            lambda: evaluate(self.fleet, self.spec, step, items, self._report_faults, progress)
+        )
+
+    @traced
+    def warm_up(self) -> dict[str, float]:
+        """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
+        before = perf_counter()
+        warm = self.spec.warmup
+        assert warm is not None
+        self.progress("demonstrations", 0, warm.episodes)
+        imitation = of_expert(self.fleet, self.spec, warm, "warm-up", warm.batch)
+        epoch, loss = imitation.epoch, 0.0
+        for e in range(warm.epochs):
+
+            def progress(step: int, e: int = e) -> None:
+                self.progress("warmup", e, warm.epochs)
+
+            loss = imitation.train(e * epoch + 1, (e + 1) * epoch, lambda step: warm.lr, progress)
+        self.forget_imitation()
+        return {
+            "warmup/samples": imitation.about["imitation/samples"],
+            "warmup/expert_success": imitation.about["imitation/expert_success"],
+            "warmup/loss": loss,
+            "time/warmup": perf_counter() - before,
+        }
+
+    def forget_imitation(self) -> None:
+        """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
+        self.fleet.get_all([learner.call(LearnerRole.forget_imitation) for learner in self.fleet.learners])
+        self.publish()
+
+    def imitation(self) -> Imitation:
+        """The demonstrations of the spec's `imitation:`, ready to train on."""
+        section = self.spec.imitation
+        assert section is not None
+        if section.expert is None:
+            return of_data(self.fleet, self.spec, self.demonstrations, "imitation", section.batch)
+        self.progress("demonstrations", 0, section.expert.episodes)
+        return of_expert(self.fleet, self.spec, section.expert, "imitation", section.batch)
+
+    # ------------------------------------------------------------------------------------------- state and weights
+
+    @property
+    def tick(self) -> Callable[[], None]:
+        """Is called from time to time while workers are waited for."""
+        return self.backend.tick
+
+    @tick.setter
+    def tick(self, tick: Callable[[], None]) -> None:
+        self.backend.tick = tick
+
+    def devices(self) -> str:
+        """What each role works on, in words."""
+        asked = [worker.call(Worker.device) for worker in self.fleet.workers]
+        return describe(self.fleet.assignments, self.fleet.get_all(asked))
+
+    def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
+        """(done, total) of a phase that goes on: chunk steps of a rollout, episodes of an evaluation; of other phases
+        what they have told."""
+        if phase not in ("rollout", "eval"):
+            return done, total
+        played = self.backend.played([policy.worker for policy in self.fleet.policies])
+        if phase == "eval":
+            return min(done + played.ended, total), total
+        section, rounds = self.spec.rollout, self.rounds.now if self.rounds else 0
+        limit = section.steps or section.max_steps or max(task.max_steps for task in self.info.tasks)
+        steps = -(-limit // section.chunk)
+        return (played.rounds * steps + played.steps) // len(self.fleet.lanes), rounds * steps
+
+    @traced
+    def publish(self) -> None:
+        """Policies beside a learner already hold the weights; the others get them by reference."""
+        self.fleet.publish(self.version, self.spec.runtime.check_weights)
+
+    @traced
+    def save(self, model_folder: Path, trainer_folder: Path) -> None:
+        """The model in its public format, and the exact state to go on from."""
+        state = trainer_folder / "learner.pt"
+        self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
+        if self.windows:
+            self.windows.save(trainer_folder / "tasks.json")
+        if self.spec.rollout.lag:
+            self.fleet.get(self.fleet.policies[0].call(PolicyRole.save_past, trainer_folder / "past.pt"))
+
+    def load(self, trainer_folder: Path) -> None:
+        """What `save` wrote."""
+        state = trainer_folder / "learner.pt"
+        self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
+        if self.windows:
+            self.windows.load(trainer_folder / "tasks.json")
+        if self.spec.rollout.lag:
+            past = trainer_folder / "past.pt"
+            self.fleet.get_all([policy.call(PolicyRole.load_past, past) for policy in self.fleet.policies])
+        self.publish()
+
+    def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
+        """Fetch what the workers recorded, and write the trace file; `env_steps` of the run so far."""
+        fleet, trace = self.fleet, self.trace
+        if not trace.shifts:
+            for worker in fleet.workers:
+                trace.shifts[worker.worker] = clock_ahead(partial(self._clock_of, worker))
+            trace.model = fleet.get(fleet.worker_of(fleet.policies[0]).call(Worker.model_size))
+        drained = fleet.get_all([worker.call(Worker.drain_trace) for worker in fleet.workers])
+        trace.add(kind, step, env_steps, {w.worker: d for w, d in zip(fleet.workers, drained, strict=True)})
+        trace.write(folder, final=final)
+
+    def roles(self) -> dict[str, dict[str, Any]]:
+        return self.trace.roles()
+
+    def _clock_of(self, worker: Handle[Worker]) -> tuple[str, float]:
+        return self.fleet.get(worker.call(Worker.clock))
+
+    def close(self) -> None:
+        self.backend.close()
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _start(self, imitation: bool) -> EnvInfo:
+        fleet = self.fleet
+        self.backend.start(self.spec, fleet.assignments)
+        info = fleet.get_all([fleet.worker_of(sim).call(Worker.start_sim) for sim in fleet.sims])[0]
+        if imitation:
+            self._open_data(info)
+        hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
+        fleet.get_all([worker.call(Worker.start_model, info, self.statistics) for worker in hosts])
+        fleet.introduce()
+        if len(fleet.learners) > 1:
+            address = fleet.get(fleet.worker_of(fleet.learners[0]).call(Worker.rendezvous))
+            fleet.get_all([r.call(LearnerRole.join, address, r.assignment.rank) for r in fleet.learners])
+        self.eval_states = fleet.get(fleet.sim_of[0].call(SimRole.eval_states))
+        sampling = self.spec.rollout.task_sampling
+        if sampling.type == "weighted":
+            tasks = fleet.get(fleet.sim_of[0].call(SimRole.train_tasks))
+            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing)
+        return info
+
+    def _open_data(self, info: EnvInfo) -> None:
+        section = self.spec.imitation
+        assert section is not None
+        if section.data is None:
+            return
+        workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
+        self.demonstrations = min(self.fleet.get_all([worker.call(Worker.open_data, info) for worker in workers]))
+        if section.statistics == "data" and self.statistics is None:
+            self.statistics = self.fleet.get(workers[0].call(Worker.data_statistics))
+
+    def _report_faults(self, results: Sequence[Mapping[str, Any]]) -> int:
+        """Tell of rows that broke in any worker. -> their number. Raises EnvError when there were too many."""
+        texts = [text for result in results for text in result["faults"]]
+        for text in texts:
+            self.on_fault(text)
+        self.faults += len(texts)
+        if self.faults > self.spec.runtime.max_faults:
+            raise too_many_faults(self.faults, self.spec.runtime.max_faults, self.spec.env.type, texts[-1])
+        return len(texts)
+
+    def _rollout_metrics(self, played: Played, seconds: float) -> dict[str, float]:
+        episodes = played.rollout.episodes
+        n = max(len(episodes), 1)
+        busy: dict[str, dict[int, float]] = {"env": {}, "policy": {}}
+        for block in played.blocks:
+            lane = block.lane.index
+            sim, policy = self.fleet.sim_of[lane].worker, self.fleet.policy_of[lane].worker
+            busy["env"][sim] = busy["env"].get(sim, 0.0) + block.sim["seconds"]
+            busy["policy"][policy] = busy["policy"].get(policy, 0.0) + block.policy["seconds"]
+        steps = sum(block.sim["env_steps"] for block in played.blocks)
+        return {
+            "env/success_rate": sum(e.success_once for e in episodes) / n,
+            "env/success_at_end": sum(e.success_at_end for e in episodes) / n,
+            "env/return": sum(e.total_reward for e in episodes) / n,
+            "env/episode_length": sum(e.steps for e in episodes) / n,
+            "rollout/episodes": float(len(episodes)),
+            "rollout/env_steps": float(steps),
+            "time/rollout": seconds,
+            "time/env": max(busy["env"].values()),
+            "time/policy": max(busy["policy"].values()),
+        }

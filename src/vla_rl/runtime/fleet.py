@@ -1,0 +1,148 @@
+"""The workers of a run, as the driver speaks to them: typed handles in place of names.
+
+`fleet.policies[0].call(PolicyRole.take_heavy, wanted, True)` is checked like a call of the method itself; `Ref[T]` is a
+T that may still be on its way in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from attrs import frozen
+
+from vla_rl.runtime.assignments import Assignment
+from vla_rl.runtime.backends.backend import Backend, Ref
+from vla_rl.runtime.learning.weights import Published
+from vla_rl.runtime.remote import Phase, declared
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.roles.sim import SimRole
+from vla_rl.runtime.worker import Worker
+
+Host = TypeVar("Host")
+P = ParamSpec("P")
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def by_reference(reference: Ref[T]) -> T:
+    """For an argument of another call: its value goes there directly, not through the driver."""
+    return cast(T, reference)
+
+
+@frozen(eq=False)
+class Handle(Generic[Host]):
+    """One role of one worker, or the worker itself."""
+
+    fleet: Fleet
+    role: str
+    """ "sim", "policy", "learner" or "worker"."""
+    assignment: Assignment
+
+    @property
+    def worker(self) -> int:
+        return self.assignment.index
+
+    def call(self, method: Callable[Concatenate[Host, P], T], *args: P.args, **kwargs: P.kwargs) -> Ref[T]:
+        """Ask for a call of `method`, which is declared with `@remote`. Workers answer in the order in which they are
+        asked, but for methods that go on beside others."""
+        assert not kwargs, "arguments of remote calls are positional"
+        return cast(Ref[T], self.fleet.send(self, method, args, 1))
+
+    def call_for_two(
+        self, method: Callable[Concatenate[Host, P], tuple[T, U]], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Ref[T], Ref[U]]:
+        """As `call`, with a reference for each of the two results."""
+        assert not kwargs, "arguments of remote calls are positional"
+        first, second = self.fleet.send(self, method, args, 2)
+        return first, second
+
+
+class Phases:
+    """Which phase it is, and what changing it cost (`roles/offload.py` is the workers' part)."""
+
+    def __init__(self, offload: frozenset[str], workers: Sequence[Handle[Worker]], get_all: Any):
+        self.offload, self.get_all = offload, get_all
+        self.moving = [worker for worker in workers if offload & set(worker.assignment.slot.roles)]
+        self.now: Phase | None = None
+        self.seconds, self.freed = 0.0, 0
+
+    def enter(self, phase: Phase | None) -> None:
+        """Let all workers free what the phase does not need and bring back what it does. None: any phase will do."""
+        if phase in (None, self.now) or not self.moving:
+            return
+        before = perf_counter()
+        self.freed += sum(self.get_all([worker.call(Worker.leave, phase) for worker in self.moving]))
+        self.get_all([worker.call(Worker.come_back, phase) for worker in self.moving])
+        self.now = phase  # only now: where a worker died, all of it is done again
+        self.seconds += perf_counter() - before
+
+    def metrics(self) -> dict[str, float]:
+        """Since the last time; nothing without offload."""
+        if not self.moving:
+            return {}
+        found = {"time/offload": self.seconds, "offload/freed_mib": self.freed / 2**20}
+        self.seconds, self.freed = 0.0, 0
+        return found
+
+
+class Fleet:
+    def __init__(self, backend: Backend, assignments: Sequence[Assignment], offload: frozenset[str]):
+        self.backend, self.assignments = backend, tuple(assignments)
+        self.workers = [self._handle("worker", place, Worker) for place in assignments]
+        self.sims = [self._handle("sim", place, SimRole) for place in assignments if place.lanes]
+        self.policies = [self._handle("policy", place, PolicyRole) for place in assignments if place.served]
+        ranked = sorted((place for place in assignments if place.rank >= 0), key=lambda place: place.rank)
+        self.learners = [self._handle("learner", place, LearnerRole) for place in ranked]
+        """By rank."""
+        self.lanes = sorted((lane for place in assignments for lane in place.lanes), key=lambda lane: lane.index)
+        self.sim_of = {lane.index: sim for sim in self.sims for lane in sim.assignment.lanes}
+        """Lane -> the sim role that hosts it."""
+        self.policy_of = {lane.index: policy for policy in self.policies for lane in policy.assignment.served}
+        """Lane -> the policy that acts for it."""
+        self.phases = Phases(offload, self.workers, self.get_all)
+
+    def _handle(self, role: str, assignment: Assignment, host: type[Host]) -> Handle[Host]:
+        return Handle[Host](self, role, assignment)
+
+    def send(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
+        about = declared(method)
+        self.phases.enter(about.phase)
+        beside = about.beside
+        return self.backend.call(
+            handle.worker, handle.role, method.__name__, *arguments, returns=returns, beside=beside
+        )
+
+    def get(self, reference: Ref[T]) -> T:
+        """Wait for a result. Raises what the call raised, WorkerDied, or CallHung."""
+        return self.backend.get(reference)
+
+    def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
+        """Wait for all; the first error is raised even if others never return."""
+        return self.backend.get_all(references)
+
+    def worker_of(self, handle: Handle[Any]) -> Handle[Worker]:
+        """The worker of a role."""
+        return self.workers[handle.worker]
+
+    def introduce(self) -> None:
+        """Let every policy's worker call the simulators that it acts for."""
+        places = [policy.assignment for policy in self.policies]
+        self.get_all([self.backend.introduce(p.index, p.sim_workers) for p in places if p.sim_workers])
+
+    def clear_shelves(self) -> None:
+        """Free the heavy parts of all rollouts."""
+        self.get_all([policy.call(PolicyRole.clear_shelf) for policy in self.policies])
+
+    def publish(self, version: int, check: bool) -> None:
+        """Give all policies the learners' version, with checksums if asked for. Those beside a learner hold the weights
+        already."""
+        beside = {learner.worker for learner in self.learners}
+        apart = [policy for policy in self.policies if policy.worker not in beside]
+        sending = [learner.call(LearnerRole.weights, check) for learner in self.learners] if apart else []
+        loading = [policy.call(PolicyRole.load, version, cast(Published, by_reference(sending[0]))) for policy in apart]
+        adopting = [policy.call(PolicyRole.adopt, version) for policy in self.policies if policy.worker in beside]
+        everything: list[Ref[Any]] = [*sending[1:], *loading, *adopting]
+        self.get_all(everything)

@@ -1,0 +1,51 @@
+"""Another Python beside this one, for simulators whose packages clash."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+ASK_SECONDS = 90.0
+SAME = ("vla-rl", "ray")
+"""Distributions of which two interpreters that work together need the same version."""
+
+
+ASK = """
+import json, platform
+from importlib import metadata
+found = {}
+for name in %r:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps({"python": platform.python_version(), "has": found}))
+"""
+
+
+def interpreter_problems(python: Path) -> list[str]:
+    """Why simulators cannot run in this interpreter beside ours; empty when they can."""
+    if not python.is_file() or not os.access(python, os.X_OK):
+        return [f"{python} is not an interpreter; give the bin/python of a virtual environment"]
+    try:
+        done = subprocess.run(
+            [python, "-c", ASK % (SAME,)], capture_output=True, text=True, timeout=ASK_SECONDS, check=True, cwd="/"
+        )
+        there = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as exc:
+        return [f"{python} is not a Python interpreter that runs: {exc}"]
+    ours = platform.python_version()
+    wrong = []
+    if there["python"].split(".")[:2] != ours.split(".")[:2]:
+        wrong.append(f"{python} is Python {there['python']}, and Ray needs that of this one, {ours}")
+    for name in SAME:
+        version = metadata.version(name)
+        if name not in there["has"]:
+            wrong.append(f"{python} has no {name}; try: {python} -m pip install '{name}=={version}'")
+        elif there["has"][name] != version:
+            wrong.append(f"{python} has {name} {there['has'][name]}, this interpreter {version}; install the same")
+    return wrong

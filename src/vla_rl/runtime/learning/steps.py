@@ -1,0 +1,91 @@
+"""From the samples of a rollout to the optimiser steps of each learner rank. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from vla_rl.core.randomness import generator
+
+Array = np.ndarray[Any, Any]
+
+
+@frozen(kw_only=True, eq=False)
+class Share:
+    """What one learner rank trains on: samples in its own order, and its micro-batches of each optimiser step."""
+
+    samples: Array
+    """int64: indices into all samples."""
+    steps: list[OptimizerStep] = field(factory=list)
+
+
+def share_out(
+    ranks: Array,
+    order: Array,
+    light: dict[str, Array | None],
+    *,
+    world: int,
+    seed: int,
+    step: int,
+    epochs: int,
+    global_batch: int | None,
+    micro_batch: int,
+) -> list[Share]:
+    """Optimiser steps of one iteration. Which sample is in which step depends on (seed, step, epoch) alone, never on
+    the number of ranks; divisors count the whole step.
+
+    Args:
+        ranks: int64 [S], learner rank of each sample.   order: int64 [S], sort key of a sample within its rank.
+    """
+    count = len(ranks)
+    size = global_batch or count
+    counts, value_counts = light["counts"], light["value_counts"]
+    assert counts is not None and value_counts is not None
+    shares = [Share(samples=np.lexsort((order, ranks != rank))[: int((ranks == rank).sum())]) for rank in range(world)]
+    place = np.zeros(count, np.int64)
+    for share in shares:
+        place[share.samples] = np.arange(len(share.samples))
+    for epoch in range(epochs):
+        shuffled = generator(seed, "mini-batches", step, epoch).permutation(count)
+        for start in range(0, count, size):
+            members = shuffled[start : start + size]
+            passes = -(-int(np.bincount(ranks[members]).max()) // micro_batch)
+            for rank, share in enumerate(shares):
+                own = place[members[ranks[members] == rank]]
+                share.steps.append(
+                    OptimizerStep(
+                        micro_batches=tuple(own[i : i + micro_batch] for i in range(0, len(own), micro_batch)),
+                        passes=passes,
+                        divisor=max(float(counts[members].sum()), 1e-8),
+                        value_divisor=max(float(value_counts[members].sum()), 1e-8),
+                    )
+                )
+    return shares
+
+
+@frozen(kw_only=True)
+class OptimizerStep:
+    """One rank's share of one optimiser step; the divisors count all ranks, so summed gradients are exact means."""
+
+    micro_batches: tuple[Array, ...]
+    """int64 [B] each: indices into the rank's samples; none: the rank only joins the reduction."""
+    passes: int
+    """Micro-batches of the rank that has most."""
+    divisor: float
+    """Sum of the policy loss's counts over the whole optimiser step."""
+    value_divisor: float
+
+
+@frozen(kw_only=True)
+class ImitationStep:
+    """One rank's share of one optimiser step."""
+
+    indices: Array
+    """int64 [B]: of the rank's samples; none: the rank only joins the reduction."""
+    total: int
+    """Samples of all ranks."""
+    most: int
+    """Samples of the rank that has most."""
+    lr: float

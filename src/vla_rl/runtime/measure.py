@@ -1,0 +1,59 @@
+"""What the roles of a job take, measured on one worker with the rows that a device would get."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from attrs import evolve
+
+from vla_rl.core.plan import Cluster, Measured, Plan, Slot
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.driver import Driver
+
+CHUNK_STEPS = 2
+logger = logging.getLogger(__name__)
+
+
+def measure(spec: Spec, cluster: Cluster) -> Measured:
+    """Start one worker with all roles, play two chunk steps twice and train on the second time's samples. What it
+    learns is thrown away."""
+    devices = cluster.gpus or max(1, int(cluster.cpus))
+    group = spec.rollout.group_size
+    rows = max(group, spec.env.num_envs // devices // group * group)
+    steps = CHUNK_STEPS * spec.rollout.chunk
+    off = spec.rollout.auto_reset == "off"
+    rollout = evolve(
+        spec.rollout,
+        episodes=rows if off else None,
+        steps=None if off else steps,
+        max_steps=min(steps, spec.rollout.max_steps or steps),
+        resample=None,
+    )
+    short = evolve(spec, env=evolve(spec.env, num_envs=rows), rollout=rollout)
+    slot = Slot(
+        roles=("sim", "policy", "learner"),
+        device="cuda" if cluster.gpus else "cpu",
+        cpus=max(1.0, cluster.cpus // devices),
+        gpus=1.0 if cluster.gpus else 0.0,
+    )
+    runtime = Driver(short, plan=Plan(slots=(slot,)))
+    try:
+        limit = max(task.max_steps for task in runtime.info.tasks)
+        runtime.rollout(1)  # allocations and compilations are not what a step takes
+        rollouts, metrics = runtime.rollout(2)
+        rollouts = runtime.algorithm.shape_rewards(rollouts)
+        everything = np.arange(rollouts.valid.shape[1])
+        trained = runtime.update(rollouts, everything, runtime.algorithm.advantages(rollouts))
+    finally:
+        runtime.close()
+    played = rollouts.valid.shape[0]
+    found = Measured(
+        rows=rows,
+        sim=metrics["time/env"] / played,
+        policy=metrics["time/policy"] / played,
+        learner=trained["time/learner"] * rows / trained["update/samples"],
+        chunk_steps=-(-(spec.rollout.max_steps or limit) // spec.rollout.chunk),
+    )
+    logger.info("measured for %d rows: %s", rows, found)
+    return found

@@ -1,0 +1,51 @@
+"""What is said once of a method that other processes call: its phase, its lane and its track in the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
+
+from attrs import frozen
+
+F = TypeVar("F", bound=Callable[..., Any])
+Phase = Literal["act", "learn"]
+"""In `act` simulators and policies work, in `learn` learners."""
+
+
+@frozen(kw_only=True)
+class Remote:
+    phase: Phase | None = None
+    """Phase that the call needs; None: any."""
+    lane: int | None = None
+    """Which argument says the lane, or lanes, for the trace."""
+    main: bool = False
+    """Part of the role's phase of an iteration, between whose first and last calls idle time is a bubble."""
+    track: Literal["own", "first", "last", "none"] = "own"
+    """On which role's track of the trace it shows: its own; for a worker's methods, the first or last of its slot."""
+    beside: bool = False
+    """May go on while another call of the worker does."""
+
+
+def remote(
+    *,
+    phase: Phase | None = None,
+    lane: int | None = None,
+    main: bool = False,
+    track: Literal["own", "first", "last", "none"] = "own",
+    beside: bool = False,
+) -> Callable[[F], F]:
+    """Mark a method of a role, or of a worker, that other processes call."""
+
+    def mark(method: F) -> F:
+        cast(Any, method).remote = Remote(phase=phase, lane=lane, main=main, track=track, beside=beside)
+        return method
+
+    return mark
+
+
+def declared(method: Callable[..., Any]) -> Remote:
+    """What was said of a method. Raises TypeError for one that is not for other processes."""
+    found: object = getattr(method, "remote", None)
+    if not isinstance(found, Remote):
+        raise TypeError(f"{method.__qualname__} is not declared with @remote")
+    return found

@@ -1,0 +1,331 @@
+"""The learner role: model, algorithm and optimiser; exact gradients of all micro-batches and ranks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import asdict
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
+from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores, Statistic
+from vla_rl.runtime.learning.holding import Holding, Replicas
+from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
+from vla_rl.runtime.learning.steps import ImitationStep, OptimizerStep
+from vla_rl.runtime.learning.weights import Published, Publisher
+from vla_rl.runtime.remote import remote
+from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.toolkit.data.samples import Held
+
+Array = np.ndarray[Any, Any]
+CRITIC = "value_head."
+
+
+class LearnerRole:
+    def __init__(
+        self,
+        model: VLAModel,
+        algorithm: Algorithm,
+        train: TrainSpec,
+        *,
+        name: str,
+        device: str,
+        world: int,
+        info: EnvInfo,
+        acting: bool,
+        beat: Callable[[], None],
+        data: Demonstrations | None = None,
+    ):
+        """
+        Args:
+            world: number of learners; more than one have to `join` each other.
+            info: what the model was built for.
+            acting: a policy acts with this model between calls.
+        """
+        self.beat, self.data = beat, data
+        self.model, self.algorithm, self.train, self.name = model, algorithm, train, name
+        self.device, self.world, self.info, self.acting = device, world, info, acting
+        self.rank, self.version = 0, 0
+        self.door: socket.socket | None = None
+        """At which rank 0 lets the others in."""
+        self.group: Holding = Replicas(world)
+        self.publisher = Publisher()
+        self._start_optimizer()
+
+    def _start_optimizer(self) -> None:
+        named = [(n, p) for n, p in self.model.module.named_parameters() if p.requires_grad]
+        if not named:
+            raise UserError(f"model {self.name!r} has no trainable parameters")
+        self.parameters = dict(named)
+        critic = [p for n, p in named if n.startswith(CRITIC)]
+        actor = [p for n, p in named if not n.startswith(CRITIC)]
+        groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
+        self.optimizer = torch.optim.AdamW(groups, lr=self.train.lr, weight_decay=self.train.weight_decay)
+
+    def open_door(self, host: str) -> str:
+        """For rank 0: let the others in at this address of the machine. -> the address for `join`."""
+        self.door = open_door(host)
+        return address_of(self.door)
+
+    @remote()
+    def join(self, address: str, rank: int) -> None:
+        """Enter the torch.distributed group of all learners, and share the model out."""
+        if self.world == 1:
+            return
+        backend = "nccl" if self.device.startswith("cuda") else "gloo"
+        enter_group(backend, address, rank, self.world, self.door)
+        self.rank = rank
+        if self.train.sharding == "full":
+            from vla_rl.runtime.learning.shards import shard
+
+            self.group, self.filler = shard(self.model, self.info, self.device, self.world)
+            self._start_optimizer()
+            self._let_act()
+
+    def _let_act(self) -> None:
+        if self.acting:
+            self.group.gather()
+
+    # ------------------------------------------------------------------------------------------------- learning
+
+    def update(
+        self, step: int, heavy: Heavy | None, light: Mapping[str, Array | None], steps: Sequence[OptimizerStep]
+    ) -> dict[str, Any]:
+        """All optimiser steps of one iteration.
+
+        Args:
+            heavy, light: this rank's samples in one order; light holds arrays [B, ...] of `Batch`'s fields.
+        Returns: "sums", "maxima" and "statistics" of the algorithm's metrics (sums are means over the optimiser steps
+            once added over ranks) and "seconds".
+        """
+        before = perf_counter()
+        self.group.release()
+        self._set_rates(self.train.factor(step))
+        sums = {"loss/total": torch.zeros((), device=self.device)}
+        maxima: dict[str, torch.Tensor] = {}
+        statistics: dict[str, Statistic] = {}
+        norms: list[float] = []
+        for optimizer_step in steps:
+            self.optimizer.zero_grad(set_to_none=True)
+            total = torch.zeros((), device=self.device)
+            for indices in optimizer_step.micro_batches:
+                assert heavy is not None
+                self.beat()
+                batch = self.collate(heavy, light, indices, optimizer_step)
+                loss = self._loss(batch)
+                loss.total.backward()
+                total = total + loss.total.detach()
+                for name, value in loss.metrics.items():
+                    sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value / len(steps)
+                for name, value in loss.maxima.items():
+                    maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
+                for name, statistic in loss.statistics.items():
+                    statistics[name] = statistics[name] + statistic if name in statistics else statistic
+            sums["loss/total"] += total / len(steps)
+            for _ in range(self._idle(optimizer_step.passes, len(optimizer_step.micro_batches))):
+                self.beat()
+                self._loss(self._blank_batch(light, optimizer_step)).total.backward()
+            norms.append(self._optimizer_step(f"step {step}", total, step <= self.train.critic_warmup_steps))
+        self._let_act()
+        self.version += 1
+        return {
+            "sums": {name: float(value) for name, value in sums.items()},
+            "maxima": {**{name: float(v) for name, v in maxima.items()}, "policy/grad_norm": max(norms, default=0.0)},
+            "statistics": {name: statistic.cpu() for name, statistic in statistics.items()},
+            "seconds": perf_counter() - before,
+        }
+
+    @remote()
+    def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
+        """Keep this rank's demonstrations for `imitate`."""
+        there = [d for d in demonstrations if d is not None]
+        self.data = Held(there) if there else None
+
+    @remote(phase="learn", main=True)
+    def imitate(self, steps: Sequence[ImitationStep]) -> float:
+        """Optimiser steps of behaviour cloning, in micro-batches; -> sum of the losses of this rank's samples."""
+        self.group.release()
+        size = self.train.micro_batch
+        parts = [[s.indices[i : i + size] for i in range(0, len(s.indices), size)] for s in steps]
+        losses = [torch.zeros((), device=self.device)]
+        coming = self._read_ahead([part for of_step in parts for part in of_step])
+        for step, of_step in zip(steps, parts, strict=True):
+            self._set_learning_rate(step.lr)
+            self.optimizer.zero_grad(set_to_none=True)
+            total = torch.zeros((), device=self.device)
+            for part in of_step:
+                self.beat()
+                loss = self._imitation_loss(*next(coming)) * len(part)
+                (loss / step.total).backward()
+                total = total + loss.detach()
+            for _ in range(self._idle(-(-step.most // size), len(of_step))):
+                (0 * self._imitation_loss(self.filler.obs, self.filler.actions)).backward()
+            self._optimizer_step("imitation", total)
+            losses.append(total)
+        self._let_act()
+        return float(torch.stack(losses).sum())
+
+    def _read_ahead(self, parts: Sequence[Array]) -> Iterator[tuple[Observation, Any]]:
+        """These samples of the demonstrations, the next being read while the last are trained on."""
+        if self.data is None or not parts:
+            return
+        with ThreadPoolExecutor(1) as reader:
+            following = reader.submit(self.data.read_samples, parts[0])
+            for part in parts[1:]:
+                ready, following = following, reader.submit(self.data.read_samples, part)
+                yield ready.result()
+            yield following.result()
+
+    @remote()
+    def forget_imitation(self) -> None:
+        """Free the demonstrations and forget the optimiser's moments."""
+        self.data = None
+        self.optimizer.state.clear()
+
+    def _set_learning_rate(self, lr: float) -> None:
+        """One rate for all parameters."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _set_rates(self, factor: float) -> None:
+        rates = (self.train.lr, self.train.lr if self.train.value_lr is None else self.train.value_lr)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate * factor
+
+    def _optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> float:
+        for name, parameter in self.parameters.items():
+            if critic_only and not name.startswith(CRITIC):
+                parameter.grad = None
+        parameters = [p for n, p in self.parameters.items() if n.startswith(CRITIC) or not critic_only]
+        self.group.reduce(parameters)
+        limit = self.train.max_grad_norm
+        norm = self.group.whole(
+            torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf"))
+        )
+        if not bool(torch.isfinite(norm + loss)):
+            raise UserError(
+                f"the loss or gradient of model {self.name!r} is not finite in {where}; the weights are unchanged. "
+                f"Lower train.lr or train.max_grad_norm, and look for extreme rewards or advantages"
+            )
+        self.optimizer.step()
+        return float(norm)
+
+    def _idle(self, passes: int, own: int) -> int:
+        """Passes that the rank makes on a black picture, without weight, while others have samples left."""
+        return passes - own if self.group.lockstep else 0
+
+    def _loss(self, batch: Batch) -> Loss:
+        scores = self.group.run(lambda: asdict(self.model.chunk_log_probs(batch.obs, batch.chunk), recurse=False))
+        return self.algorithm.loss(Scores(**scores), batch)
+
+    def _imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
+        return self.group.run(lambda: self.model.imitation_loss(obs, actions))
+
+    def _blank_batch(self, light: Mapping[str, Array | None], optimizer_step: OptimizerStep) -> Batch:
+        zeros = {n: None if a is None else np.zeros((1, *a.shape[1:]), a.dtype) for n, a in light.items()}
+        return self.collate(self.filler, zeros, np.zeros(1, np.int64), optimizer_step)
+
+    def collate(
+        self, heavy: Heavy, light: Mapping[str, Array | None], indices: Array, optimizer_step: OptimizerStep
+    ) -> Batch:
+        """One micro-batch of the rank's samples."""
+        heavy = heavy.take(indices)
+
+        def tensor(name: str) -> Any:
+            array = light[name]
+            return None if array is None else torch.tensor(array[indices], device=self.device)
+
+        log_probs, values, value_weights = tensor("log_probs"), tensor("values"), tensor("value_weights")
+        chunk = Chunk(actions=heavy.actions, log_probs=log_probs, values=values, trace=heavy.trace)
+        reference = None
+        if "reference" in self.algorithm.needs:
+            with torch.no_grad():
+                reference = self.group.run(lambda: self.model.reference_log_probs(heavy.obs, chunk))
+        return Batch(
+            obs=heavy.obs,
+            chunk=chunk,
+            valid=tensor("valid"),
+            log_probs=log_probs,
+            values=values,
+            advantages=tensor("advantages"),
+            weights=tensor("weights") / optimizer_step.divisor,
+            returns=tensor("returns"),
+            value_weights=None if value_weights is None else value_weights / optimizer_step.value_divisor,
+            lag=self.version - tensor("versions"),
+            reference_log_probs=reference,
+        )
+
+    # -------------------------------------------------------------------------------------- weights and state
+
+    @remote(phase="learn")
+    def weights(self, check: bool) -> Published | None:
+        """Trainable weights for policies in other processes, with checksums if asked for. All ranks together; the first
+        has them."""
+        with self._whole() as mine:
+            return self.publisher.publish(self.model, self.version, check) if mine else None
+
+    @remote(phase="learn")
+    def save(self, model_folder: Path | None, state_file: Path | None) -> None:
+        """Write the model in its public format, and exact weights with optimiser state and version: whole tensors,
+        however many learners there are. All ranks together; the first writes."""
+        with self._whole() as mine:
+            if mine and model_folder is not None:
+                self.model.save(model_folder)
+        if state_file is not None and (self.rank == 0 or self.group.lockstep):
+            weights = {name: self.group.whole(tensor) for name, tensor in self.parameters.items()}
+            optimizer = self.optimizer.state_dict()
+            optimizer["state"] = _each(lambda value, _: self.group.whole(value), optimizer["state"])
+            if self.rank == 0:
+                torch.save({"weights": weights, "optimizer": optimizer, "version": self.version}, state_file)
+
+    @remote(phase="learn")
+    def load(self, state_file: Path) -> int:
+        """Restore what `save` wrote; all ranks together. -> version of the weights. Raises UserError for weights of
+        another model."""
+        state = torch.load(state_file, map_location="cpu", weights_only=True)
+        have, want = set(state["weights"]), set(self.parameters)
+        if have != want:
+            raise UserError(
+                f"{state_file} holds the weights of another model: missing {sorted(want - have)[:5]}, "
+                f"unexpected {sorted(have - want)[:5]}"
+            )
+        self.group.release()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                if parameter.shape != state["weights"][name].shape:
+                    raise UserError(
+                        f"{state_file}: {name} has shape {tuple(state['weights'][name].shape)}, "
+                        f"the model has {tuple(parameter.shape)}"
+                    )
+                parameter.copy_(self.group.share(state["weights"][name], parameter))
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        optimizer = state["optimizer"]
+        optimizer["state"] = _each(lambda value, i: self.group.share(value, parameters[i]), optimizer["state"])
+        self.optimizer.load_state_dict(optimizer)
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = self.train.weight_decay
+        self.version = int(state["version"])
+        self._let_act()
+        return self.version
+
+    @contextmanager
+    def _whole(self) -> Iterator[bool]:
+        """The module holds whole weights meanwhile, to be saved or sent. -> whether by this rank: the first."""
+        self.group.release()
+        with self.group.whole_weights():
+            yield self.rank == 0
+        self._let_act()
+
+
+def _each(change: Callable[[Any, int], Any], state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The state of an optimiser with `change` of every value and the index of its parameter."""
+    return {i: {name: change(value, i) for name, value in of_one.items()} for i, of_one in state.items()}

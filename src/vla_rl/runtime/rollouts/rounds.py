@@ -1,0 +1,86 @@
+"""A rollout is some rounds of all rows: which of them are played, with which weights, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import define, evolve
+
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.reset_states import TaskWeights
+from vla_rl.core.selection import groups_in
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.fleet import Fleet
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.rollouts.assemble import Block, Played, assemble
+from vla_rl.runtime.worker import Worker
+
+
+@define(kw_only=True)
+class Rounds:
+    """The rounds of one rollout: on which workers, of which step, and with which tasks."""
+
+    fleet: Fleet
+    spec: Spec
+    algorithm: Algorithm
+    step: int
+    weights: TaskWeights
+    """Of the tasks that states are drawn from."""
+    now: int = 0
+    """How many are being played."""
+
+    def roll_out(self, version: int) -> Played:
+        """Play the rounds of a rollout, further ones while `rollout.resample` asks for them, with weights of
+        `rollout.lag` versions before `version`."""
+        section = self.spec.rollout
+        if section.lag:
+            self.fleet.get_all([policy.call(PolicyRole.rewind) for policy in self.fleet.policies])
+        try:
+            rounds = section.rounds(self.spec.env.num_envs)
+            played = self._assemble(self.play(range(rounds)))
+            for further in range(rounds, rounds + section.further_rounds):
+                rollout = self.algorithm.shape_rewards(played.rollout)
+                if groups_in(rollout, self.algorithm.select(rollout)) >= section.groups:
+                    break
+                played = self._assemble([*played.blocks, *self.play(range(further, further + 1))])
+        finally:  # also where the run has to stop: the newest weights are what is saved
+            if section.lag:
+                self.fleet.get_all([policy.call(PolicyRole.forward) for policy in self.fleet.policies])
+        if "fresh-values" in self.algorithm.needs and bool((played.rollout.versions != version).any()):
+            played = self._assemble(self._with_fresh_values(played.blocks))
+        return played
+
+    def play(self, rounds: range) -> list[Block]:
+        """These rounds, everywhere."""
+        fleet, self.now = self.fleet, len(rounds)
+        pending = [
+            fleet.worker_of(policy).call(Worker.play_train, self.step, rounds, self.weights)
+            for policy in fleet.policies
+        ]
+        played: dict[tuple[int, int], tuple[Any, Any]] = {}
+        for policy, of_rounds in zip(fleet.policies, fleet.get_all(pending), strict=True):
+            for r, results in zip(rounds, of_rounds, strict=True):
+                for lane, pair in zip(policy.assignment.served, results, strict=True):
+                    played[r, lane.index] = pair
+        rows = self.spec.env.num_envs
+        return [
+            Block(lane=lane, round_index=r, first=r * rows + lane.first_row, sim=sim, policy=policy)
+            for r in rounds
+            for lane in fleet.lanes
+            for sim, policy in (played[r, lane.index],)
+        ]
+
+    def _assemble(self, blocks: Sequence[Block]) -> Played:
+        return assemble(self.step, blocks, self.spec.env.num_envs, self.spec.rollout.group_size)
+
+    def _with_fresh_values(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks with values, those of final observations included, of the current critic (AcceRL eq. 3-4)."""
+        policy_of = self.fleet.policy_of
+        pending = [
+            policy_of[b.lane.index].call(PolicyRole.revalue, b.lane.index, b.round_index, b.lane.rows) for b in blocks
+        ]
+        return [
+            evolve(b, policy={**b.policy, "light": {**b.policy["light"], **values}})
+            for b, values in zip(blocks, self.fleet.get_all(pending), strict=True)
+        ]

@@ -1,0 +1,150 @@
+"""What may change between two attempts at a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.yaml import parse
+
+
+class Effect(Enum):
+    """Of a changed key on a run that goes on."""
+
+    NONE = "what is learned does not depend on it (beyond the order of floating-point sums)"
+    NUMBERS = "legitimate, and the numbers are others from here on: said, and the earlier spec is kept"
+    ANOTHER_RUN = "refused"
+
+
+NONE, NUMBERS, ANOTHER_RUN = Effect
+RULES: Mapping[str, tuple[Effect, str]] = {
+    "name": (NONE, "a label"),
+    "seed": (ANOTHER_RUN, "all randomness is a function of it"),
+    "plugins": (NUMBERS, "files may lie elsewhere; what they wrap may be another"),
+    "model": (ANOTHER_RUN, "the saved weights and optimiser are this model's"),
+    "model.checkpoint": (NUMBERS, "it may lie elsewhere; weights that are not trained come from there"),
+    "model.tokenizer": (NUMBERS, "it may lie elsewhere"),
+    "model.gradient_checkpointing": (NONE, "memory for time"),
+    "env": (ANOTHER_RUN, "it is the task that is learned"),
+    "env.num_envs": (NUMBERS, "randomness is keyed by rows"),
+    "env.processes": (NONE, "where rows run and how long they may take"),
+    "env.python": (NONE, "where rows run"),
+    "rollout": (ANOTHER_RUN, "it is what a sample or a reward is"),
+    "rollout.episodes": (NUMBERS, "the size of a step"),
+    "rollout.steps": (NUMBERS, "the size of a step"),
+    "rollout.temperature": (NUMBERS, "exploration"),
+    "rollout.reward_coef": (NUMBERS, "a coefficient"),
+    "rollout.resample": (NUMBERS, "the size of a step"),
+    "rollout.lag": (NUMBERS, "the age of the weights that act"),
+    "rollout.task_sampling": (NUMBERS, "how often tasks come up; what is remembered of them goes on"),
+    "algorithm": (NUMBERS, "its coefficients"),
+    "algorithm.type": (ANOTHER_RUN, "it is what is studied"),
+    "placement": (NONE, "where roles run"),
+    "runtime": (NONE, "where roles run and what they survive"),
+    "train": (NUMBERS, "the optimiser"),
+    "train.steps": (NUMBERS, "where the run and its schedule end"),
+    "train.micro_batch": (NONE, "gradients are exact whatever its size"),
+    "train.max_skipped": (NONE, "when to give up"),
+    "train.checkpoint_every": (NONE, "what is kept"),
+    "train.keep_checkpoints": (NONE, "what is kept"),
+    "train.sharding": (NONE, "where weights lie; gradients are exact either way"),
+    "eval": (NUMBERS, "success is measured in another way"),
+    "eval.every": (NONE, "when success is measured"),
+    "eval.before": (NONE, "when success is measured"),
+    "warmup": (ANOTHER_RUN, "it came before the first checkpoint"),
+    "imitation": (NUMBERS, "the optimiser"),
+    "imitation.expert": (ANOTHER_RUN, "the demonstrations that are learned"),
+    "imitation.data": (NUMBERS, "files may lie elsewhere"),
+    "imitation.data.type": (ANOTHER_RUN, "the demonstrations that are learned"),
+    "imitation.statistics": (ANOTHER_RUN, "they are saved with the model"),
+    "imitation.eval_every": (NONE, "when success is measured"),
+    "imitation.checkpoint_every": (NONE, "what is kept"),
+    "imitation.report_every": (NONE, "what a line of metrics stands for"),
+    "hooks": (NONE, "what is written and shown"),
+}
+"""Key, or the beginning of keys -> effect, reason; the longest that fits counts."""
+NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "warmup")}
+"""Sections that do not matter, by `Run.doing`."""
+NOTHING_THERE = "(not there)"
+
+
+@frozen
+class Change:
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_shown(self.before)} -> {_shown(self.now)} ({self.rule[1]})"
+
+    @property
+    def rule(self) -> tuple[Effect, str]:
+        return rule_of(self.key)
+
+    @property
+    def effect(self) -> Effect:
+        """A key that only one of the specs knows is of another version, whose default it has."""
+        known = NOTHING_THERE not in (self.before, self.now)
+        return self.rule[0] if known or self.rule[0] is NONE else NUMBERS
+
+
+def rule_of(key: str) -> tuple[Effect, str]:
+    """The rule for a dotted key."""
+    parts = key.split(".")
+    return next(RULES[start] for n in range(len(parts), 0, -1) if (start := ".".join(parts[:n])) in RULES)
+
+
+def changes_of(spec_file: Path, spec: Spec, doing: str) -> list[Change]:
+    """Keys whose values differ between the spec of a run and that with which it is to go on. Raises UserError when the
+    file cannot be read."""
+    document = parse(spec_file.read_text(encoding="utf-8"))
+    if document.errors or not isinstance(document.data, dict):
+        first = document.errors[0] if document.errors else None
+        line, why = (first.line, first.message) if first else (1, "holds no spec")
+        raise UserError(f"{spec_file}:{line}: {why}; it says what the run is: put back what it was")
+    found = _differences(document.data, spec.to_dict())
+    return [change for change in found if change.key.partition(".")[0] not in NOT_READ[doing]]
+
+
+def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> None:
+    """Raise UserError if any makes it another run."""
+    wrong = [change for change in changes if change.effect is ANOTHER_RUN]
+    if not wrong:
+        return
+    weights = f", from its weights with model.checkpoint={checkpoint / 'model'}" if checkpoint is not None else ""
+    raise UserError(
+        "\n".join([f"{run} is a run with other settings than these, and cannot go on with them:", *_lines(wrong)])
+        + f"\n  go on with its own: give {run} in place of the spec"
+        + f"\n  or start a new run in another --folder, without --resume{weights}"
+    )
+
+
+def told(changes: Sequence[Change]) -> str:
+    """Those that change numbers, a line each."""
+    return "\n".join(_lines([change for change in changes if change.effect is NUMBERS]))
+
+
+def _lines(changes: Sequence[Change]) -> list[str]:
+    return [f"  {change}" for change in changes]
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], start: str = "") -> Iterator[Change]:
+    if before.get("type") != now.get("type"):  # another plugin has other settings
+        yield Change(f"{start}type", before.get("type"), now.get("type"))
+        return
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key, NOTHING_THERE), now.get(key, NOTHING_THERE)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{start}{key}.")
+        elif old != new:
+            yield Change(f"{start}{key}", old, new)
+
+
+def _shown(value: Any) -> str:
+    return value if value == NOTHING_THERE else f"{value!r:.60}"

@@ -1,0 +1,55 @@
+"""What is needed to understand a number later: versions, plugins, machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+from vla_rl.core.catalogue import KINDS, installed
+from vla_rl.core.spec.spec import Spec
+
+LIBRARIES = (
+    "vla-rl",
+    "torch",
+    "numpy",
+    "ray",
+    "transformers",
+    "peft",
+    "gymnasium",
+    "mujoco",
+    "pluggy",
+    "attrs",
+    "cattrs",
+)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def environment(spec: Spec) -> dict[str, Any]:
+    """What is needed to understand a number later: versions, plugins, renderer, machine, argv."""
+    import torch
+
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "versions": versions(),
+        "plugins": {
+            kind: {name: [item.origin for item in items] for name, items in installed(kind, spec.plugins).items()}
+            for kind in KINDS
+        },
+        "renderer": os.environ.get("MUJOCO_GL", "default"),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": devices,
+        "argv": sys.argv,
+    }

@@ -1,0 +1,259 @@
+"""The run folder: who may write to it, spec, environment, checkpoints (written beside and renamed) and results."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.yaml import dump
+from vla_rl.core.state import State
+from vla_rl.runtime.run_folder.changes import changes_of, refuse, told
+from vla_rl.runtime.run_folder.environment import environment, versions
+from vla_rl.runtime.run_folder.lock import RunLock
+from vla_rl.runtime.run_folder.manifest import damage, write_manifest
+
+logger = logging.getLogger(__name__)
+
+LAST = "last"
+STEP = re.compile(r"step_(\d+)")
+RESULTS = ("results.json", "*.jsonl", "videos/*")
+"""What shows that a run has begun, besides checkpoints."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint could not be written or read; the previous one is untouched."""
+
+
+class RunFolder:
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.spec_file = path / "spec.yaml"
+
+    # ------------------------------------------------------------------------------------------ start and go on
+
+    def claim(self, resume: bool) -> RunLock:
+        """Make the folder, unless a run is to go on in it, and hold it until the lock's release. Raises UserError where
+        that cannot be, FolderInUse when another process holds it."""
+        try:
+            if resume and not self.spec_file.is_file():
+                there = "holds no run (there is no spec.yaml)" if self.path.exists() else "does not exist"
+                raise UserError(
+                    f"there is nothing to resume: {self.path} {there}\n"
+                    "  give the folder of the run with --folder, or leave out --resume to start one there"
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            return RunLock(self.path)
+        except OSError as exc:
+            why = "it is a file" if isinstance(exc, FileExistsError) else exc.strerror or exc
+            raise UserError(f"no run can be kept in {self.path}: {why}; choose another place with --folder") from exc
+
+    def begin(self, spec: Spec, doing: str, resume: bool) -> tuple[State, Path | None]:
+        """What to start from: the state, and the trainer folder of its checkpoint if there is one. `doing` is as in
+        `Run`. Raises UserError: the folder holds a run already and `resume` is not asked for, or the run to go on with
+        is another one; CheckpointError when none of its checkpoints is sound."""
+        if not resume:
+            self._refuse_to_overwrite()
+            self.record(spec)
+            return State(doing=doing), None
+        changed = changes_of(self.spec_file, spec, doing)
+        refuse(changed, self.path, self.latest())
+        state, trainer = self.restore() or (State(doing=doing), None)
+        if state.doing != doing:
+            raise UserError(
+                f"{self.path} is a run that does {state.doing}, not {doing}; choose another --folder, and give its "
+                f"weights as model.checkpoint={self.checkpoints / LAST / 'model'} if you mean to start from them"
+            )
+        if trainer is None:
+            logger.warning("%s has no checkpoint yet: it starts over at step 0", self.path)
+        if said := told(changed):
+            logger.warning(
+                "%s goes on with other settings; those until step %d are kept beside its spec.yaml:\n%s",
+                self.path,
+                state.step,
+                said,
+            )
+        return state, trainer
+
+    def record(self, spec: Spec, resumed: int | None = None) -> None:
+        """Write down what trains, and where. A spec that was another until the step from which a run is resumed is kept
+        beside."""
+        self._write("environment.json", _json(environment(spec)))
+        text = dump(spec.to_dict())
+        if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
+            kept = self.path / f"spec-until_step_{resumed:06d}.yaml"
+            if not kept.exists():  # what was tried from the same step and led to no checkpoint made nothing
+                shutil.copyfile(self.spec_file, kept)
+        self._write("spec.yaml", text)
+
+    def _refuse_to_overwrite(self) -> None:
+        """A folder in which an attempt failed before its first step or evaluation holds no run yet."""
+        results = (file for pattern in RESULTS for file in self.path.glob(pattern))
+        if self._saved() or any(file.stat().st_size for file in results):
+            raise UserError(
+                f"{self.path} already holds a run; add --resume to go on with it, or choose another --folder"
+            )
+        if self.spec_file.exists() and not (self.path / "environment.json").exists():
+            raise UserError(
+                f"{self.spec_file} was not written by a run, which would replace it; choose another --folder"
+            )
+
+    # ----------------------------------------------------------------------------------------------- checkpoints
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint, whose files were not looked at. It needs no link: `last` is for people."""
+        return next(iter(self._saved()), None)
+
+    def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
+        """Write a checkpoint beside, with its manifest, sync it, rename it and move `last`; only then drop those beyond
+        `keep`. Raises CheckpointError, and then the previous checkpoint is still the last one."""
+        target = self.checkpoints / f"step_{state.step:06d}"
+        partial, replaced = (self.checkpoints / f".{target.name}.{end}" for end in ("partial", "replaced"))
+        try:
+            self._tidy()
+            (partial / "model").mkdir(parents=True)
+            (partial / "trainer").mkdir()
+            write(partial / "model", partial / "trainer")
+            (partial / "trainer" / "state.json").write_text(json.dumps(attrs.asdict(state), indent=1))
+            write_manifest(partial)
+            for file in sorted(partial.rglob("*")):
+                _sync(file)
+            if target.exists():
+                os.replace(target, replaced)
+            os.replace(partial, target)
+            _sync(self.checkpoints)
+            self._point_last_to(target)
+        except Exception as exc:
+            free = shutil.disk_usage(self.path).free / 2**20  # libraries do not always say that it is this
+            self._tidy()
+            raise CheckpointError(
+                f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
+                f"  {free:.1f} MiB were free on that disk\n"
+                f"  last complete checkpoint: {self.latest() or 'none'}; make room and run again with --resume"
+            ) from exc
+        shutil.rmtree(replaced, ignore_errors=True)
+        for old in self._saved()[keep:]:
+            if old != target:
+                shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def restore(self) -> tuple[State, Path] | None:
+        """State and trainer folder of the newest checkpoint that is sound; None if there is none at all. Damaged ones
+        that are newer are named and set aside. Raises CheckpointError when all are damaged."""
+        self._tidy()
+        damaged: dict[Path, CheckpointError] = {}
+        for checkpoint in self._saved():
+            try:
+                state = read_state(checkpoint)
+            except CheckpointError as exc:
+                damaged[checkpoint] = exc
+                continue
+            for other, why in damaged.items():
+                aside = self._set_aside(other)
+                logger.warning("%s\n  kept as %s; going on from %s", why, aside.name, checkpoint.name)
+            if damaged:
+                self._point_last_to(checkpoint)
+            return state, checkpoint / "trainer"
+        if damaged:
+            raise CheckpointError(
+                "\n".join(["no checkpoint to go on from:", *(f"  {why}" for why in damaged.values())])
+                + f"\n  put back sound copies, or start again with another --folder than {self.path}"
+            )
+        return None
+
+    def _saved(self) -> list[Path]:
+        """Checkpoints, newest first."""
+        found = {int(match[1]): p for p in self.checkpoints.glob("step_*") if (match := STEP.fullmatch(p.name))}
+        return [found[step] for step in sorted(found, reverse=True)]
+
+    def _tidy(self) -> None:
+        """After a kill: what was to be replaced comes back, unless it was replaced; what is half written goes."""
+        for replaced in self.checkpoints.glob(".step_*.replaced"):
+            target = self.checkpoints / replaced.stem.removeprefix(".")
+            if target.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
+                os.replace(replaced, target)
+        for partial in self.checkpoints.glob(".step_*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _set_aside(self, damaged: Path) -> Path:
+        aside = damaged.with_name(f"damaged_{damaged.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(damaged, aside)
+        return aside
+
+    def _point_last_to(self, checkpoint: Path) -> None:
+        link = self.checkpoints / f".{LAST}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(checkpoint.name)
+        os.replace(link, self.checkpoints / LAST)
+
+    # --------------------------------------------------------------------------------------------------- results
+
+    def write_results(
+        self, spec: Spec, state: State, notes: Sequence[str], doing: str, roles: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """`notes`: what the simulator has to say of its settings; `doing`: as in `Run`; `roles`: `Trace.roles` of this
+        attempt at the run."""
+        last, before = state.last or {}, state.before
+        results = {
+            "doing": doing,
+            "success": last.get("success"),
+            "before": before and before["success"],
+            "tasks": last.get("tasks", {}),
+            "repeats": last.get("repeats", []),
+            "deviation": last.get("deviation"),
+            "split": "eval",
+            "seeds": {"run": spec.seed, "rule": "episode seeds are keyed by (run seed, row, episode)"},
+            "max_steps": spec.rollout.max_steps or "the task's own limit",
+            "greedy": spec.eval.greedy,
+            "steps": state.step,
+            "env_steps": state.env_steps,
+            "faults": state.faults,
+            "roles": roles,
+            "notes": list(notes),
+            "versions": versions(),
+            "wall_seconds": state.wall_seconds,
+        }
+        self._write("results.json", _json(results))
+        return results
+
+    def _write(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        _sync(partial)
+        os.replace(partial, self.path / name)
+
+
+def read_state(checkpoint: Path) -> State:
+    """Of a checkpoint folder, after a look at all its files. Raises CheckpointError, which names those that are not as
+    they were written."""
+    if wrong := damage(checkpoint):
+        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(wrong)}")
+    try:
+        return State(**json.loads((checkpoint / "trainer" / "state.json").read_text()))
+    except (OSError, ValueError, TypeError) as exc:
+        raise CheckpointError(f"{checkpoint} is not a readable checkpoint: {exc}") from exc
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=1, default=str) + "\n"
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,47 @@
+"""Runs on this runtime: what the command line and `import vla_rl` call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core import evaluation
+from vla_rl.core.imitation import Cloning, imitation_of
+from vla_rl.core.interrupts import Interrupts
+from vla_rl.core.loop import ReinforcementLearning
+from vla_rl.core.runtime import Statistics
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.state import State
+from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.measure import measure
+from vla_rl.runtime.preflight import check_spec
+from vla_rl.runtime.run_folder.folder import RunFolder, read_state
+
+
+def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
+    """Train by reinforcement learning; as `Session.run`."""
+    check_spec(spec, training=True)
+    return ReinforcementLearning.run(spec, RunFolder(folder), resume, start)
+
+
+def clone(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
+    """Train as the spec's `imitation:` says; as `Session.run`."""
+    imitation_of(spec)
+    check_spec(spec, training=False, imitation=True)
+    return Cloning.run(spec, RunFolder(folder), resume, start)
+
+
+def evaluate(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
+    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given. Raises
+    CheckpointError when any of its files is damaged."""
+    check_spec(spec, training=False)
+    if checkpoint is None:
+        return evaluation.evaluate(spec, State(), None, start)
+    return evaluation.evaluate(spec, read_state(checkpoint), checkpoint / "trainer", start)
+
+
+def start(
+    spec: Spec, *, imitation: bool = False, statistics: Statistics = None, interrupts: Interrupts | None = None
+) -> Driver:
+    """As `core.runtime.StartRuntime`."""
+    return Driver(spec, imitation=imitation, statistics=statistics, measure=measure, interrupts=interrupts)

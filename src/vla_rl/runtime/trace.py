@@ -1,0 +1,353 @@
+"""Who worked and who waited: what workers record, what the driver makes of it, and `trace.json` (Chrome trace format,
+opens in Perfetto and chrome://tracing).
+
+A worker appends one tuple a call. The driver fetches them once an iteration, brings the clocks of other machines to its
+own, sums up who waited for whom, and keeps the newest iterations for the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from attrs import define, evolve, field, frozen
+
+if TYPE_CHECKING:
+    from vla_rl.runtime.assignments import Assignment
+
+
+class Event(NamedTuple):
+    """A call; seconds are of the recorder's monotonic clock."""
+
+    role: str
+    method: str
+    lane: Any
+    """Its lane, or lanes, if it has any."""
+    start: float
+    end: float
+    main: bool = False
+    """It makes up the role's phase of an iteration."""
+
+
+Track = tuple[int, str]
+"""(worker, role)."""
+
+FILE = "trace.json"
+ROLES = ("sim", "policy", "learner")
+DRIVER: Track = (-1, "driver")
+NOBODY = "messages"
+"""What a role waits for while nobody works: messages between processes, and the driver."""
+SUPPLIERS = {"sim": ("policy",), "policy": ("sim",), "learner": ("sim", "policy")}
+"""Whose work each role needs to go on."""
+KEPT_EVENTS = 20_000
+"""Events in the file (about 3 MB); older iterations are dropped, and of one that is longer, its first part."""
+HELD_EVENTS = 200_000
+"""Events that a worker holds between two fetches; beyond that the oldest are dropped, and counted."""
+WRITING_SHARE = 0.01
+"""Of the time of a run that may go into writing the file again and again."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Recorder:
+    """The calls of one process."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque(maxlen=HELD_EVENTS)
+        self.count = 0
+
+    def add(self, event: Event) -> None:
+        self.count += 1
+        self.events.append(event)
+
+    def drain(self) -> tuple[list[Event], int]:
+        """-> (events since the last time, number of those that were dropped)."""
+        events, count = list(self.events), self.count
+        self.events.clear()
+        self.count = 0
+        return events, count - len(events)
+
+
+def clock() -> tuple[str, float]:
+    """-> (this machine since its start, its monotonic clock): processes of one machine share the clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), monotonic()
+    except OSError:
+        return os.uname().nodename, monotonic()
+
+
+def clock_ahead(ask: Callable[[], tuple[str, float]]) -> float:
+    """Seconds that another process' `clock`, which `ask` reads, is ahead of ours, by the quickest of some round trips;
+    0 on the same machine."""
+    here = clock()[0]
+    trips: list[tuple[float, float]] = []
+    for _ in range(5):
+        before = monotonic()
+        machine, there = ask()
+        after = monotonic()
+        if machine == here:
+            return 0.0
+        trips.append((after - before, float(there - (before + after) / 2)))
+    return min(trips)[1]
+
+
+def traced(method: F) -> F:
+    """A method of the runtime that shows as a phase on the driver's track."""
+
+    @wraps(method)
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        start = monotonic()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.trace.own.add(Event("driver", method.__name__, None, start, monotonic()))
+
+    return recorded  # type: ignore[return-value]
+
+
+@frozen(kw_only=True)
+class Segment:
+    """What happened between two fetches."""
+
+    kind: str
+    """"start", "training", "evaluation" or "checkpoint"."""
+    step: int
+    begin: float
+    end: float
+    env_steps: int
+    tracks: Mapping[Track, Sequence[Event]]
+    """Ascending, and never two at once."""
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.tracks.values()))
+
+
+@define
+class Usage:
+    """How the workers of one role spent the training iterations, in worker seconds."""
+
+    workers: int = 0
+    seconds: float = 0.0
+    busy: float = 0.0
+    bubbles: float = 0.0
+    """Idle between the first and the last of the role's main calls of an iteration."""
+    waits: dict[str, float] = field(factory=dict)
+    """Idle, by the role waited for: the one that supplies it if that works, else whoever does, else `NOBODY`."""
+
+    def shares(self) -> dict[str, Any]:
+        whole = self.seconds or 1.0
+        waits = {role: round(self.waits.get(role, 0.0) / whole, 4) for role in (*ROLES, NOBODY)}
+        busy, bubbles = round(self.busy / whole, 4), round(self.bubbles / whole, 4)
+        return {"workers": self.workers, "busy": busy, "waits_for": waits, "bubbles": bubbles}
+
+
+class Trace:
+    """The driver's end; `own` records its phases."""
+
+    def __init__(self, assignments: Sequence[Assignment]):
+        self.assignments = assignments
+        self.all = tuple((s.index, role) for s in assignments for role in ROLES if role in s.slot.roles)
+        self.own = Recorder()
+        self.segments: deque[Segment] = deque()
+        self.usage: dict[str, Usage] = {}
+        self.begin = self.last = monotonic()
+        self.written, self.cost, self.dropped = 0.0, 0.0, 0
+        self.shifts: dict[int, float] = {}
+        """Seconds that each worker's clock is ahead of ours."""
+        self.model: Mapping[str, float] = {}
+        """Its size."""
+        self.env_steps = 0
+        """Of the run, at the last time."""
+
+    def add(self, kind: str, step: int, env_steps: int, drained: Mapping[int, tuple[list[Event], int]]) -> None:
+        """Take in what every worker recorded since the last time: worker -> (its events, number of those that it
+        dropped); `env_steps` of the run so far."""
+        begin, self.last = self.last, monotonic()
+        played, self.env_steps = env_steps - self.env_steps, env_steps
+        tracks: dict[Track, list[Event]] = {track: [] for track in self.all}
+        for worker, (events, dropped) in drained.items():
+            shift = self.shifts.get(worker, 0.0)
+            self.dropped += dropped
+            for event in events:
+                own = event._replace(start=event.start - shift, end=event.end - shift)
+                tracks.setdefault((worker, event.role), []).append(own)
+        segment = Segment(kind=kind, step=step, begin=begin, end=self.last, env_steps=played, tracks=tracks)
+        if kind == "training":
+            self._sum_up(segment)
+        phases = {DRIVER: self.own.drain()[0]}
+        self.segments.append(_newest(evolve(segment, tracks={**phases, **tracks})))
+        while sum(s.size for s in self.segments) > KEPT_EVENTS:
+            self.segments.popleft()
+
+    def roles(self) -> dict[str, dict[str, Any]]:
+        """Role -> {"workers", "busy", "waits_for": {role: share}, "bubbles"}: shares of its workers' time in all
+        training iterations so far."""
+        return {role: self.usage[role].shares() for role in ROLES if role in self.usage}
+
+    def write(self, folder: Path, *, final: bool = False) -> None:
+        """Write the file, unless that was done so recently that it would cost more than a hundredth of the run."""
+        before = monotonic()
+        if not final and before - self.written < self.cost / WRITING_SHARE:
+            return
+        partial = folder / f".{FILE}.partial"
+        partial.write_text(json.dumps(self.chrome(), separators=(",", ":")))
+        os.replace(partial, folder / FILE)
+        self.written = monotonic()
+        self.cost = self.written - before
+
+    def chrome(self) -> dict[str, Any]:
+        """The kept iterations in Chrome's trace format: a process a worker, a thread a role; times in microseconds."""
+        events = [*_names([DRIVER, *self.all])]
+        for segment in self.segments:
+            label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
+            events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
+            for track, calls in segment.tracks.items():
+                for call in calls:
+                    where = None if call.lane is None else {"lane": call.lane}
+                    events.append(self._slice(track, "work", call.method, call.start, call.end, where))
+            for track, start, end, parts in waits(segment):
+                most = max(parts, key=lambda role: parts[role])
+                milliseconds = {f"{role}_ms": round(1e3 * seconds, 3) for role, seconds in parts.items()}
+                events.append(self._slice(track, "wait", f"waits for {most}", start, end, milliseconds))
+        iterations = [
+            {"kind": s.kind, "step": s.step, "seconds": s.end - s.begin, "env_steps": s.env_steps}
+            for s in self.segments
+        ]
+        assignments = [
+            {
+                "worker": s.index,
+                "roles": s.slot.roles,
+                "device": s.slot.device,
+                "cpus": s.slot.cpus,
+                "near": s.near,
+                "rows": {lane.index: lane.rows for lane in s.lanes},
+                "served": {lane.index: lane.rows for lane in s.served},
+            }
+            for s in self.assignments
+        ]
+        other = {
+            "assignments": assignments,
+            "model": self.model,
+            "iterations": iterations,
+            "roles": self.roles(),
+            "dropped_events": self.dropped,
+        }
+        return {"displayTimeUnit": "ms", "otherData": other, "traceEvents": events}
+
+    def _slice(
+        self, track: Track, category: str, name: str, start: float, end: float, args: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        first, last = (round(1e9 * (at - self.begin)) for at in (start, end))  # whole nanoseconds, so that slices nest
+        event = {"ph": "X", "pid": track[0] + 1, "tid": _thread(track[1]), "cat": category, "name": name}
+        return {**event, "ts": first / 1e3, "dur": (last - first) / 1e3, **({"args": args} if args else {})}
+
+    def _sum_up(self, segment: Segment) -> None:
+        of_role: dict[str, list[Track]] = {}
+        for track in self.all:
+            of_role.setdefault(track[1], []).append(track)
+        together: dict[int, float] = {}
+        for start, end, mask in _states(segment, self.all):
+            together[mask] = together.get(mask, 0.0) + end - start
+        for role, tracks in of_role.items():
+            usage = self.usage.setdefault(role, Usage(workers=len(tracks)))
+            usage.seconds += len(tracks) * (segment.end - segment.begin)
+            calls = [call for track in tracks for call in segment.tracks[track]]
+            busy = sum(call.end - call.start for call in calls)
+            usage.busy += busy
+            main = [call for call in calls if call.main]
+            if main:
+                first, last = min(call.start for call in main), max(call.end for call in main)
+                within = sum(call.end - call.start for call in calls if first <= call.start and call.end <= last)
+                usage.bubbles += len(tracks) * (last - first) - within
+        for mask, seconds in together.items():
+            for role, worker_seconds in _blamed(mask, self.all).items():
+                for cause, share in worker_seconds.items():
+                    waited = self.usage[role].waits
+                    waited[cause] = waited.get(cause, 0.0) + share * seconds
+
+
+def waits(segment: Segment) -> Iterator[tuple[Track, float, float, dict[str, float]]]:
+    """Every gap between two calls of a track: (track, start, end, seconds by whom it waited for)."""
+    tracks = [track for track in segment.tracks if track != DRIVER]
+    open_gaps: dict[Track, tuple[float, dict[str, float]]] = {}
+    blamed: dict[int, list[tuple[Track, dict[str, float]]]] = {}
+    for start, end, mask in _states(segment, tracks):
+        if mask not in blamed:
+            blamed[mask] = [(t, causes(t, _busy(mask, tracks))) for i, t in enumerate(tracks) if not mask >> i & 1]
+        idle = dict(blamed[mask])
+        for track in [track for track in open_gaps if track not in idle]:
+            began, parts = open_gaps.pop(track)
+            yield track, began, start, parts
+        for track, shares in idle.items():
+            parts = open_gaps.setdefault(track, (start, {}))[1]
+            for role, share in shares.items():
+                parts[role] = parts.get(role, 0.0) + share * (end - start)
+    for track, (began, parts) in open_gaps.items():
+        yield track, began, segment.end, parts
+
+
+def causes(track: Track, busy: Sequence[Track]) -> dict[str, float]:
+    """Whom an idle track waits for while others are busy, as shares that add up to 1."""
+    roles = {role for _, role in busy if role in SUPPLIERS.get(track[1], ())} or {role for _, role in busy}
+    return {role: 1.0 / len(roles) for role in sorted(roles)} if roles else {NOBODY: 1.0}
+
+
+def _blamed(mask: int, tracks: Sequence[Track]) -> dict[str, dict[str, float]]:
+    """Role -> whom its idle workers wait for, in workers."""
+    result: dict[str, dict[str, float]] = {}
+    busy = _busy(mask, tracks)
+    for i, track in enumerate(tracks):
+        if not mask >> i & 1:
+            total = result.setdefault(track[1], {})
+            for role, share in causes(track, busy).items():
+                total[role] = total.get(role, 0.0) + share
+    return result
+
+
+def _busy(mask: int, tracks: Sequence[Track]) -> list[Track]:
+    return [track for i, track in enumerate(tracks) if mask >> i & 1]
+
+
+def _states(segment: Segment, tracks: Sequence[Track]) -> Iterator[tuple[float, float, int]]:
+    """(start, end, bits of the busy tracks), from the segment's begin to its end."""
+    changes = []
+    for i, track in enumerate(tracks):
+        for call in segment.tracks[track]:
+            changes += [(max(call.start, segment.begin), 1 << i), (min(call.end, segment.end), 1 << i)]
+    changes.sort()
+    now, mask = segment.begin, 0
+    for at, bit in changes:
+        if at > now:
+            yield now, at, mask
+            now = at
+        mask ^= bit
+    if segment.end > now:
+        yield now, segment.end, mask
+
+
+def _newest(segment: Segment) -> Segment:
+    """The segment, or so much of its end that it can be kept."""
+    if segment.size <= KEPT_EVENTS:
+        return segment
+    ends = sorted(call.end for calls in segment.tracks.values() for call in calls)
+    since = ends[-KEPT_EVENTS // 2]
+    tracks = {track: [call for call in calls if call.start >= since] for track, calls in segment.tracks.items()}
+    return evolve(segment, begin=since, tracks=tracks)
+
+
+def _names(tracks: Iterable[Track]) -> Iterator[dict[str, Any]]:
+    for worker, role in tracks:
+        place = {"ph": "M", "pid": worker + 1, "tid": _thread(role)}
+        yield {**place, "name": "process_name", "args": {"name": "driver" if worker < 0 else f"worker {worker}"}}
+        yield {**place, "name": "thread_name", "args": {"name": role}}
+
+
+def _thread(role: str) -> int:
+    return (*ROLES, "driver").index(role) + 1

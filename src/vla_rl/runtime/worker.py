@@ -1,0 +1,382 @@
+"""A worker hosts the roles that the plan puts into one slot. Backends own workers: in this process, or as Ray actors.
+
+Every process rebuilds its components from the spec; live components are never pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock, get_ident
+from time import monotonic, time
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+
+from vla_rl.core.catalogue import build, hook_modules
+from vla_rl.core.errors import PluginError
+from vla_rl.core.hookspecs import Demonstrations, SimEnv, VLAModel
+from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.manager import wrap
+from vla_rl.core.reset_states import TaskWeights
+from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.runtime.assignments import Assignment
+from vla_rl.runtime.backends.peers import Answering, RayPeers
+from vla_rl.runtime.backends.wire import Inbox
+from vla_rl.runtime.checks import check_offload
+from vla_rl.runtime.components import build_algorithm, open_data, values_for
+from vla_rl.runtime.hardware import Device, own_device
+from vla_rl.runtime.preflight import ask_plugin, on_this_machine
+from vla_rl.runtime.reference import check_reference
+from vla_rl.runtime.remote import declared, remote
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.roles.offload import Offload
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.roles.precision import Autocast
+from vla_rl.runtime.roles.sim import EvalItem, SimRole
+from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.runtime.rollouts.lanes import Call, Lane, Mode, drive
+from vla_rl.runtime.rollouts.progress import Played
+from vla_rl.runtime.trace import Event, Recorder, clock
+
+Result = dict[str, Any]
+TRAINING = Mode(purpose="action", greedy=False, keep=True)
+IDLE = "idle"
+
+
+@frozen(eq=False)
+class _Far:
+    """What a simulator in another process answers."""
+
+    lane: int
+    reference: Any
+
+
+class Worker:
+    def __init__(self, spec: Spec | dict[str, Any], assignment: Assignment):
+        self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
+        self.assignment = assignment
+        self.algorithm = build_algorithm(self.spec, assignment.slot.device)
+        self.wrappers = hook_modules(self.spec.plugins)
+        self.roles: dict[str, Any] = {}
+        self.data: Demonstrations | None = None
+        self.trace = Recorder()
+        self.offload = Offload(self.roles, assignment, self._make_env)
+        self.doings: dict[int, tuple[str, float]] = {}
+        """Of each thread: weights are published while a rollout is played."""
+        self.between_requests = Lock()
+        """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
+        self.has_to_leave: Callable[[], bool] = lambda: False
+        """Whether a rollout or an evaluation ends where it is, with StopRequested."""
+        self.peers: RayPeers | None = None
+        self.answering = Answering()
+        self.inboxes = {lane.index: Inbox() for lane in assignment.served}
+        self.played = Played()
+        if assignment.slot.device == "cpu":
+            torch.set_num_threads(max(1, int(assignment.slot.cpus)))
+
+    # -------------------------------------------------------------------------------------------------- set-up
+
+    @remote(track="first")
+    def start_sim(self) -> EnvInfo:
+        """Build this worker's simulator rows, one component a lane."""
+        spec = self.spec
+        if not on_this_machine(spec):
+            ask_plugin(spec)
+        envs = {lane.index: self._make_env(lane.index) for lane in self.assignment.lanes}
+        bootstrap = values_for(self.algorithm) != "none"
+        self.roles["sim"] = SimRole(
+            spec,
+            envs,
+            self.assignment.lanes,
+            bootstrap=bootstrap,
+            grouped="groups" in self.algorithm.needs,
+            framed="frames" in self.algorithm.needs,
+            camera=self.algorithm.camera,
+            near=self.assignment.near,
+            beat=self.beat,
+        )
+        info: EnvInfo = self.roles["sim"].info()
+        return info
+
+    def _make_env(self, index: int) -> SimEnv:
+        spec, lane = self.spec, next(lane for lane in self.assignment.lanes if lane.index == index)
+        context = Context(
+            seed=spec.seed,
+            device=self.assignment.slot.device,
+            chunk=spec.rollout.chunk,
+            num_envs=lane.rows,
+            first_row=lane.first_row,
+        )
+        env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
+        if "sim" in self.assignment.offload:
+            check_offload(env, spec.env.type)
+        return wrap("env", env, spec.env.type, self.wrappers)
+
+    @remote(track="none")
+    def open_data(self, info: EnvInfo) -> int:
+        """Open the demonstrations of the spec's `imitation:`; -> number of samples."""
+        self.data = open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
+        return self.data.num_samples()
+
+    @remote(track="none")
+    def data_statistics(self) -> Any:
+        assert self.data is not None
+        return self.data.data_statistics()
+
+    def meet(self, peers: RayPeers) -> None:
+        """From now on these are the workers whose simulators the policy role acts for."""
+        if self.peers is not None:
+            self.peers.close()
+        self.peers = peers
+        of_worker: dict[int, list[int]] = {}
+        for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True):
+            of_worker.setdefault(home, []).append(lane.index)
+        peers.connect(of_worker)
+
+    @remote(track="none")
+    def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
+        """Let the worker of the policy that acts for these lanes talk to the simulators directly; -> whether it can."""
+        opened = self.answering.connect(policy, reader, address)
+        self.roles["sim"].shared.update(dict.fromkeys(lanes, opened))
+        return opened
+
+    @remote(track="none")
+    def serve(self, policy: int) -> None:
+        """Answer what policies want of the simulators, while this one plays a rollout."""
+        self.beat(IDLE)
+        self.answering.serve(policy, self.call)
+
+    @remote(track="last")
+    def start_model(self, info: EnvInfo, statistics: Any) -> None:
+        """Build the model once, for the policy and the learner of this worker."""
+        spec, slot = self.spec, self.assignment.slot
+        context = Context(
+            seed=spec.seed,
+            device=slot.device,
+            chunk=spec.rollout.chunk,
+            env=info,
+            temperature=spec.rollout.temperature,
+            values=values_for(self.algorithm),
+            statistics=statistics,
+        )
+        component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
+        if context.values != "none" and type(component).values is VLAModel.values:
+            raise PluginError(
+                f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; "
+                f"choose an algorithm without a critic, or a model that implements `values`"
+            )
+        narrow = [("train.precision", Autocast(slot.device))] if spec.train.precision == "bf16" else []
+        model = wrap("model", component, spec.model.type, [*self.wrappers, *narrow])
+        if "reference" in self.algorithm.needs:
+            check_reference(model, spec, info)
+        if "policy" in slot.roles:
+            self.roles["policy"] = PolicyRole(
+                model,
+                name=spec.model.type,
+                seed=spec.seed,
+                lag=spec.rollout.lag,
+                fresh="fresh-values" in self.algorithm.needs,
+                embed=self.algorithm.features,
+            )
+        if "learner" in slot.roles:
+            self.roles["learner"] = LearnerRole(
+                model,
+                self.algorithm,
+                spec.train,
+                name=spec.model.type,
+                device=slot.device,
+                world=self.assignment.world,
+                info=info,
+                acting="policy" in slot.roles,
+                beat=self.beat,
+                data=self.data,
+            )
+
+    # --------------------------------------------------------------------------------------------------- calls
+
+    def call(self, role: str, method: str, *arguments: Any) -> Any:
+        """Call a method of a hosted role; `role` "worker" is this object."""
+        who = "worker" if role == "worker" else f"{role} worker"
+        self.beat(f"{who} {self.assignment.index} ({self._plugin(role)}): {method}")
+        try:
+            return self._timed(role, method, arguments)
+        finally:
+            self.beat(IDLE)
+
+    @remote(phase="act", track="none")
+    def play_train(self, step: int, rounds: range, weights: TaskWeights) -> list[list[tuple[Result, Result]]]:
+        """Roll out all lanes that this worker acts for. -> [round][lane] (sim, policy) results."""
+        lanes, policy, framed = self._lanes(), self._direct("policy"), "frames" in self.algorithm.needs
+        results: list[list[tuple[Result, Result]]] = []
+        self.played.begin()
+        with self._talking():
+            for r in rounds:
+                self._drive(lanes, TRAINING, lambda lane: ("begin_train", lane, step, r, weights))  # noqa: B023 - used at once
+                frames = [lane.sim("take_frames", lane.slice.index) if framed else None for lane in lanes]
+                played = [lane.sim("collect", lane.slice.index) for lane in lanes]
+                chosen = [
+                    policy("collect", lane.slice.index, r, lane.slice.rows, self._value_of(own))
+                    for lane, own in zip(lanes, frames, strict=True)
+                ]
+                results.append(list(zip(map(self._value_of, played), chosen, strict=True)))
+        return results
+
+    @remote(phase="act", track="none")
+    def play_eval(self, items: Mapping[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:
+        """One evaluation round of all lanes that this worker acts for; `items` by lane."""
+        lanes = self._lanes()
+        mode = Mode(purpose="evaluation", greedy=greedy, keep=False)
+        self.played.begin()
+        with self._talking():
+            self._drive(lanes, mode, lambda lane: ("begin_eval", lane, items[lane]))
+            played = [lane.sim("collect", lane.slice.index) for lane in lanes]
+            return [self._value_of(result) for result in played]
+
+    @remote(phase="learn", main=True, track="last")
+    def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
+        """Train this rank: heavy samples from the own shelf (`wanted`), then from other policies (`parts`)."""
+        own = None
+        if "policy" in self.roles:
+            own = self.roles["policy"].take_heavy(wanted, bool(parts))
+            self.roles["policy"].clear_shelf()
+        there = [part for part in (own, *parts) if part is not None]
+        heavy = Heavy.concat(there) if there else None
+        result: Result = self.roles["learner"].update(step, heavy, light, steps)
+        return result
+
+    @remote(track="none")
+    def rendezvous(self) -> str:
+        """The address at which the learner group meets: that of this node, as the Ray of the run knows it."""
+        import ray
+
+        return str(self.roles["learner"].open_door(ray.util.get_node_ip_address()))
+
+    @remote(track="last")
+    def leave(self, phase: str) -> int:
+        return self.offload.leave(phase)
+
+    @remote(track="last")
+    def come_back(self, phase: str) -> None:
+        self.offload.come_back(phase)
+
+    @remote(track="none")
+    def clock(self) -> tuple[str, float]:
+        return clock()
+
+    @remote(track="none")
+    def device(self) -> Device:
+        return own_device(self.assignment.slot.device)
+
+    @remote(track="none")
+    def model_size(self) -> dict[str, float]:
+        """ "parameters", "trainable" of them, and "weight_bytes" of one."""
+        role = self.roles.get("learner") or self.roles["policy"]
+        parameters = list(role.model.module.parameters())
+        count = sum(p.numel() for p in parameters)
+        return {
+            "parameters": count,
+            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
+        }
+
+    @remote(track="none")
+    def drain_trace(self) -> tuple[list[Event], int]:
+        return self.trace.drain()
+
+    @remote(track="none")
+    def close(self) -> None:
+        if "sim" in self.roles:
+            self.roles["sim"].close()
+
+    def beat(self, doing: str | None = None) -> None:
+        """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
+        thread = get_ident()
+        self.doings[thread] = (doing or self.doings.get(thread, (IDLE, 0.0))[0], time())
+
+    @property
+    def doing(self) -> tuple[str, float]:
+        """What has gone on for longest without a word, and since when."""
+        busy = [doing for doing in tuple(self.doings.values()) if doing[0] != IDLE]
+        return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
+
+    def _plugin(self, role: str) -> str:
+        return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
+
+    def _direct(self, name: str) -> Call:
+        """Calls to a role in this worker, as a lane makes them."""
+
+        def call(method: str, *arguments: Any) -> Any:
+            if self.has_to_leave():
+                raise StopRequested
+            lane = f", lane {arguments[0]}" if name == "sim" else ""
+            self.beat(f"{name} worker {self.assignment.index}{lane} ({self._plugin(name)}): {method}")
+            return self._timed(name, method, arguments)
+
+        return call
+
+    def _timed(self, role: str, method: str, arguments: Sequence[Any]) -> Any:
+        """A call on the trace of its role."""
+        called = getattr(self if role == "worker" else self.roles[role], method)
+        about = declared(called)
+        with self.between_requests if role == "policy" else nullcontext():
+            start = monotonic()
+            try:
+                return called(*arguments)
+            finally:
+                if about.track != "none":
+                    roles = self.assignment.slot.roles
+                    track = {"own": role, "first": roles[0], "last": roles[-1]}[about.track]
+                    lane = None if about.lane is None else arguments[about.lane]
+                    self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
+
+    def _lanes(self) -> list[Lane]:
+        """Those that this worker acts for."""
+        return [
+            Lane(slice=lane, sim=self._sim_of(lane.index, home))
+            for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True)
+        ]
+
+    def _sim_of(self, lane: int, home: int) -> Call:
+        if home == self.assignment.index:
+            direct, inbox = self._direct("sim"), self.inboxes[lane]
+            return lambda method, *arguments: inbox.take(direct(method, *arguments))
+        peers = self.peers
+        assert peers is not None  # the driver introduces them before anything is played
+        return lambda method, *arguments: _Far(lane, peers.call(home, "sim", method, *arguments))
+
+    def _talking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.peers is None else self.peers.talking()
+
+    def _value_of(self, reference: Any) -> Any:
+        if not isinstance(reference, _Far):
+            return reference
+        assert self.peers is not None
+        self.beat(IDLE)
+        return self.inboxes[reference.lane].take(self.peers.value_of(reference.reference))
+
+    def _ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+        near = [reference for reference in references if not isinstance(reference, _Far)]
+        far = {far.reference: far for far in references if isinstance(far, _Far)}
+        if not far:
+            return near
+        assert self.peers is not None
+        self.beat(IDLE)
+        there = self.peers.ready(list(far), 0.0 if near else timeout)
+        return [*near, *(far[reference] for reference in there)]
+
+    def _drive(self, lanes: Sequence[Lane], mode: Mode, begin: Callable[[int], tuple[Any, ...]]) -> None:
+        window = evolve(self.assignment.window, max_wait=None) if self.assignment.near else self.assignment.window
+        driving = drive(
+            lanes,
+            self.played.watching(self._direct("policy")),
+            mode,
+            window,
+            lambda lane: begin(lane.slice.index),
+            self._value_of,
+            self._ready,
+        )
+        for _ in driving:
+            pass  # the calls of this function wait themselves

@@ -1,0 +1,52 @@
+"""Tools to test plugins with: `check_*` for components, and test doubles.
+
+    from vla_rl.testing import check_env
+    check_env(plugin, MyConfig(size=3))        # or a component that is already built
+
+Each check returns nothing, or raises one `CheckFailed` that lists everything it found. The doubles are `scripted`
+(an environment), `linear` (a model), `synthetic` (rollouts, observations) and `events` (what hooks hear). The same
+checks come as pytest fixtures of their names. Importing this package imports no torch: names load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vla_rl.testing.algorithms import check_algorithm
+    from vla_rl.testing.data import check_data
+    from vla_rl.testing.envs import check_env
+    from vla_rl.testing.findings import CheckFailed
+    from vla_rl.testing.linear import LinearModel
+    from vla_rl.testing.models import check_model
+    from vla_rl.testing.placements import check_placement
+    from vla_rl.testing.scripted import ScriptedEnv
+
+__all__ = [
+    "CheckFailed",
+    "LinearModel",
+    "ScriptedEnv",
+    "check_algorithm",
+    "check_data",
+    "check_env",
+    "check_model",
+    "check_placement",
+]
+
+_HOMES = {
+    "CheckFailed": "findings",
+    "LinearModel": "linear",
+    "ScriptedEnv": "scripted",
+    "check_algorithm": "algorithms",
+    "check_data": "data",
+    "check_env": "envs",
+    "check_model": "models",
+    "check_placement": "placements",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,172 @@
+"""`check_algorithm`: does an algorithm keep to the contract of `Algorithm`?"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from attrs import frozen
+
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.selection import take_columns
+from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity
+from vla_rl.testing import synthetic
+from vla_rl.testing.findings import Findings, built
+from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
+from vla_rl.testing.verdicts import Judge, check_verdicts
+from vla_rl.toolkit.algorithms.metric_names import SAID, reserved
+
+NEEDS = {"values", "fresh-values", "groups", "reference", "frames"}
+
+
+@frozen(eq=False)
+class _Case:
+    algorithm: Algorithm
+    f: Findings
+    values: ValueGranularity
+    features: int
+
+
+def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, features: int = 0) -> None:
+    """Run an algorithm on made-up rollouts with ragged ends. Raises CheckFailed with all findings.
+
+    Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
+    total and gradient in one piece as in micro-batches. Advantages rise with the rewards, at the right steps, and
+    follow from the rollout alone (`verdicts.py`); the loss makes likelier what had a positive advantage, each sample by
+    its weight (`losses.py`); metrics have names that are free (`toolkit/algorithms/metric_names.py`).
+    `config`: of the plugin, when a `Plugin` is given.
+    `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
+    """
+    chosen: Algorithm
+    chosen, name = built("algorithm", algorithm, config, Context())
+    f = Findings(f"check_algorithm of {name}")
+    unknown = sorted(set(chosen.needs) - NEEDS)
+    f.expect(not unknown, "needs", f"some of {sorted(NEEDS)}", unknown, "correct the name")
+    alone = "fresh-values" in chosen.needs and "values" not in chosen.needs
+    f.expect(not alone, "needs", "'values' beside 'fresh-values'", "no 'values'", "name both")
+    granularity = chosen.value_granularity
+    f.expect(granularity in ("chunk", "action"), "value_granularity", "chunk or action", repr(granularity), "choose")
+    values: ValueGranularity = "none"
+    if "values" in chosen.needs:
+        values = "action" if granularity == "action" else "chunk"
+    if "frames" in chosen.needs:
+        features = _check_features(f, chosen)
+    case = _Case(chosen, f, values, features)
+    kinds: dict[str, dict[str, Any]] = {
+        "a rollout": {},
+        "a rollout without success": {"successes": False},
+        "a rollout of one chunk step": {"chunk_steps": 1, "chunk": 1, "tokens": 1},
+        "a rollout of one trajectory": {"groups": 1, "group_size": 1},
+    }
+    made: list[LossCase | None] = []
+    for kind, options in kinds.items():
+        with f.section(kind):
+            made.append(_whole_path(case, kind, synthetic.rollout(values=values, features=features, **options)))
+    if made and made[0] is not None:
+        check_verdicts(Judge(chosen, f, values, features))
+        check_behaviour(made[0])
+    f.close()
+
+
+def _check_features(f: Findings, algorithm: Algorithm) -> int:
+    """-> D of the algorithm's features."""
+    lengths = (5, 0, 1, 70)
+    frames = tuple(synthetic.observation(synthetic.env_info(1), n).images["camera0"] for n in lengths)
+    with f.section("features"):
+        features: Any = algorithm.features(frames)
+        found = f"{str(features.dtype).removeprefix('torch.')} {list(features.shape)}"
+        fine = features.ndim == 2 and found.startswith(f"float32 [{len(lengths)},") and bool(features.isfinite().all())
+        wanted = f"finite float32 [{len(lengths)}, D] for trajectories of {lengths} frames"
+        if f.expect(fine, "features", wanted, found, "one vector a trajectory"):
+            again = algorithm.features(frames)
+            same = again is not None and torch.equal(features, again)
+            f.expect(same, "features", "the same for the same frames", "others the second time", "no random numbers")
+            differ = not torch.equal(features[0], features[3])
+            f.expect(differ, "features", "others for other frames", "the same", "look at the frames")
+            return int(features.shape[1])
+    return 0
+
+
+def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
+    """-> The loss's batch, if everything up to it has the right shape."""
+    kept = copy.deepcopy(rollout)
+    shaped = case.algorithm.shape_rewards(rollout)
+    _untouched(case, rollout, kept, "shape_rewards")
+    _tensor(case, shaped.rewards, tuple(rollout.rewards.shape), "shape_rewards: rewards")
+    paid = bool((shaped.rewards[~shaped.valid] == 0).all())
+    case.f.expect(paid, "shape_rewards", "0 where not valid", "others", "multiply by valid")
+    selected = case.algorithm.select(shaped)
+    columns = shaped.valid.shape[1]
+    found = f"{str(selected.dtype).removeprefix('torch.')} {list(selected.shape)}"
+    wanted = f"bool [{columns}]"
+    if not case.f.expect(found == wanted, "select", wanted, found, "one decision for each trajectory"):
+        return None
+    trained = shaped if not bool(selected.any()) else take_columns(shaped, np.flatnonzero(selected.numpy()))
+    kept = copy.deepcopy(trained)
+    advantages = case.algorithm.advantages(trained)
+    _untouched(case, trained, kept, "advantages")
+    if not _check_advantages(case, advantages, trained):
+        return None
+    batch = synthetic.batch(trained, advantages, reference="reference" in case.algorithm.needs)
+    signed = bool((advantages.advantages < 0).any())
+    of_loss = LossCase(case.algorithm, case.f, f"loss of {name}", batch, signed)
+    return of_loss if check_shape(of_loss) else None
+
+
+def _untouched(case: _Case, rollout: Rollout, kept: Rollout, where: str) -> None:
+    for field in attrs.fields(Rollout):
+        now, before = getattr(rollout, field.name), getattr(kept, field.name)
+        if isinstance(before, torch.Tensor):
+            same = torch.equal(now, before)
+            case.f.expect(same, where, f"`{field.name}` of its argument unchanged", "written into", "work on a copy")
+
+
+def _tensor(case: _Case, tensor: Any, shape: tuple[int, ...], where: str) -> bool:
+    found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    if not case.f.expect(found == f"float32 {list(shape)}", where, f"float32 {list(shape)}", found, "reshape it"):
+        return False
+    finite = bool(torch.isfinite(tensor).all())
+    return case.f.expect(finite, where, "finite numbers", "NaN or inf", "guard divisions by what can be 0")
+
+
+def _check_advantages(case: _Case, advantages: Advantages, rollout: Rollout) -> bool:
+    f, fine = case.f, True
+    shapes = {2: tuple(rollout.samples.shape), 3: tuple(rollout.valid.shape)}
+    masks = {2: rollout.samples, 3: rollout.valid}
+    for name in ("advantages", "weights", "counts"):
+        tensor, where = getattr(advantages, name), f"advantages: {name}"
+        if tensor is None and name == "counts":
+            continue
+        if not f.expect(tensor.ndim in shapes, where, "[T, N] or [T, N, C]", list(tensor.shape), "reshape it"):
+            return False
+        fine &= _tensor(case, tensor, shapes[tensor.ndim], where)
+        if fine:
+            silent = bool((tensor[~masks[tensor.ndim]] == 0).all())
+            f.expect(silent, where, "0 where not valid", "others", "multiply by valid")
+        f.expect(not tensor.requires_grad, where, "no gradient", "a graph", "compute it under torch.no_grad()")
+    taken = reserved(advantages.metrics)
+    f.expect(not taken, "advantages: metrics", "names that are free", taken, f"{SAID}: leave them out, or rename them")
+    broken = [name for name, number in advantages.metrics.items() if not math.isfinite(number)]
+    f.expect(not broken, "advantages: metrics", "finite numbers", f"others in {broken}", "guard divisions")
+    weights = advantages.weights
+    f.expect(bool((weights >= 0).all()), "advantages: weights", ">= 0", "negative ones", "the sign is the advantage's")
+    f.expect(bool((weights > 0).any()), "advantages: weights", "some above 0", "none", "nothing would be learned")
+    if case.values == "none":
+        return fine
+    shape = tuple(rollout.values.shape) if rollout.values is not None else ()
+    for name in ("returns", "value_weights", "value_counts"):
+        tensor, where = getattr(advantages, name), f"advantages: {name}"
+        if tensor is None and name == "value_counts":
+            continue
+        if f.expect(tensor is not None, where, f"{list(shape)}, as it needs values", "None", "the critic's target"):
+            fine &= _tensor(case, tensor, shape, where)
+        else:
+            fine = False
+    if fine and advantages.value_weights is not None:
+        silent = bool((advantages.value_weights[~masks[len(shape)]] == 0).all())
+        f.expect(silent, "advantages: value_weights", "0 where not valid", "others", "multiply by valid")
+    return fine

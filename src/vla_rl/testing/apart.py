@@ -1,0 +1,56 @@
+"""A placement for tests and benchmarks, `slots`: every role in workers of its own, stages and window as given.
+
+`spec.plugins: [vla_rl.testing.apart]` makes it available.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core.hookspecs import Placement
+from vla_rl.core.plan import Cluster, Job, Plan, Slot, Window
+from vla_rl.core.types import Context, Plugin
+
+
+@frozen(kw_only=True)
+class SlotsConfig:
+    sim: int = field(default=1, validator=v.ge(1))
+    """Workers that simulate."""
+    policy: int = field(default=1, validator=v.ge(1))
+    """Workers that act."""
+    learner: int = field(default=1, validator=v.ge(1))
+    """Workers that learn."""
+    stages: int = field(default=1, validator=v.ge(1))
+    """Lanes of each sim worker."""
+    max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Rows of an inference; none: all of a policy's rows, or one lane with stages."""
+    max_wait: float | None = field(default=None, validator=v.optional(v.ge(0)))
+    """Seconds the oldest request waits for a fuller batch; none: as long as it takes."""
+    cpus: float = field(default=0.1, validator=v.gt(0))
+    """Ray CPUs of each worker."""
+
+
+class Slots(Placement):
+    """Needs nothing of the cluster: more workers than cores are fine for a test."""
+
+    def __init__(self, config: SlotsConfig):
+        self.config = config
+
+    def plan(self, cluster: Cluster, job: Job) -> Plan:
+        config = self.config
+        roles = ["sim"] * config.sim + ["policy"] * config.policy + ["learner"] * config.learner
+        return Plan(
+            slots=tuple(Slot(roles=(role,), cpus=config.cpus) for role in roles),
+            stages=config.stages,
+            window=Window(max_batch=config.max_batch, max_wait=config.max_wait),
+        )
+
+
+def _build(config: SlotsConfig, context: Context) -> Placement:
+    return Slots(config)
+
+
+vla_rl_plugins = {
+    "placement": {"slots": Plugin(config=SlotsConfig, build=_build, summary="test double: a worker for every role")}
+}

@@ -1,0 +1,307 @@
+"""The same episodes in other arrangements: again, in other rows, alone, action by action, with resets beside them.
+
+An episode is a function of its state, seed and actions; so every arrangement gives the one that was played first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve, field
+
+from vla_rl.core.types import to_numpy
+from vla_rl.testing.env_checks.player import PIXELS, Player
+from vla_rl.testing.env_checks.traces import Script, Slack, Trace, difference, image_gap
+from vla_rl.testing.env_checks.wandering import chosen_scripts, shortest_limit
+from vla_rl.testing.findings import NotOffered
+
+EXACT_PIXELS = 0.02
+"""Mean difference of images that is tolerated where the renderer repeats itself: an edge that rounding moved."""
+LOOSE_PIXELS = 0.1
+"""The same, where calls differ: a controller may add a little to what each call asks for."""
+LOOSE_MOVES = 2e-3
+"""Differences of numbers up to this share of what a chunk moves are tolerated there, too."""
+PLAYS = 16
+"""About as many as there are arrangements."""
+NOT_TWICE = "not done: it needs episodes that come twice alike; see determinism"
+DRIFT = 1e-2
+"""Differences up to here that begin late are taken for rounding that grew."""
+KEYED = "derive everything random from state id and seed"
+NOTHING_SHARED = "let rows share nothing, random generators included, and let nothing hang on a row's number"
+RESET_ALL = f"reset all that an episode changes, and {KEYED}"
+
+
+@define(eq=False)
+class Reference:
+    """Episodes as they were played first, row by row."""
+
+    scripts: dict[int, Script] = field(factory=dict)
+    traces: dict[int, Trace] = field(factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.traces)
+
+
+def determinism(player: Player, reference: Reference, earliest: Mapping[int, Trace]) -> None:
+    """The same states, seeds and actions give the same episodes, whatever was played in between.
+
+    Args:
+        earliest: episodes that were played before any others.
+    """
+    limit = shortest_limit(player)
+    length = min(limit, player.chunk * player.affordable(0.3, PLAYS, -(-limit // player.chunk)))
+    scripts = chosen_scripts(player, length)
+    first = player.play(scripts)
+    again = player.play(scripts)
+    late = _drift(first, again, player)
+    if late:
+        player.notice(f"not compared: episodes after {late} actions; rounding makes them differ from there on")
+        scripts = {row: script.cut(late) for row, script in scripts.items()}
+        first, again = (player.play(scripts) for _ in range(2))
+    elif length < limit:
+        player.notice(f"not seen: whole episodes; compared {length} of up to {limit} actions, for want of time")
+    if not _compare(player, first, again, "equal observations for equal state ids and actions", KEYED):
+        return
+    _tighten(player, first, again)
+    others = {row: evolve(s, actions=s.actions[::-1].copy()) for row, s in scripts.items()}
+    player.play({row: others[(row + 1) % len(others)] for row in others}, stop=False)
+    once_more = player.play(scripts)
+    told = "the same episode again after other ones"
+    fine = _compare(player, first, once_more, told, RESET_ALL)
+    if earliest and not late:
+        as_at_first = player.play({row: trace.script for row, trace in earliest.items()})
+        fine &= _compare(player, earliest, as_at_first, told, RESET_ALL)
+    if fine:
+        reference.scripts, reference.traces = scripts, first
+
+
+def rows_apart(player: Player, reference: Reference) -> None:
+    """What a row does depends neither on its number nor on the other rows."""
+    scripts, first, count = _of(reference), reference.traces, len(player.rows)
+    if count < 2:
+        raise NotOffered("there is one row only")
+    turned = player.play({(row + 1) % count: script for row, script in scripts.items()})
+    for row, trace in first.items():
+        told = "the same episode in another row, and observations in the order of `rows`"
+        _compare(player, {row: trace}, {row: turned[(row + 1) % count]}, told, NOTHING_SHARED)
+    same = player.play(dict.fromkeys(scripts, scripts[0]))
+    for trace in same.values():
+        told = "the same episode in rows that play the same state, seed and actions"
+        _compare(player, {0: first[0]}, {0: trace}, told, NOTHING_SHARED)
+    for row in (0, count - 1):
+        waiting = {other: script for other, script in scripts.items() if other != row}
+        alone = player.play({row: scripts[row]}, waiting=waiting)
+        _compare(player, first, alone, f"row {row} alone as with others", NOTHING_SHARED)
+
+
+def chunks(player: Player, reference: Reference) -> None:
+    """A chunk does what its actions do one after the other; shorter chunks are applied too."""
+    scripts, first = _of(reference), reference.traces
+    length = len(scripts[0])
+    count = min(length, player.chunk * max(1, player.affordable(0.06, 1, length) // player.chunk))
+    short = {row: script.cut(count) for row, script in scripts.items()}
+    cut = {row: _cut(trace, count) for row, trace in first.items()}
+    remedy = "apply every action of a chunk, in order, and report what each led to"
+    if player.chunk > 1:
+        singly = player.play(short, widths=[1] * count, keep=lambda t: t % player.chunk == 0)
+        told = f"the same episode with chunks of {player.chunk} as with single actions"
+        _compare(player, singly, cut, told, remedy, player.loose, cut_off=True)
+        widths = [1, player.chunk, max(player.chunk - 1, 1), max(player.chunk // 2, 1)]
+        mixed = player.play(scripts, widths=widths)
+        _compare(player, first, mixed, "the same episode with chunks of other lengths", remedy, player.loose)
+    on = player.play(scripts, stop=False)
+    remedy = "stop_at_end changes nothing before the end"
+    for row, trace in first.items():
+        told = "up to an end the same with stop_at_end=False"
+        _compare(player, {row: trace}, {row: on[row]}, told, remedy, upto=_before(trace))
+
+
+def beside(player: Player, reference: Reference) -> None:
+    """Resets of other rows, calls without an active row and questions to the expert change nothing."""
+    scripts, first, count = _of(reference), reference.traces, len(player.rows)
+    widths, middle = _in_parts(player, first)
+    for row in (0, count - 1) if count > 1 else ():
+        other = scripts[(row + 1) % count]
+        played = player.play(scripts, widths=widths, restart=(middle, row, other))
+        told = "the other rows untouched by the reset of a row"
+        rest = {r: played[r] for r in played if r != row}
+        _compare(player, first, rest, told, "reset only the rows that are asked for", player.loose, where="reset")
+        told = "an episode that starts while other rows go on to be the same"
+        if played[row].script is other:
+            trace = {row: first[(row + 1) % count]}
+            _compare(player, trace, {row: played[row]}, told, RESET_ALL, player.loose, cut_off=True)
+    nobody = np.zeros(count, bool)
+
+    def idle(index: int) -> None:
+        for stop in (True, False):
+            player.step(np.tile(player.high, (count, player.chunk, 1)), nobody, stop)
+
+    told = "no change by a call without active rows"
+    _compare(player, first, player.play(scripts, between=idle), told, "skip rows that are not active", player.loose)
+
+
+def expert_beside(player: Player, reference: Reference) -> None:
+    """Asking the expert has no effect on the rows."""
+    scripts = _of(reference)
+
+    def ask(index: int) -> None:
+        try:
+            player.env.expert_chunk()
+        except TypeError as exc:
+            raise NotOffered(str(exc)) from exc
+
+    asked = player.play(scripts, between=ask)
+    told, remedy = "no effect on the rows", "work it out on copies, and put back what it moves"
+    _compare(player, reference.traces, asked, told, remedy, player.loose, where="expert_chunk")
+
+
+def offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
+    """Where snapshots are offered, a restored simulator goes on as the first time.
+
+    Args:
+        another: builds the simulator once more; none: the one that is there goes back.
+    """
+    scripts = _of(reference)
+    (widths, middle), kept = _in_parts(player, reference.traces), player.env
+
+    def back(index: int) -> None:
+        if index != middle:
+            return
+        try:
+            saved = kept.snapshot()
+        except TypeError as exc:
+            raise NotOffered(str(exc)) from exc
+        before = player.remembered()
+        player.play({row: evolve(s, seed=player.seed(row + 7)) for row, s in scripts.items()}, stop=False)
+        if another is not None:
+            player.env = another()
+        player.env.restore(saved)
+        player.remember(before)
+
+    told = "the same step after a restore"
+    try:
+        played = player.play(scripts, widths=widths, between=back)
+        _compare(player, reference.traces, played, told, "save all that a step changes", player.loose, where="restore")
+    finally:
+        if player.env is not kept:
+            player.env.close()
+            player.env = kept
+
+
+# ------------------------------------------------------------------------------------------------------ inside
+
+
+def _of(reference: Reference) -> dict[int, Script]:
+    if not reference.holds:
+        raise NotOffered(NOT_TWICE)
+    return reference.scripts
+
+
+def _in_parts(player: Player, first: Mapping[int, Trace]) -> tuple[list[int], int]:
+    """Lengths of chunks such that no episode ends with the first one, and the number of one in the middle."""
+    shortest = min(len(trace) for trace in first.values())
+    width = min(player.chunk, max(1, shortest // 2))
+    most = max(len(trace.script) for trace in first.values())
+    return [width] * -(-most // width), min(max(1, shortest // width // 2), shortest - 1)
+
+
+def _compare(
+    player: Player,
+    first: Mapping[int, Trace],
+    played: Mapping[int, Trace],
+    told: str,
+    remedy: str,
+    slack: Slack | None = None,
+    *,
+    where: str = "chunk_step",
+    upto: int | None = None,
+    cut_off: bool = False,
+) -> bool:
+    """`cut_off`: that one of the two is shorter is no difference."""
+    fine = True
+    for row, trace in played.items():
+        end = min(len(first[row]), len(trace)) if cut_off else upto
+        found = difference(first[row], trace, slack or player.slack, end)
+        got = f"{found} (row {trace.row}, {trace.script})"
+        at = "reset" if found.startswith("after the reset") else where
+        fine &= player.expect(not found, at, told, got, remedy)
+    return fine
+
+
+def _before(trace: Trace) -> int:
+    return len(trace) if trace.end is None else trace.end - 1 or 0
+
+
+def _cut(trace: Trace, length: int) -> Trace:
+    return trace if len(trace) <= length else evolve(trace, **{
+        name: getattr(trace, name)[:length] for name in ("rewards", "terminated", "truncated", "succeeded")
+    })  # fmt: skip
+
+
+def _drift(first: Mapping[int, Trace], again: Mapping[int, Trace], player: Player) -> int:
+    """The number of actions up to which episodes are equal, where they drift apart later and slowly; else 0."""
+    horizons: Sequence[int] = []
+    for row, trace in first.items():
+        if not difference(trace, again[row], player.slack):
+            continue
+        good = [t for t in sorted(trace.views) if not difference(trace, again[row], player.slack, t)]
+        reach = good[-1] if good else 0
+        if reach < 3 * player.chunk or difference(trace, again[row], Slack(PIXELS + 2, DRIFT), reach + player.chunk):
+            return 0
+        horizons = [*horizons, reach]
+    return min(horizons, default=0)
+
+
+def _tighten(player: Player, first: Mapping[int, Trace], again: Mapping[int, Trace]) -> None:
+    """Compare images more closely from here on where the renderer repeats itself."""
+    gaps = [_pixels(first[row], again[row]) for row in first]
+    if max(gaps) <= EXACT_PIXELS:
+        if player.loose.pixels == player.slack.pixels:
+            player.loose = evolve(player.loose, pixels=LOOSE_PIXELS)
+        player.slack = Slack(EXACT_PIXELS)
+    else:
+        player.notice(f"images of the same differ by up to {max(gaps):.2g} of 255 on average")
+
+
+def measure_chance(player: Player) -> None:
+    """How far apart episodes of other seeds are. Where the seed matters, what is drawn may also hang on how often
+    somebody looks, so where calls differ, comparisons are as coarse as that."""
+    limit = shortest_limit(player)
+    scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable(0.05, 3, limit)))
+    first = player.play(scripts)
+    pixels, numbers = player.slack.pixels, max(player.slack.numbers, LOOSE_MOVES * _smallest_move(first))
+    known = pixels, numbers
+    for key in (1, 2):
+        other = player.play({row: evolve(s, seed=player.seed(s.state + key + 10**6)) for row, s in scripts.items()})
+        for row, trace in other.items():
+            pixels = max(pixels, 2 * _pixels(first[row], trace))
+            numbers = max(numbers, 2 * _numbers(first[row], trace))
+        if (pixels, numbers) == known:
+            break
+    player.loose = Slack(pixels, numbers)
+
+
+def _smallest_move(played: Mapping[int, Trace]) -> float:
+    """By how much a chunk moves the number of a state that it moves least of all; 0 where it moves none."""
+    states = [[trace.views[t].state for t in sorted(trace.views)] for trace in played.values()]
+    moves = [np.abs(b - a) for of_row in states for a, b in pairwise(of_row) if a is not None and b is not None]
+    most = np.max(moves, axis=0) if moves else np.zeros(0)
+    return float(np.min(most[most > 0], initial=np.inf)) if (most > 0).any() else 0.0
+
+
+def _shared(one: Trace, two: Trace) -> list[int]:
+    return [t for t in one.views if t in two.views]
+
+
+def _pixels(one: Trace, two: Trace) -> float:
+    pairs = [(one.views[t], two.views[t]) for t in _shared(one, two)]
+    return max((image_gap(a, b, name) for a, b in pairs for name in a.images), default=0.0)
+
+
+def _numbers(one: Trace, two: Trace) -> float:
+    pairs = [(one.views[t].state, two.views[t].state) for t in _shared(one, two)]
+    return max((float(np.abs(a - to_numpy(b)).max()) for a, b in pairs if a is not None), default=0.0)

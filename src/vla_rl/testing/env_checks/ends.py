@@ -1,0 +1,178 @@
+"""What happens at an end: the row stops there, wherever it falls in a chunk, and shows the episode that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from attrs import evolve
+
+from vla_rl.testing.env_checks.arrangements import NOT_TWICE, NOTHING_SHARED
+from vla_rl.testing.env_checks.player import Player
+from vla_rl.testing.env_checks.scenes import Starts
+from vla_rl.testing.env_checks.traces import Script, Trace, View, difference
+from vla_rl.testing.env_checks.values import Array
+from vla_rl.testing.findings import NotOffered
+
+STOP = "execute nothing after the end of an episode, and show what it ended with"
+FEWEST = 2
+"""Plays of an episode that ended, whatever time they take."""
+LONGEST = 400
+"""Actions of an episode that is played again to its end, unless there is no shorter one."""
+
+
+def ends(player: Player, ended: Sequence[Trace], starts: Starts, repeats: bool) -> None:
+    """Play episodes that ended again: action by action, with other actions after the end, with the end at other places
+    of a chunk, running on, in other rows.
+
+    Args:
+        repeats: whether the same episode comes twice.
+    """
+    if not repeats:
+        raise NotOffered(NOT_TWICE)
+    sets = _chosen(player, ended)
+    if not sets:
+        raise NotOffered("not seen: an end")
+    for index, first in enumerate(sets):
+        room = _room(player, first, len(sets))
+        if index and room < FEWEST:
+            player.notice("not played again: ends of every kind, for want of time")
+            break
+        _play_again(player, first, starts, room)
+
+
+def _room(player: Player, first: Mapping[int, Trace], sets: int) -> int:
+    """Plays that there is time for, 6 at most."""
+    calls = max(_end(trace) for trace in first.values()) // player.chunk + 1
+    return player.affordable(0.25, sets, 6 * calls) // calls
+
+
+def _play_again(player: Player, first: Mapping[int, Trace], starts: Starts, room: int) -> None:
+    scripts = {row: _past(player, trace, row) for row, trace in first.items()}
+    others = {row: evolve(s, actions=_other_tail(player, s.actions, _end(first[row]))) for row, s in scripts.items()}
+    near = min(_end(trace) for trace in first.values())
+    by_chunks = (near - 1) // player.chunk
+    widths = [player.chunk] * by_chunks + [1] * (max(_end(t) for t in first.values()) - by_chunks * player.chunk)
+    singly = player.play(scripts, widths=widths)
+    _compare(player, first, singly, "the same end in a chunk as with single actions")
+    _of_its_own_episode(player, singly, starts)
+
+    on = player.play(others, stop=False)
+    for row, trace in first.items():
+        _compare(player, {row: trace}, {row: on[row]}, "stop_at_end=False to change nothing up to the end", _end(trace))
+    rows = list(first)
+    for place in sorted({0, player.chunk - 1, player.chunk // 2})[: max(room - 2, 0)]:
+        row = rows[place % len(rows)]
+        widths = _to_place(player, _end(first[row]), place)
+        moved = player.play(others, widths=widths)
+        _compare(player, first, moved, "the same end wherever it falls in a chunk, and whatever comes after it")
+    if room > 5 and len(player.rows) > 1:
+        count = len(player.rows)
+        turned = player.play({(row + 1) % count: script for row, script in scripts.items()})
+        _compare(
+            player,
+            first,
+            {row: turned[(row + 1) % count] for row in first},
+            "the same end in another row",
+            None,
+            NOTHING_SHARED,
+        )
+
+
+def _compare(
+    player: Player,
+    first: Mapping[int, Trace],
+    played: Mapping[int, Trace],
+    told: str,
+    upto: int | None = None,
+    remedy: str = STOP,
+) -> None:
+    """Up to the end, which is where rows stop."""
+    for row, trace in first.items():
+        end = _end(trace)
+        found = difference(trace, played[row], player.loose, end if upto is None else upto)
+        if not found and upto is None and len(played[row]) != end:
+            found = f"after {len(played[row])} executed actions instead of {end}"
+        got = f"{found} (row {played[row].row}, {trace.script}, ended by action {end})"
+        player.expect(not found, "chunk_step", told, got, remedy)
+
+
+def _chosen(player: Player, ended: Sequence[Trace]) -> list[dict[int, Trace]]:
+    """Sets of one for each row that it was played in, until every kind of end that was seen is among them; the shorter
+    ones first that are longer than a chunk."""
+    known = sorted(ended, key=lambda t: (_end(t) > LONGEST, _end(t) <= player.chunk, _end(t)))
+    kinds: set[tuple[bool, bool]] = set()
+    sets: list[dict[int, Trace]] = []
+    while kinds < {_kind(trace) for trace in ended}:
+        chosen: dict[int, Trace] = {}
+        for row in (int(row) for row in player.rows):
+            own = [trace for trace in known if trace.row == row]
+            missing = [trace for trace in own if _kind(trace) not in kinds]
+            for trace in (missing or own)[:1]:
+                chosen[row] = trace
+                kinds.add(_kind(trace))
+        sets.append(chosen)
+    return sets
+
+
+def _kind(trace: Trace) -> tuple[bool, bool]:
+    return trace.won, trace.truncated[_end(trace) - 1]
+
+
+def _past(player: Player, trace: Trace, row: int) -> Script:
+    """Its script up to the end, and a chunk more."""
+    more = player.script(trace.script.state, "random", player.chunk, key=row + 100).actions
+    return evolve(trace.script, actions=np.concatenate([trace.script.actions[: _end(trace)], more]))
+
+
+def _other_tail(player: Player, actions: Array, end: int) -> Array:
+    """After the end, the bound that is farther away."""
+    middle = (player.low + player.high) / 2
+    tail = np.where(actions[end:] > middle, player.low, player.high)
+    return np.concatenate([actions[:end], tail])
+
+
+def _to_place(player: Player, end: int, place: int) -> list[int]:
+    """Lengths of chunks after which the `end`-th action is at this place (from 0) of a chunk, where that can be."""
+    before = end - 1 - place
+    if before < 0:
+        return []
+    return [player.chunk] * (before // player.chunk) + [before % player.chunk] * (before % player.chunk > 0)
+
+
+def _end(trace: Trace) -> int:
+    return trace.end or len(trace)
+
+
+def _of_its_own_episode(player: Player, played: Mapping[int, Trace], starts: Starts) -> None:
+    """A final observation is not where an episode starts."""
+    marks = {start.mark: start.state for start in starts.every.values()}
+    tells = len(marks) == len(starts.every)
+    for trace in played.values():
+        end = _end(trace)
+        final, before = trace.views.get(end), trace.views.get(end - 1)
+        if final is None or before is None or not final.images or not before.images:
+            continue
+        own = trace.views[0]
+        found = marks.get(final.mark)
+        if final.mark == own.mark:
+            found = trace.script.state
+        if not tells:
+            found = None
+        if before.mark in (final.mark, own.mark) or (found is None and not _leaps_back(player, final, before, starts)):
+            continue
+        got = "where an episode starts" if found is None else f"what state {found} starts with"
+        got += f" (row {trace.row}, {trace.script}, ended by action {end})"
+        remedy = "do not start the next episode by yourself: core resets rows"
+        player.expect(False, "chunk_step", "the final observation of the episode that ended", got, remedy)
+
+
+def _leaps_back(player: Player, final: View, before: View, starts: Starts) -> bool:
+    """Whether the last action takes the state back to where states start, farther than any action before."""
+    numbers = [start.numbers for start in starts.every.values() if start.numbers is not None]
+    if not numbers or player.seen.stride is None or final.state is None or before.state is None:
+        return False
+    low, high = np.min(numbers, axis=0) - 1e-3, np.max(numbers, axis=0) + 1e-3
+    outside = np.maximum(low - before.state, before.state - high)
+    starts_anew = bool(((final.state >= low) & (final.state <= high)).all())
+    return starts_anew and bool((outside > 1.2 * player.seen.stride + 1e-3).any())

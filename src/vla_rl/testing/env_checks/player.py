@@ -1,0 +1,370 @@
+"""Calls a simulator as core does, and looks at every answer: values, masks, buffers, rows that should stand still."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from attrs import define, field, frozen
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.randomness import derived_seed, generator
+from vla_rl.core.types import ChunkResult, Observation, ResetState, TaskInfo, to_numpy
+from vla_rl.testing.env_checks.traces import Script, Slack, Trace, View, gap, views
+from vla_rl.testing.env_checks.values import Array, check_observation, check_result
+from vla_rl.testing.findings import Findings, Unfit
+
+PIXELS = 0.5
+"""Mean difference of images that is tolerated as long as it is not known whether the renderer repeats itself."""
+KINDS = ("random", "extreme", "held extreme", "held random", "lowest", "highest", "slowly changing")
+"""Of actions: drawn anew each time between the bounds or at them; one for the whole episode; a new one now and then."""
+SMALL_SEEDS = 2**31
+REMEDY_COPIES = "return copies, not the buffers that the next step writes"
+
+
+@frozen
+class End:
+    """How an episode ended."""
+
+    terminated: bool
+    reward: float
+    success: bool
+    earlier: float
+    """Largest reward, in size, before the end."""
+    steps: int
+    limit: int
+    """Of its task, in steps."""
+
+
+@define
+class Seen:
+    """What has been seen so far."""
+
+    varied: dict[str, bool] = field(factory=dict)
+    """Camera, or state: whether it differed between resets."""
+    moved: dict[str, bool] = field(factory=dict)
+    """Camera, or state: whether a chunk changed it."""
+    levels: dict[str, tuple[int, int]] = field(factory=dict)
+    """Camera -> smallest and largest value of a pixel."""
+    first: dict[str, Any] = field(factory=dict)
+    ends: list[End] = field(factory=list)
+    rewarded: bool = False
+    rewarded_between: bool = False
+    """A reward, also for an action that ended nothing."""
+    won: bool = False
+    lost: bool = False
+    """Success, and its absence, after an action."""
+    chunks: int = 0
+    stride: Array | None = None
+    """Largest change of each number of the state by a single action that ended no episode."""
+
+
+class Player:
+    """`play` plays episodes; everything that a call returns is checked on the way."""
+
+    def __init__(
+        self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], seconds: float
+    ) -> None:
+        self.env, self.findings, self.chunk, self.seconds = env, findings, chunk, seconds
+        self.info, self.rows = env.info, np.arange(env.num_envs)
+        bounds = (env.info.action_low, env.info.action_high)
+        self.low, self.high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
+        self.splits = dict(splits)
+        tasks = {task.name: task for task in env.info.tasks}
+        self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
+        self.slack, self.loose = Slack(PIXELS), Slack(255.0, np.inf)
+        self.seed_limit = 2**63 - 1
+        self.seen = Seen()
+        self.seconds_of = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
+        self._said: set[tuple[str, str]] = set()
+        self._views: list[View | None] = [None] * env.num_envs
+        self._told: dict[int, str] = {}
+        self._state: dict[int, int] = {}
+        self._kept: deque[list[tuple[str, Any, Array]]] = deque(maxlen=3)
+
+    # -------------------------------------------------------------------------------------------- findings
+
+    def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
+        """As that of `Findings`; what was expected in vain is said once."""
+        if not holds and (where, str(expected)) not in self._said:
+            self._said.add((where, str(expected)))
+            self.findings.expect(False, where, expected, got, remedy)
+        return holds
+
+    def notice(self, text: str) -> None:
+        self.findings.notice(text)
+
+    # ---------------------------------------------------------------------------------------------- length
+
+    def seed(self, key: int) -> int:
+        """As large as those of a run."""
+        return derived_seed(0, "check_env", key) % self.seed_limit
+
+    def script(self, state: int, kind: str, length: int, key: int = 0) -> Script:
+        """An episode with actions of one of `KINDS`; another key gives others of the kind."""
+        chance = generator(state, f"check_env: {kind}", key)
+        actions = self.low + _draws(chance, kind, length, len(self.low)) * (self.high - self.low)
+        bounded = np.clip(actions.astype(np.float32), self.low, self.high)
+        return Script(state=state, seed=self.seed(state), actions=bounded, kind=kind)
+
+    def cost(self, call: str) -> float:
+        total, count = self.seconds_of[call]
+        return float(total / count) if count else 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Whether resets take so long that few states are entered."""
+        return self.cost("reset") > 0.01 * self.seconds
+
+    def affordable(self, share: float, plays: int, wanted: int) -> int:
+        """Chunks that each of `plays` plays may have, 2 to `wanted`, to stay within a share of the time."""
+        room = share * self.seconds / plays - self.cost("reset")
+        count = int(room / max(self.cost("chunk_step"), 1e-6))
+        return max(min(count, wanted), min(2, wanted))
+
+    def limit(self, state: int) -> int:
+        task = self.tasks.get(state)
+        return task.max_steps if task else 1
+
+    # ----------------------------------------------------------------------------------------------- calls
+
+    def reset(self, rows: Sequence[int] | Array, states: Sequence[int] | Array, seeds: Sequence[int]) -> list[View]:
+        """-> what each of these rows shows, in that order."""
+        given = [np.array(values, np.int64) for values in (rows, states, seeds)]
+        kept = [values.copy() for values in given]
+        began = perf_counter()
+        try:
+            obs = self.env.reset(*given)
+        except Exception:
+            self.env.faults()  # what is raised says them too
+            raise
+        self._count("reset", began)
+        self._broken("reset")
+        self._unwritten("reset", zip(("rows", "state_ids", "seed"), given, kept, strict=True))
+        fine = check_observation(self, self.info, obs, len(rows), "reset")
+        self._keep("reset", _parts(obs))
+        if not fine:
+            raise Unfit
+        shown = views(obs)
+        for row, state, view in zip(kept[0], kept[1], shown, strict=True):
+            self._views[row], self._told[int(row)], self._state[int(row)] = view, view.instruction, int(state)
+            self._wording(int(row), view, "reset")
+            self._look(view)
+        return shown
+
+    def step(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[View]]:
+        """-> the result in NumPy, what each row shows."""
+        given = [np.array(actions, np.float32), np.array(active, bool)]
+        kept = [values.copy() for values in given]
+        began = perf_counter()
+        result = self.env.chunk_step(given[0], given[1], stop)
+        self._count("chunk_step", began)
+        if self._broken("chunk_step"):
+            raise Unfit
+        self._unwritten("chunk_step", zip(("actions", "active"), given, kept, strict=True))
+        fine = check_result(self, self.info, result, kept[1], actions.shape[1], stop)
+        flags = {name: getattr(result, name) for name in ("rewards", "terminated", "truncated", "executed", "success")}
+        self._keep("chunk_step", _parts(result.obs) + list(flags.items()))
+        if not fine:
+            raise Unfit
+        shown = views(result.obs)
+        for row, view in enumerate(shown):
+            before = self._views[row]
+            if before is None:
+                continue
+            if kept[1][row]:
+                self._wording(row, view, "chunk_step")
+                self._look(view, before)
+                ended = to_numpy(result.terminated)[row] | to_numpy(result.truncated)[row]
+                if actions.shape[1] == 1 and not ended[0]:
+                    self._stride(view, before)
+            else:
+                got = gap(before, view, self.loose)
+                self.expect(not got, "chunk_step", "rows that are not active unchanged", got, "skip these rows")
+            self._views[row] = view
+        self.seen.chunks += 1
+        own = {name: np.array(to_numpy(array)) for name, array in flags.items()}
+        held = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
+        return ChunkResult(obs=result.obs, succeeded=held, **own), shown
+
+    # ---------------------------------------------------------------------------------------------- episodes
+
+    def play(
+        self,
+        scripts: Mapping[int, Script],
+        *,
+        waiting: Mapping[int, Script] | None = None,
+        widths: Sequence[int] = (),
+        stop: bool = True,
+        keep: Callable[[int], bool] = lambda t: True,
+        between: Callable[[int], None] = lambda index: None,
+        restart: tuple[int, int, Script] | None = None,
+    ) -> dict[int, Trace]:
+        """Play episodes side by side, until each has ended or its script is over.
+
+        Args:
+            scripts: row -> what it plays.
+            waiting: rows that are reset and then left alone.
+            widths: actions in the first chunks; those that follow have the usual number.
+            stop: `stop_at_end`; a row that ended is left alone from the next chunk on. False: rows run on.
+            keep: whether to keep the pictures after so many actions.
+            between: called before each chunk with its number, counted from 0.
+            restart: (number of a chunk, row, script): before it the row starts anew with this script.
+        """
+        both = {**scripts, **(waiting or {})}
+        traces = self.begin(both)
+        active = np.zeros(len(self.rows), bool)
+        active[list(scripts)] = True
+        index = 0
+        while active.any():
+            if restart and restart[0] == index:
+                traces |= self.begin({restart[1]: restart[2]})
+                active[restart[1]] = True
+            between(index)
+            width = widths[index] if index < len(widths) else self.chunk
+            width = min(width, *(len(trace.script) - len(trace) for row, trace in traces.items() if active[row]))
+            self.advance(traces, active, width, stop, keep)
+            for row in (int(row) for row in np.flatnonzero(active)):
+                trace = traces[row]
+                ended = stop and trace.end is not None
+                active[row] = not ended and len(trace) < len(trace.script)
+            index += 1
+        return {row: trace for row, trace in traces.items() if row in scripts}
+
+    def begin(self, scripts: Mapping[int, Script]) -> dict[int, Trace]:
+        """Reset rows to where their scripts start."""
+        rows = list(scripts)
+        shown = self.reset(rows, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
+        return {r: Trace(script=scripts[r], row=r, views={0: view}) for r, view in zip(rows, shown, strict=True)}
+
+    def advance(
+        self,
+        traces: Mapping[int, Trace],
+        active: Array,
+        width: int,
+        stop: bool = True,
+        keep: Callable[[int], bool] = lambda t: True,
+    ) -> None:
+        """Play the next `width` actions of the scripts of active rows."""
+        result, shown = self.step(self._chunk(traces, active, width), active, stop)
+        for row in (int(row) for row in np.flatnonzero(active)):
+            _record(traces[row], result, row, shown[row], keep)
+            self._note(traces[row], result, row, stop)
+
+    def remembered(self) -> tuple[Any, ...]:
+        """What is known of the rows, for `remember` once they are back there."""
+        return list(self._views), dict(self._told), dict(self._state)
+
+    def remember(self, known: tuple[Any, ...]) -> None:
+        self._views, self._told, self._state = list(known[0]), dict(known[1]), dict(known[2])
+
+    # ----------------------------------------------------------------------------------------------- inside
+
+    def _chunk(self, traces: Mapping[int, Trace], active: Array, width: int) -> Array:
+        """The next actions; rows that are not active get large ones, which they must not take."""
+        actions = np.tile(self.high, (len(self.rows), width, 1))
+        for row in np.flatnonzero(active):
+            trace = traces[int(row)]
+            actions[row] = trace.script.actions[len(trace) : len(trace) + width]
+        return actions
+
+    def _count(self, call: str, began: float) -> None:
+        self.seconds_of[call][0] += perf_counter() - began
+        self.seconds_of[call][1] += 1
+
+    def _broken(self, where: str) -> bool:
+        texts = [text for of_row in self.env.faults().values() for text in of_row]
+        for text in texts:
+            self.findings.raised(f"{where}: expected a row that works", text.strip(), "mend what breaks it")
+        return bool(texts)
+
+    def _unwritten(self, where: str, arguments: Any) -> None:
+        for name, given, copy in arguments:
+            same = np.array_equal(given, copy)
+            self.expect(same, where, f"its {name} unchanged", "others written into them", "copy before you write")
+
+    def _keep(self, where: str, arrays: list[tuple[str, Any]]) -> None:
+        """Whether what was returned in the last calls is still as it was."""
+        for kept in self._kept:
+            for name, raw, copy in kept:
+                same = np.array_equal(to_numpy(raw), copy, equal_nan=copy.dtype.kind == "f")
+                got = f"{name} that changed in a later {where}"
+                told = "observations and results that stay as returned"
+                self.expect(same, name.partition(":")[0], told, got, REMEDY_COPIES)
+        self._kept.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in arrays])
+
+    def _wording(self, row: int, view: View, where: str) -> None:
+        task = self.tasks.get(self._state[row])
+        if task is None:
+            return
+        want = self._told[row] if task.instruction_varies else task.instruction
+        remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
+        self.expect(view.instruction == want, where, f"instruction {want!r}", view.instruction, remedy)
+
+    def _look(self, view: View, before: View | None = None) -> None:
+        """Take note of what changes."""
+        seen = self.seen
+        shown = dict(view.images) | ({} if view.state is None else {"state": view.state})
+        for name, array in shown.items():
+            if name not in seen.first:
+                seen.first[name], seen.varied[name], seen.moved[name] = array, False, False
+            if before is None:
+                seen.varied[name] |= not np.array_equal(array, seen.first[name])
+            else:
+                old = before.state if name == "state" else before.images[name]
+                seen.moved[name] |= old is not None and not np.array_equal(array, old)
+        for name, image in view.images.items():
+            low, high = seen.levels.get(name, (255, 0))
+            seen.levels[name] = min(low, int(image.min())), max(high, int(image.max()))
+
+    def _stride(self, view: View, before: View) -> None:
+        if view.state is not None and before.state is not None:
+            move, known = np.abs(view.state - before.state), self.seen.stride
+            self.seen.stride = move if known is None else np.maximum(known, move)
+
+    def _note(self, trace: Trace, result: ChunkResult, row: int, stop: bool) -> None:
+        """Take note of rewards, successes and ends of the chunk that was just recorded."""
+        seen, count = self.seen, int(result.executed[row].sum())
+        success = trace.success[len(trace)]
+        rewarded = result.rewards[row] != 0
+        seen.rewarded |= bool(rewarded.any())
+        seen.rewarded_between |= bool((rewarded & ~result.terminated[row] & ~result.truncated[row]).any())
+        seen.won |= success
+        seen.lost |= not success
+        end = trace.end
+        if end is not None and stop and len(trace) - count < end:
+            earlier = max((abs(r) for r in trace.rewards[: end - 1]), default=0.0)
+            reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
+            limit = self.limit(trace.script.state)
+            seen.ends.append(End(terminated, reward, success, earlier, end, limit))
+
+
+def _draws(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:
+    """Numbers from 0, the lower bound, to 1, the upper one: [length, size]."""
+    draws: Array = chance.random((length, size))
+    if kind in ("held extreme", "held random"):
+        draws[:] = draws[:1]
+    if kind == "slowly changing":
+        draws = np.repeat(draws, 5, axis=0)[:length]
+    if kind in ("extreme", "held extreme", "slowly changing"):
+        draws = draws.round()
+    return np.full_like(draws, kind == "highest") if kind in ("lowest", "highest") else draws
+
+
+def _parts(obs: Observation) -> list[tuple[str, Any]]:
+    images = [(f"image {name!r}", image) for name, image in obs.images.items()]
+    return images + ([] if obs.state is None else [("state", obs.state)])
+
+
+def _record(trace: Trace, result: ChunkResult, row: int, view: View, keep: Callable[[int], bool]) -> None:
+    count = int(result.executed[row].sum())
+    trace.rewards += result.rewards[row, :count].tolist()
+    trace.terminated += result.terminated[row, :count].tolist()
+    trace.truncated += result.truncated[row, :count].tolist()
+    held = result.succeeded
+    trace.succeeded += [None] * count if held is None else held[row, :count].tolist()
+    trace.success[len(trace)] = bool(result.success[row])
+    trace.views[len(trace)] = view if keep(len(trace)) else View({}, view.state, view.instruction)

@@ -1,0 +1,269 @@
+"""Initial states: every one can be entered, an id is a scene, and the splits share none."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from vla_rl.core.types import ResetState, to_numpy
+from vla_rl.testing.env_checks.player import SMALL_SEEDS, Player
+from vla_rl.testing.env_checks.traces import Slack, View, difference, gap
+from vla_rl.testing.env_checks.values import Array
+from vla_rl.testing.findings import Unfit
+
+T = TypeVar("T")
+SHARES = {"eval": (0.04, 0.15), "train": (0.02, 0.08)}
+"""Of the time: after the first, `FEW` states are enough; after the second, whatever was entered."""
+FEW = 100
+FAILURES = 3
+"""States that cannot be entered before the rest is left out."""
+SCENES = 6
+"""States of which is looked whether they change with the seed."""
+AGAIN = 4
+"""States of a split that are entered twice."""
+PAIRS = 8
+"""States that look alike, of which is looked whether they play alike."""
+
+
+@frozen(eq=False)
+class Start:
+    """What a state shows first."""
+
+    state: int
+    split: str
+    mark: bytes
+    numbers: Array | None
+    view: View | None
+    """Of the first states that were entered."""
+
+
+@define(eq=False)
+class Starts:
+    every: dict[int, Start] = field(factory=dict)
+
+    def of(self, split: str) -> list[Start]:
+        return [start for start in self.every.values() if start.split == split]
+
+
+def first_contact(player: Player) -> None:
+    """Before any other call: one row is used, and the others have never been reset. With seeds as large as a run's."""
+    last, state = len(player.rows) - 1, player.splits["train"][0].id
+    try:
+        player.reset([last], [state], [player.seed(state)])
+    except Exception as exc:
+        player.seed_limit = SMALL_SEEDS
+        try:
+            player.reset([last], [state], [player.seed(state)])
+        except Exception:
+            raise exc from None
+        got = f"{type(exc).__name__}: {exc}"
+        player.expect(False, "reset", "seeds up to 2**63 - 1 to be taken", got, "take a seed modulo what you can use")
+    unfit = [stop for stop in (True, False) if not _one_chunk(player, last, state, stop)]
+    if unfit:
+        raise Unfit
+
+
+def _one_chunk(player: Player, row: int, state: int, stop: bool) -> bool:
+    """In one row, the others of which may never have been reset. -> whether the answers were fit to be compared."""
+    script, every = player.script(state, "random", player.chunk), player.rows
+    try:
+        player.play({row: script}, stop=stop)
+    except Unfit:
+        return False
+    except Exception as exc:
+        if len(every) == 1:
+            raise
+        player.reset(every, [state] * len(every), [player.seed(state)] * len(every))
+        player.play({row: script}, stop=stop)
+        told, got = "rows that have never been reset to be left alone", f"{type(exc).__name__}: {exc}"
+        player.expect(False, "chunk_step", told, got, "core leaves rows idle where it has fewer episodes than rows")
+    return True
+
+
+def enter_states(player: Player) -> Starts:
+    """Reset every state, or as many as there is time for, well spread. Those that cannot be entered are left out of
+    what follows."""
+    starts = Starts()
+    for split in ("eval", "train"):
+        began, states = perf_counter(), player.splits[split]
+        soon, late = (share * player.seconds for share in SHARES[split])
+        entered: list[ResetState] = []
+        failed: dict[int, str] = {}
+        for some in _spread(states, len(player.rows)):
+            limit = soon if len(entered) >= FEW else late
+            if entered and (perf_counter() - began > limit or len(failed) >= FAILURES):
+                break
+            failed |= _enter(player, starts, split, some, len(entered))
+            entered += some
+        for error in dict.fromkeys(failed.values()):
+            ids = ", ".join(str(state) for state, text in failed.items() if text == error)
+            player.findings.raised(f"reset: expected {split} state {ids} to be entered", error, "mend what raises it")
+        if len(entered) < len(states):
+            tasks, seen = ({state.task for state in several} for several in (states, entered))
+            of_tasks = f" ({len(seen)} of {len(tasks)} tasks)" if len(tasks) > 1 else ""
+            player.notice(f"not seen: all {split} states; entered {len(entered)} of {len(states)}{of_tasks}")
+        player.splits[split] = tuple(s for s in states if s.id not in failed) if starts.of(split) else ()
+    return starts
+
+
+def _enter(player: Player, starts: Starts, split: str, some: Sequence[ResetState], shift: int) -> dict[int, str]:
+    """-> state that cannot be entered -> what it raised."""
+    rows = np.roll(player.rows, shift)[: len(some)]
+    ids = [state.id for state in some]
+    try:
+        shown = player.reset(rows, ids, [player.seed(0)] * len(ids))
+    except Unfit:
+        raise
+    except Exception as exc:
+        if len(some) == 1:
+            return {some[0].id: f"{type(exc).__name__}: {str(exc).strip()}"}
+        return {k: v for state in some for k, v in _enter(player, starts, split, [state], 0).items()}
+    for state, view in zip(some, shown, strict=True):
+        kept = view if len(starts.of(split)) < AGAIN else None
+        starts.every[state.id] = Start(state.id, split, view.mark, view.state, kept)
+    return {}
+
+
+def enter_again(player: Player, starts: Starts) -> None:
+    """States that were entered before, the other way round and in the last row, are the same scenes."""
+    for start in reversed([start for start in starts.every.values() if start.view is not None]):
+        (view,) = player.reset(player.rows[-1:], [start.state], [player.seed(0)])
+        found = gap(start.view, view, player.slack) if start.view else ""
+        got = f"{found} ({start.split} state {start.state})"
+        told = "equal observations when a state is entered again with the same seed"
+        player.expect(not found, "reset", told, got, "derive everything random from state id and seed")
+
+
+def scenes_follow_ids(player: Player, starts: Starts) -> None:
+    """With one seed another id is another scene; with another seed an id is the same scene."""
+    train = player.splits["train"]
+    of_train = starts.of("train")
+    if len(of_train) > 1:
+        differ = len({start.mark for start in of_train}) > 1
+        got = f"the same for {len(of_train)} states"
+        player.expect(differ, "reset", "another observation for another state id", got, "use state_ids")
+    ids = [state.id for state in _of_one_task(train)[: 2 if player.slow else SCENES]]
+    if len(ids) < 2:
+        player.notice("not seen: whether another state id is another scene; there is only one train state")
+        return
+    one, two = (_enter_with(player, ids, player.seed(key)) for key in (1, 2))
+    if not any(gap(a, b, Slack(0.0, 0.0)) for a, b in zip(one, two, strict=True)):
+        return
+    others = one[1:] + one[:1]
+    by_seed = np.mean([_distances(a, b) for a, b in zip(one, two, strict=True)], axis=0)
+    by_state = np.mean([_distances(a, b) for a, b in zip(one, others, strict=True)], axis=0)
+    most = int(np.argmin(by_seed - by_state))
+    got = (
+        f"first observations that differ by {by_seed[most]:.2g} between seeds, and by {by_state[most]:.2g} between ids"
+    )
+    remedy = "the id alone says where an episode starts; the seed keys what else is random"
+    fixed = bool((by_seed < 0.5 * by_state).any())
+    player.expect(fixed, "reset", "the same scene for the same state id, whatever the seed", got, remedy)
+
+
+def _of_one_task(states: Sequence[ResetState]) -> list[ResetState]:
+    """Of the task with the most of them."""
+    most = Counter(state.task for state in states).most_common(1)[0]
+    return spread([state for state in states if most[1] < 2 or state.task == most[0]])
+
+
+def _enter_with(player: Player, ids: Sequence[int], seed: int) -> list[View]:
+    """One after the other in row 0, with one seed."""
+    return [player.reset([0], [state], [seed])[0] for state in ids]
+
+
+def splits_apart(player: Player, starts: Starts) -> None:
+    """Scenes of the eval split that start as one of the train split, and play as it, are the same scene."""
+    by_mark: dict[bytes, list[Start]] = defaultdict(list)
+    for start in starts.of("train"):
+        by_mark[start.mark].append(start)
+    evals = starts.of("eval")
+    pairs = [(by_mark[start.mark][0], start) for start in evals if start.mark in by_mark]
+    if not pairs:
+        return
+    chosen = spread(pairs)[:PAIRS]
+    alike = [(a, b) for a, b in chosen if not _plays_apart(player, a.state, b.state)]
+    if not alike:
+        return
+    ids = ", ".join(f"{b.state} as {a.state}" for a, b in alike[:4])
+    marks = [start.mark for start in evals]
+    tells = len(set(marks)) == len(marks)
+    if tells or len(pairs) >= 0.9 * len(evals):
+        got = f"{len(pairs)} of {len(evals)} eval states that start as a train state, and play as it: {ids}"
+        player.expect(False, "reset_states", "scenes that differ between train and eval", got, "draw them apart")
+    else:
+        player.notice(
+            f"not seen: whether eval and train scenes differ where they look alike ({ids}); "
+            "states of one split look alike too"
+        )
+
+
+def _plays_apart(player: Player, one: int, two: int) -> bool:
+    """Whether two states that look alike turn out different: in what the expert does, or in what actions lead to."""
+    length = min(player.limit(one), player.limit(two), player.chunk * player.affordable(0.01, 6, 64))
+    for kind in ("random", "extreme", "held random"):
+        played = []
+        for state in (one, two):
+            script = evolve(player.script(one, kind, length), state=state, seed=player.seed(0))
+            expert: list[Array] = []
+
+            def ask(index: int, answers: list[Array] = expert) -> None:
+                if index == 0:
+                    answers.append(_expert(player))
+
+            played.append((player.play({0: script}, between=ask)[0], expert[0]))
+        (a, advice), (b, other) = played
+        if difference(a, b, Slack(0.0, 0.0)) or not np.array_equal(advice, other):
+            return True
+    return False
+
+
+def _expert(player: Player) -> Array:
+    try:
+        advice: Array = np.array(to_numpy(player.env.expert_chunk()))[0]
+    except TypeError:
+        return np.zeros(0)
+    return advice
+
+
+def _distances(one: View, two: View) -> list[float]:
+    """Of each camera's images, made so small that noise of single pixels goes, and of the states."""
+    parts = [float(np.abs(_small(one.images[name]) - _small(two.images[name])).mean()) for name in one.images]
+    if one.state is not None and two.state is not None:
+        parts.append(float(np.abs(one.state - two.state).mean()))
+    return parts
+
+
+def _small(image: Array) -> Array:
+    """Means of about 8 x 8 parts."""
+    height, width = (max(side // 8, 1) for side in image.shape[:2])
+    rows = np.add.reduceat(image.astype(np.float32), np.arange(0, image.shape[0], height), axis=0)
+    small: Array = np.add.reduceat(rows, np.arange(0, image.shape[1], width), axis=1) / (height * width)
+    return small
+
+
+def _spread(states: Sequence[ResetState], size: int) -> Iterator[list[ResetState]]:
+    """Parts of `size` states of one task: tasks in turn, and within each the first, the last, and then always where the
+    gaps are widest."""
+    by_task: dict[str, list[ResetState]] = defaultdict(list)
+    for state in states:
+        by_task[state.task].append(state)
+    orders = [spread(of_task) for of_task in by_task.values()]
+    parts = ([order[i : i + size] for i in range(0, len(order), size)] for order in orders)
+    return (part for turn in zip_longest(*parts) for part in turn if part)
+
+
+def spread(items: Sequence[T]) -> list[T]:
+    """The first, the last, and then always where the gaps are widest."""
+    order: dict[int, None] = {0: None, len(items) - 1: None} if items else {}
+    step = max(len(items) - 1, 1)
+    while len(order) < len(items):
+        step = max(step // 2, 1)
+        order |= dict.fromkeys(range(0, len(items), step))
+    return [items[i] for i in order]

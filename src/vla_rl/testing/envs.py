@@ -1,0 +1,122 @@
+"""`check_env`: does a simulator keep to the contract of `SimEnv`?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.types import Context, Plugin
+from vla_rl.testing.env_checks import arrangements, ends, experts, scenes, values, wandering
+from vla_rl.testing.env_checks.player import Player
+from vla_rl.testing.env_checks.traces import Trace
+from vla_rl.testing.findings import Findings, built
+
+SECONDS = 60.0
+
+
+def check_env(
+    env: SimEnv | Plugin,
+    config: Any = None,
+    *,
+    num_envs: int = 3,
+    chunk: int = 4,
+    device: str = "cpu",
+    expert: bool = True,
+    expert_success: float = 0.5,
+    seconds: float = SECONDS,
+) -> None:
+    """Play with a simulator, and compare with what `SimEnv` promises. Raises CheckFailed with all findings.
+
+    `vla-rl check-env TYPE key=value` prints the same as a table, with what could not be seen.
+
+    Args:
+        env: a component, which is closed at the end, or a `Plugin` that is built with `config`, `num_envs` rows,
+            `chunk` and `device`. A component is told its own chunk when it was built: pass the same.
+        expert: where `expert_chunk` is offered, play one episode in every row with it; at least `expert_success` of
+            them must succeed. Costs a whole episode of simulation.
+        seconds: about how long to play. A slow simulator plays fewer states and shorter episodes; building it, about
+            40 chunks and the expert's episode are never cut.
+    """
+    context = Context(num_envs=num_envs, chunk=chunk, device=device)
+    examine_env(env, config, context, expert=expert, expert_success=expert_success, seconds=seconds).close()
+
+
+def examine_env(
+    env: SimEnv | Plugin,
+    config: Any,
+    context: Context,
+    *,
+    expert: bool = True,
+    expert_success: float = 0.5,
+    seconds: float = SECONDS,
+) -> Findings:
+    """`check_env` that returns what it found, section by section."""
+    sim: SimEnv
+    sim, name = built("env", env, config, context)
+    f = Findings(f"check_env of {name}")
+    another = None
+    if isinstance(env, Plugin):
+        another = partial(_built_again, env, config, context)
+    try:
+        with f.section("info"):
+            values.check_info(f, sim)
+            if another:
+                f.expect(sim.num_envs == context.num_envs, "num_envs", context.num_envs, sim.num_envs, "as in Context")
+        splits: dict[str, Any] = {}
+        with f.section("reset_states"):
+            splits = values.check_states(f, sim)
+        if splits and all(splits.values()):
+            _play(Player(sim, f, context.chunk, splits, seconds), expert, expert_success, another)
+    finally:
+        with f.section("close, twice"):
+            sim.close()
+            sim.close()
+    return f
+
+
+def _play(player: Player, expert: bool, expert_success: float, another: Callable[[], SimEnv] | None) -> None:
+    section, starts, reference = player.findings.section, scenes.Starts(), arrangements.Reference()
+    first: dict[int, Trace] = {}
+    ended: list[Trace] = []
+    with section("first reset"):
+        scenes.first_contact(player)
+    with section("states"):
+        starts = scenes.enter_states(player)
+    if not player.splits["train"]:
+        return
+    with section("scenes"):
+        arrangements.measure_chance(player)
+        scenes.enter_again(player, starts)
+        scenes.scenes_follow_ids(player, starts)
+        scenes.splits_apart(player, starts)
+    with section("actions"):
+        first, ended = wandering.wander(player)
+        wandering.actions_count(player)
+    if expert:
+        with section("expert"):
+            ended += [trace for trace in experts.demonstrate(player, expert_success) if trace.end is not None]
+    with section("success and pictures"):
+        wandering.success_is_told(player)
+        wandering.what_is_shown_changes(player)
+    with section("determinism"):
+        arrangements.determinism(player, reference, first)
+    with section("rows apart"):
+        arrangements.rows_apart(player, reference)
+    with section("chunks"):
+        arrangements.chunks(player, reference)
+    with section("resets beside"):
+        arrangements.beside(player, reference)
+    if expert:
+        with section("expert beside"):
+            arrangements.expert_beside(player, reference)
+    with section("ends"):
+        ends.ends(player, ended, starts, reference.holds)
+    with section("offload"):
+        arrangements.offload(player, reference, another)
+
+
+def _built_again(plugin: Plugin, config: Any, context: Context) -> SimEnv:
+    sim: SimEnv = built("env", plugin, config, context)[0]
+    return sim

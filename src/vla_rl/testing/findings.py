@@ -1,0 +1,134 @@
+"""How checks collect what they find, so that an author sees everything at once."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from vla_rl.core.catalogue import KINDS
+from vla_rl.core.errors import PluginError
+from vla_rl.core.manager import wrap
+from vla_rl.core.types import Context, Plugin
+
+
+class CheckFailed(AssertionError):
+    """A component does not keep to its contract. `findings` holds every finding: expected, got, remedy."""
+
+    def __init__(self, title: str, findings: tuple[str, ...]) -> None:
+        count = f"{len(findings)} finding" + "s" * (len(findings) > 1)
+        super().__init__(f"{title}: {count}\n" + "\n".join(f"  {i}. {text}" for i, text in enumerate(findings, 1)))
+        self.findings = findings
+
+
+@frozen
+class Section:
+    """A part of a check: what it found, or why it was left out."""
+
+    name: str
+    findings: tuple[str, ...]
+    seconds: float
+    skipped: str = ""
+    notices: tuple[str, ...] = ()
+    """What could not be seen, or was left out; no findings."""
+
+
+class NotOffered(Exception):
+    """Raised inside a section whose optional methods the component does not have."""
+
+
+class Unfit(Exception):
+    """Raised inside a section that cannot go on; what is wrong is recorded already."""
+
+
+class Findings:
+    """Collects findings; `close` raises them as one `CheckFailed`. A finding that repeats is kept once."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._found: dict[str, None] = {}
+        self._notices: list[str] = []
+        self._errors: dict[str, tuple[str, str]] = {}
+        """What an error is told by -> the section that it came in first, and its words there."""
+        self._section = ""
+        self.sections: list[Section] = []
+
+    def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
+        """Record a finding unless `holds`. -> `holds`."""
+        if not holds:
+            self._found[f"{where}: expected {expected}, got {got}; {remedy}"] = None
+        return holds
+
+    def notice(self, text: str) -> None:
+        """Record what could not be seen, or was left out."""
+        if text not in self._notices:
+            self._notices.append(text)
+
+    def raised(self, expected: str, error: str, remedy: str) -> None:
+        """Record an error. One that came before is only named by where it did, so a traceback is read once."""
+        first = self._errors.setdefault(_body(error), (self._section, error))
+        if first != (self._section, error):
+            error = "the same error as " + ("above" if first[0] == self._section else f"in {first[0]!r}")
+        self._found[f"{expected}, got {error}; {remedy}"] = None
+
+    @contextmanager
+    def section(self, what: str) -> Generator[None]:
+        """An exception in here is a finding, and the check goes on after it."""
+        known, before, skipped = len(self._found), perf_counter(), ""
+        self._section, self._notices = what, []
+        try:
+            yield
+        except NotOffered as exc:
+            skipped = str(exc)
+        except Unfit:
+            skipped = "" if len(self._found) > known else "not done: see the findings above"
+        except Exception as exc:
+            frame = traceback.extract_tb(exc.__traceback__)[-1]
+            at = f"{type(exc).__name__}: {str(exc).strip()} ({frame.filename}:{frame.lineno})"
+            self.raised(f"{what}: expected no exception", at, "mend what raises it")
+        found = tuple(self._found)[known:]
+        self.sections.append(Section(what, found, perf_counter() - before, skipped, tuple(self._notices)))
+
+    def close(self) -> None:
+        if self._found:
+            raise CheckFailed(self._title, tuple(self._found))
+
+
+def _body(error: str) -> str:
+    """What two tellings of an error have in common: its last traceback, or its words without numbers of rows."""
+    traced = error.rfind("Traceback (most recent call last)")
+    without_place = re.sub(r" \([^()\n]*\.py:\d+\)$", "", error[max(traced, 0) :])
+    return re.sub(r"\brow \d+", "row", without_place).strip()
+
+
+def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any, str]:
+    """The component, or what its `Plugin` builds (with `config`, or the config's defaults), seated as core does it:
+    so signatures are compared with the contract. -> (component, name of its class)."""
+    if isinstance(component, Plugin):
+        component = component.build(_config(component, config), context)
+    elif config is not None:
+        raise TypeError("a config goes with a Plugin; this component is built already")
+    name = type(component).__name__
+    base = KINDS[kind].base
+    if not isinstance(component, base):
+        text = f"build: expected a {base.__name__}, got {name}; subclass {base.__name__}"
+        raise CheckFailed(f"check_{kind} of {name}", (text,))
+    try:
+        return wrap(kind, component, name), name
+    except PluginError as exc:
+        raise CheckFailed(f"check_{kind} of {name}", (str(exc),)) from exc
+
+
+def _config(plugin: Plugin, config: Any) -> Any:
+    if config is not None:
+        return config
+    required = [a.name for a in attrs.fields(plugin.config) if a.init and a.default is attrs.NOTHING]
+    if required:
+        raise TypeError(f"{plugin.config.__name__} has required keys ({', '.join(required)}): give a config")
+    return plugin.config()

@@ -1,0 +1,329 @@
+"""What `check_algorithm` finds out about a loss by changing a batch: weights, directions, splits and extremes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.types import Batch, Loss, Scores
+from vla_rl.testing.findings import Findings
+from vla_rl.toolkit.algorithms.metric_names import DEMANDED, SAID, reserved
+from vla_rl.toolkit.algorithms.statistics import read_all
+
+EXACT = 1e-5
+SPLIT = "divide by nothing that depends on the micro-batch: weights carry the normalisation"
+EXTREME = 100.0
+"""Log-ratio whose exponential is infinite in float32."""
+
+
+@frozen(eq=False)
+class LossCase:
+    algorithm: Algorithm
+    f: Findings
+    where: str
+    batch: Batch
+    signed: bool
+    """Some advantages are below 0, so that the loss has to look at their sign."""
+    leaves: tuple[Tensor, ...] = field(init=False)
+    """Log-probs, entropies and, with a critic, values near the recorded ones."""
+
+    def __attrs_post_init__(self) -> None:
+        batch, draws = self.batch, torch.Generator().manual_seed(1)
+        log_probs = batch.log_probs + 0.3 * torch.randn(batch.log_probs.shape, generator=draws)
+        leaves = [log_probs, torch.rand(log_probs.shape, generator=draws)]
+        if batch.values is not None:
+            leaves.append(batch.values + 0.3 * torch.randn(batch.values.shape, generator=draws))
+        object.__setattr__(self, "leaves", tuple(leaves))
+
+    @property
+    def at_the_old_policy(self) -> tuple[Tensor, ...]:
+        old = (self.batch.log_probs, self.leaves[1], self.batch.values)
+        return tuple(tensor for tensor in old if tensor is not None)
+
+    def of(
+        self, batch: Batch | None = None, leaves: Sequence[Tensor] | None = None, rows: Tensor | None = None
+    ) -> tuple[Loss, list[Tensor]]:
+        """-> (loss of these rows, gradients in all leaves)."""
+        batch = self.batch if batch is None else batch
+        variables = [leaf.clone().requires_grad_() for leaf in (self.leaves if leaves is None else leaves)]
+        values = variables[2] if len(variables) > 2 else None
+        scores = Scores(log_probs=variables[0], entropy=variables[1], values=values)
+        loss = self.algorithm.loss(*((scores, batch) if rows is None else part(batch, scores, rows)))
+        if loss.total.requires_grad:
+            loss.total.backward()
+        return loss, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in variables]
+
+    def expect(self, holds: bool | Tensor, expected: object, got: object, remedy: str) -> bool:
+        return self.f.expect(bool(holds), self.where, expected, got, remedy)
+
+
+def part(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
+    """These samples of both."""
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value[rows]
+        return value
+
+    changes = {a.name: taken(getattr(batch, a.name)) for a in attrs.fields(Batch) if a.name not in ("obs", "chunk")}
+    chunk = attrs.evolve(batch.chunk, **{n: taken(getattr(batch.chunk, n)) for n in ("actions", "log_probs", "values")})
+    said = Scores(log_probs=scores.log_probs[rows], entropy=scores.entropy[rows], values=taken(scores.values))
+    return said, attrs.evolve(batch, obs=batch.obs.take(rows.numpy()), chunk=chunk, **changes)
+
+
+def check_shape(case: LossCase) -> bool:
+    """What every batch has to give, whatever the algorithm made of it. -> whether there is a loss to look at."""
+    kept = copy.deepcopy(case.batch)
+    whole, gradients = case.of()
+    for name in [a.name for a in attrs.fields(Batch)]:
+        now, before = getattr(case.batch, name), getattr(kept, name)
+        if isinstance(before, Tensor):
+            case.expect(torch.equal(now, before), f"`{name}` of its batch unchanged", "written into", "work on a copy")
+    whole = attrs.evolve(whole, total=whole.total.detach())
+    if not case.expect(whole.total.ndim == 0, "a scalar total", list(whole.total.shape), "sum it up"):
+        return False
+    case.expect(torch.isfinite(whole.total), "a finite total", whole.total, "clamp log-ratios")
+    finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+    case.expect(finite, "a finite gradient", "NaN or inf", "mind 0 * inf: use torch.where before, not after")
+    silent = all(bool((gradient[~case.batch.valid] == 0).all()) for gradient in gradients[:2])
+    case.expect(silent, "no gradient from actions that are not valid", "some", "multiply by weights")
+    if bool((case.batch.advantages != 0).any()):
+        learns = (gradients[0] != 0).any()
+        case.expect(learns, "a gradient in log_probs", "none", "let the ratio depend on scores.log_probs")
+    if case.batch.values is not None:
+        case.expect((gradients[-1] != 0).any(), "a gradient in values", "none", "add a value loss")
+    _check_names(case, whole)
+    _check_split(case, whole, gradients)
+    return True
+
+
+def check_behaviour(case: LossCase) -> None:
+    """Findings on what a loss does when one thing in a batch changes."""
+    checks: list[Callable[[LossCase], None]] = [
+        _repeats,
+        _weights,
+        _advantages,
+        _actions_apart,
+        _entropy,
+        _extremes,
+        _nothing,
+        _invalid,
+    ]
+    if case.batch.values is not None:
+        checks.append(_critic)
+    if case.batch.reference_log_probs is not None:
+        checks.append(_reference)
+    for check in checks:
+        with case.f.section(f"{case.where}, {check.__name__.strip('_').replace('_', ' ')}"):
+            check(case)
+
+
+def _check_names(case: LossCase, whole: Loss) -> None:
+    case.expect(DEMANDED in whole.metrics, f"metric {DEMANDED!r}", sorted(whole.metrics), "names are shared")
+    names = [*whole.metrics, *whole.maxima, *whole.statistics]
+    taken = reserved(names)
+    case.expect(not taken, "metrics of names that are free", taken, f"{SAID}: leave them out, or rename them")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    case.expect(not twice, "each metric in one of metrics, maxima, statistics", f"{twice} in two", "rename one")
+    graph = [name for name, value in {**whole.metrics, **whole.maxima}.items() if value.requires_grad]
+    case.expect(not graph, "metrics without gradient", f"a graph in {graph}", "detach them, or memory fills up")
+
+
+def _check_split(case: LossCase, whole: Loss, gradients: list[Tensor]) -> None:
+    """The same numbers in one piece, in three, and sample by sample in another order."""
+    rows = torch.arange(len(case.batch.valid))
+    for pieces in (rows.tensor_split(min(3, len(rows))), rows.flip(0).split(1)):
+        found = [case.of(rows=piece) for piece in pieces]
+        parts = [loss for loss, _ in found]
+        total = float(torch.stack([loss.total.detach() for loss in parts]).sum())
+        same = abs(total - float(whole.total)) < EXACT * max(1.0, abs(total))
+        case.expect(same, f"the total {float(whole.total):.5f} from micro-batches", f"{total:.5f}", SPLIT)
+        split = [torch.stack(of_leaf).sum(0) for of_leaf in zip(*(g for _, g in found), strict=True)]
+        gap = max(float((a - b).abs().max()) for a, b in zip(gradients, split, strict=True))
+        case.expect(gap < EXACT, "the same gradient from micro-batches", f"a difference of {gap:.2g}", SPLIT)
+        _check_metrics(case, whole, parts)
+
+
+def _check_metrics(case: LossCase, whole: Loss, parts: Sequence[Loss]) -> None:
+    f, where = case.f, case.where
+    for key, value in whole.metrics.items():
+        summed = float(sum(float(part.metrics[key]) for part in parts))
+        same = abs(summed - float(value)) <= 1e-4 * max(1.0, abs(float(value)))
+        f.expect(same, f"{where}: metric {key!r}", f"{float(value):.4g} from micro-batches", f"{summed:.4g}", SPLIT)
+    for key, value in whole.maxima.items():
+        most = max(float(part.maxima[key]) for part in parts)
+        same = math.isclose(most, float(value), rel_tol=1e-4, abs_tol=1e-6)
+        expected, remedy = f"{float(value):.4g} from micro-batches", "let it be a maximum over samples"
+        f.expect(same, f"{where}: metric {key!r}", expected, f"{most:.4g}", remedy)
+    together, apart = read_all([whole.statistics]), read_all([part.statistics for part in parts])
+    remedy = "let a statistic hold nothing but sums, which can be added"
+    for key, number in together.items():
+        f.expect(math.isfinite(number), f"{where}: metric {key!r}", "a finite number", number, "mask before, not after")
+        same = key in apart and math.isclose(apart[key], number, rel_tol=1e-4, abs_tol=1e-6)
+        f.expect(same, f"{where}: metric {key!r}", f"{number:.4g} from micro-batches", apart.get(key), remedy)
+
+
+def _repeats(case: LossCase) -> None:
+    (one, gradients), (other, again) = case.of(), case.of()
+    same = torch.equal(one.total, other.total) and all(map(torch.equal, gradients, again))
+    remedy = "no random numbers, and no state"
+    case.expect(same, "the same loss for the same batch", "another the second time", remedy)
+
+
+def _weights(case: LossCase) -> None:
+    """Each sample's gradient goes with its own weights, and with nothing else's."""
+    batch, draws = case.batch, torch.Generator().manual_seed(2)
+    factors = 0.5 + torch.rand(len(batch.valid), generator=draws)
+    factors[::3] = 0.0
+
+    def scaled(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor * _like(factors, tensor)
+
+    _, before = case.of()
+    _, both = case.of(attrs.evolve(batch, weights=scaled(batch.weights), value_weights=scaled(batch.value_weights)))
+    remedy = "sum weight * loss of each entry (`value_weights` for the critic's)"
+    for name, one, other in zip(("log_probs", "entropy", "values"), before, both, strict=False):
+        fine = _near(other, one * _like(factors, one))
+        case.expect(fine, f"a gradient in {name} that goes with each sample's weight", "another", remedy)
+    if batch.value_weights is None:
+        return
+    _, critic = case.of(attrs.evolve(batch, value_weights=scaled(batch.value_weights)))
+    fine = _near(critic[2], before[2] * _like(factors, before[2])) and _near(critic[0], before[0])
+    case.expect(fine, "value_weights in the value loss alone", "elsewhere, or not used", remedy)
+
+
+def _advantages(case: LossCase) -> None:
+    """At the old policy and near it, what had a positive advantage is made more likely, and the opposite."""
+    batch = case.batch
+    signs = torch.ones(len(batch.valid))
+    signs[1::2] = -1 if case.signed else 1
+    advantages = torch.where(batch.advantages != 0, _like(signs, batch.advantages), torch.zeros(()))
+    good = attrs.evolve(batch, advantages=advantages)
+    for place, leaves in (("at the old policy", case.at_the_old_policy), ("near the old policy", case.leaves)):
+        gradient = case.of(good, leaves)[1][0]
+        if case.signed:  # what does not depend on advantages, such as a KL term, cancels
+            gradient = (gradient - case.of(attrs.evolve(batch, advantages=-advantages), leaves)[1][0]) / 2
+        up = -gradient * _like(signs, gradient)
+        used = (up != 0).any() and bool((up.flatten(1).abs().sum(1) > 0)[_counted(good)].all())
+        if place == "at the old policy":
+            expected = "a gradient in log_probs that goes with the advantage, of every sample that has one"
+            case.expect(used, expected, "none", "multiply the ratio by batch.advantages")
+        wrong = float((up < -1e-3 * up.abs().max()).float().mean())
+        expected = f"a step {place} that makes actions of positive advantage likelier, of negative ones less likely"
+        case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
+    if not case.signed or batch.reference_log_probs is not None:
+        return
+    neutral = case.of(attrs.evolve(batch, advantages=torch.zeros_like(advantages)), case.at_the_old_policy)[1][0]
+    largest = case.of(good, case.at_the_old_policy)[1][0].abs().max()
+    fine = neutral.abs().max() <= 1e-3 * largest
+    case.expect(fine, "no gradient in log_probs from advantages of 0", "one", "multiply by batch.advantages as it is")
+
+
+def _counted(batch: Batch) -> Tensor:
+    """bool [B]: samples with an advantage and a weight."""
+    size = len(batch.valid)
+    return (batch.advantages.reshape(size, -1) != 0).any(1) & (batch.weights.reshape(size, -1) > 0).any(1)
+
+
+def _actions_apart(case: LossCase) -> None:
+    """Where advantages and weights are by action, an action's advantage is no other action's."""
+    batch = case.batch
+    if batch.advantages.dim() < 2 or batch.weights.dim() < 2:
+        return
+    for c in range(batch.valid.shape[1]):
+        only = torch.zeros_like(batch.advantages)
+        only[:, c] = torch.where(batch.valid[:, c], 1.0, 0.0)
+        plus, minus = (
+            case.of(attrs.evolve(batch, advantages=sign * only), case.at_the_old_policy)[1][0] for sign in (1, -1)
+        )
+        others = [i for i in range(batch.valid.shape[1]) if i != c]
+        leak = (plus - minus)[:, others].abs().max() if others else torch.zeros(())
+        fine = leak <= 1e-3 * (plus - minus).abs().max()
+        case.expect(fine, "an action's advantage on its own log-probs", "on others too", "keep [B, C] in order")
+
+
+def _entropy(case: LossCase) -> None:
+    gradient = case.of()[1][1]
+    fine = (gradient <= 1e-9).all()
+    case.expect(fine, "a loss that does not rise with the entropy", "one that does", "subtract the entropy bonus")
+
+
+def _extremes(case: LossCase) -> None:
+    shift = torch.where(torch.arange(len(case.batch.valid)) % 2 == 0, EXTREME, -EXTREME)
+    for sign in (1, -1):
+        leaves = list(case.at_the_old_policy)
+        leaves[0] = leaves[0] + sign * _like(shift, leaves[0])
+        loss, gradients = case.of(leaves=leaves)
+        finite = bool(torch.isfinite(loss.total)) and all(bool(torch.isfinite(g).all()) for g in gradients)
+        remedy = "clamp log-ratios before exp"
+        case.expect(finite, f"finite numbers at log-ratios of {EXTREME:g}", "NaN or inf", remedy)
+
+
+def _nothing(case: LossCase) -> None:
+    """A batch without weight, with which a learner waits for others."""
+    batch = case.batch
+    zeros: dict[str, Any] = {
+        a.name: torch.zeros_like(value)
+        for a in attrs.fields(Batch)
+        if isinstance(value := getattr(batch, a.name), Tensor)
+    }
+    loss, gradients = case.of(attrs.evolve(batch, **zeros))
+    silent = float(loss.total.detach()) == 0 and all(bool((g == 0).all()) for g in gradients)
+    case.expect(silent, "nothing from a batch without weights", f"a total of {float(loss.total.detach()):.3g}", SPLIT)
+    value_weights = None if batch.value_weights is None else torch.zeros_like(batch.value_weights)
+    none = attrs.evolve(batch, weights=torch.zeros_like(batch.weights), value_weights=value_weights)
+    total, remedy = float(case.of(none)[0].total.detach()), "multiply every part of the total by weights"
+    case.expect(total == 0, "a total of 0 where all weights are 0", total, remedy)
+
+
+def _invalid(case: LossCase) -> None:
+    """Scores of actions that do not count."""
+    log_probs, entropy, *values = case.leaves
+    silent = ~case.batch.valid[..., None]
+    changed = [torch.where(silent, 9.0, log_probs), torch.where(silent, 9.0, entropy), *values]
+    (one, gradients), (other, again) = case.of(), case.of(leaves=changed)
+    same = _near(other.total, one.total) and all(map(_near, again, gradients))
+    case.expect(same, "the same loss whatever the scores of actions that are not valid", "another", "mask them")
+
+
+def _critic(case: LossCase) -> None:
+    """From the recorded values, where no clip holds yet, the loss pulls towards the returns."""
+    values, weights = case.batch.values, case.batch.value_weights
+    assert values is not None and weights is not None
+    sides = torch.where(torch.rand(values.shape, generator=torch.Generator().manual_seed(3)) < 0.5, -1.0, 1.0)
+    gradient = case.of(attrs.evolve(case.batch, returns=values + sides), case.at_the_old_policy)[1][2]
+    towards = -gradient * sides
+    fine = (towards[weights > 0] > 0).all() and (gradient[weights == 0] == 0).all()
+    wrong = float((towards[weights > 0] <= 0).float().mean())
+    remedy = "penalise scores.values - batch.returns, times value_weights"
+    case.expect(fine, "a step of the values towards batch.returns", f"another for {wrong:.0%} of them", remedy)
+
+
+def _reference(case: LossCase) -> None:
+    """Without advantages, log-probs above the reference's come down."""
+    batch = attrs.evolve(
+        case.batch,
+        advantages=torch.zeros_like(case.batch.advantages),
+        reference_log_probs=case.batch.log_probs - 0.5,
+    )
+    gradient = case.of(batch, case.at_the_old_policy)[1][0]
+    fine = (gradient >= 0).all() and (gradient > 0).any()
+    got = "the opposite" if bool((gradient < 0).any()) else "none: batch.reference_log_probs is not used"
+    case.expect(fine, "a pull towards the reference policy, as `needs` has it", got, "add coef * KL(pi || reference)")
+
+
+def _like(per_sample: Tensor, tensor: Tensor) -> Tensor:
+    """[B] as [B, 1, ...], to go with [B, ...]."""
+    return per_sample.reshape(-1, *[1] * (tensor.dim() - 1))
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return bool(((one - other).abs() <= 1e-4 * other.abs().max() + 1e-8).all())

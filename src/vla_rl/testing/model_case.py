@@ -1,0 +1,86 @@
+"""What the parts of `check_model` share: a policy, an observation for it, and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
+from vla_rl.testing.findings import Findings
+
+
+@frozen(eq=False)
+class ModelCase:
+    model: VLAModel
+    f: Findings
+    env: EnvInfo
+    chunk: int
+    values: ValueGranularity
+    obs: Observation
+    atol: float
+
+    @property
+    def rows(self) -> int:
+        return len(self.obs)
+
+    @property
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        return {name: p for name, p in self.model.module.named_parameters() if p.requires_grad}
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether actions are tokens, whose log-probs are those of discrete distributions."""
+        try:
+            self.model.encode_actions(self.sample().actions)
+        except TypeError:
+            return False
+        return True
+
+    def noise(self, rows: Sequence[int] | None = None, seed: int = 0) -> Noise:
+        rows = list(range(self.rows)) if rows is None else rows
+        return Noise(seed, "check_model", rows, [0] * len(rows), [0] * len(rows))
+
+    def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
+        return self.model.sample_chunk(self.obs, self.noise(seed=seed), greedy)
+
+    def near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> None:
+        """A finding unless equal within `atol`, or `slack` times that of 1 + |b|, where other kernels may have run."""
+        a, b = to_numpy(a).astype(np.float64), to_numpy(b).astype(np.float64)
+        bound = self.atol * slack * (1 + np.abs(b)) if slack else np.full(b.shape, self.atol)
+        gap = np.abs(a - b)
+        fine = bool((gap <= bound).all())
+        self.f.expect(fine, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
+
+    def many(self, copies: int, seed: int = 0) -> tuple[Observation, Chunk]:
+        """Every row so many times, each copy with a noise of its own."""
+        obs = self.obs.take(np.repeat(np.arange(self.rows), copies))
+        return obs, self.model.sample_chunk(obs, self.noise(list(range(len(obs))), seed), False)
+
+    @contextmanager
+    def moved(self, scale: float) -> Iterator[None]:
+        """Trained weights are moved by chance meanwhile: a LoRA pair at its start (B = 0) is nothing to look at."""
+        saved = {name: p.detach().clone() for name, p in self.trained.items()}
+        draws = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in self.trained.values():
+                p.add_((scale * torch.randn(p.shape, generator=draws)).to(p))
+        try:
+            yield
+        finally:
+            self.model.module.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, p in self.trained.items():
+                    p.copy_(saved[name])
+
+    def gradient(self, total: torch.Tensor) -> list[torch.Tensor]:
+        """Of the trained parameters; zeros where there is none."""
+        parameters = list(self.trained.values())
+        found = torch.autograd.grad(total, parameters, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]

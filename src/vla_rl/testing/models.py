@@ -1,0 +1,277 @@
+"""`check_model`: does a policy keep to the contract of `VLAModel`?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.types import Context, EnvInfo, Plugin, ValueGranularity, to_numpy
+from vla_rl.testing import synthetic
+from vla_rl.testing.findings import Findings, built
+from vla_rl.testing.model_case import ModelCase
+from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take
+
+
+def check_model(
+    model: VLAModel | Plugin,
+    config: Any = None,
+    *,
+    env: EnvInfo | None = None,
+    chunk: int = 2,
+    values: ValueGranularity = "none",
+    device: str = "cpu",
+    temperature: float = 1.0,
+    rows: int = 4,
+    atol: float = 1e-5,
+    reload: Callable[[Path], Any] | None = None,
+) -> None:
+    """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings.
+
+    Args:
+        model: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
+            `temperature`. A component is told these when it was built: pass the same.
+        env: default: two 64-px cameras, a state of 4 numbers, 3 action dimensions in [-1, 1], two tasks.
+        rows: batch size of the checks.   atol: tolerance of log-probs, values and actions; raise it below fp32.
+        reload: folder -> config that loads what `save` wrote there. Default, for a `Plugin` whose config has
+            a `checkpoint`: the config with it set.
+    The weights are the same afterwards.
+    """
+    env = synthetic.env_info() if env is None else env
+    context = Context(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
+    policy: VLAModel
+    policy, name = built("model", model, config, context)
+    f = Findings(f"check_model of {name}")
+    case = ModelCase(policy, f, env, chunk, values, synthetic.observation(env, rows), atol)
+    with f.section("sample_chunk"):
+        if _sampling(case):
+            for check in (_scores, _noise, _critic, _tokens, _gradients, _publishing):
+                with f.section(check.__name__.strip("_")):
+                    check(case)
+            check_policy(case)
+            plugin = model if isinstance(model, Plugin) else None
+            with f.section("save"):
+                _save(case, plugin, config, context, reload)
+            if plugin is not None:
+                with f.section("temperature"):
+                    hot = attrs.evolve(context, temperature=2 * temperature)
+                    check_temperature(case, plugin.build(plugin.config() if config is None else config, hot))
+    f.close()
+
+
+def _array(case: ModelCase, array: Any, shape: tuple[int, ...], where: str) -> bool:
+    kind = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
+    found = f"{kind} {list(np.shape(array.detach() if isinstance(array, torch.Tensor) else array))}"
+    wanted = f"float32 {list(shape)}"
+    if not case.f.expect(found == wanted, where, wanted, found, "convert or reshape it"):
+        return False
+    finite = bool(np.isfinite(to_numpy(array)).all())
+    return case.f.expect(finite, where, "finite numbers", "NaN or inf", "find the cause")
+
+
+def _value_shape(case: ModelCase) -> tuple[int, ...]:
+    return (case.rows,) if case.values == "chunk" else (case.rows, case.chunk)
+
+
+def _sampling(case: ModelCase) -> bool:
+    model, f = case.model, case.f
+    per_action = model.tokens_per_action
+    f.expect(per_action >= 1, "tokens_per_action", "M >= 1", per_action, "log-probs of one action")
+    sampled, fine = case.sample(), True
+    shape = (case.rows, case.chunk, case.env.action_dim)
+    fine &= _array(case, sampled.actions, shape, "sample_chunk: actions")
+    fine &= _array(case, sampled.log_probs, (case.rows, case.chunk, per_action), "sample_chunk: log_probs")
+    if case.values == "none":
+        f.expect(sampled.values is None, "sample_chunk: values", "None", "values", "Context.values is none")
+    elif f.expect(sampled.values is not None, "sample_chunk: values", _value_shape(case), "None", "add a value head"):
+        fine &= _array(case, sampled.values, _value_shape(case), "sample_chunk: values")
+    for name, array in sampled.trace.items():
+        fine &= f.expect(len(array) == case.rows, f"sample_chunk: trace {name!r}", f"batch first ({case.rows} rows)",
+                         list(array.shape), "one entry for each row")  # fmt: skip
+    graph = any(getattr(array, "requires_grad", False) for array in (sampled.actions, sampled.log_probs))
+    f.expect(not graph, "sample_chunk", "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")
+    if fine:
+        low, high = np.array(case.env.action_low), np.array(case.env.action_high)
+        outside = np.maximum(low - to_numpy(sampled.actions), to_numpy(sampled.actions) - high) / (high - low)
+        worst = float(outside.max())
+        f.expect(worst <= 1e-4, "sample_chunk: actions", "within the environment's bounds",
+                 f"{worst:.1%} of the range outside", "check statistics, or clip")  # fmt: skip
+    return fine
+
+
+def _scores(case: ModelCase) -> None:
+    sampled = case.sample()
+    scores = case.model.chunk_log_probs(case.obs, sampled)
+    where = "chunk_log_probs"
+    shape = (case.rows, case.chunk, case.model.tokens_per_action)
+    if _array(case, scores.log_probs, shape, f"{where}: log_probs"):
+        case.near(scores.log_probs, sampled.log_probs, where, "the log_probs recorded at sampling",
+               "same temperature, same mode (no dropout), same precision")  # fmt: skip
+    has_gradient = scores.log_probs.requires_grad
+    case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
+    if _array(case, scores.entropy, shape, f"{where}: entropy"):
+        case.f.expect(scores.entropy.requires_grad, where, "entropy with gradient", "none", "drop detach")
+    if case.values != "none":
+        if not case.f.expect(scores.values is not None, where, "values", "None", "score the critic too"):
+            return
+        if _array(case, scores.values, _value_shape(case), f"{where}: values"):
+            case.near(scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass")
+    loss = case.model.imitation_loss(case.obs, sampled.actions)
+    scalar = loss.ndim == 0 and bool(torch.isfinite(loss)) and loss.requires_grad
+    case.f.expect(scalar, "imitation_loss", "a finite scalar with gradient", loss, "take the mean over the batch")
+    what, remedy = "the same log_probs as before an imitation_loss", "put dropout and mode back"
+    case.near(case.sample().log_probs, sampled.log_probs, "sample_chunk", what, remedy)
+
+
+def _noise(case: ModelCase) -> None:
+    where = "sample_chunk"
+    one, same, other = case.sample(seed=1), case.sample(seed=1), case.sample(seed=2)
+    case.near(one.actions, same.actions, where, "the same chunk from the same noise",
+           "draw from `noise` only, never from torch or NumPy's own generators")  # fmt: skip
+    moved = not np.array_equal(to_numpy(one.actions), to_numpy(other.actions))
+    case.f.expect(moved, where, "another chunk from other noise", "the same", "use `noise` when greedy is False")
+    greedy = [case.sample(greedy=True, seed=seed) for seed in (1, 2)]
+    case.near(greedy[0].actions, greedy[1].actions, where, "a greedy chunk without chance", "ignore noise: the mode")
+    order = list(range(case.rows))[::-1]
+    turned = case.model.sample_chunk(case.obs.take(np.array(order)), case.noise(order, seed=1), False)
+    case.near(to_numpy(turned.actions)[order], one.actions, where, "a row's chunk wherever it stands in the batch",
+           "row b uses draws of row b alone, and no statistics of the batch")  # fmt: skip
+
+
+def _critic(case: ModelCase) -> None:
+    if case.values == "none":
+        return
+    alone = case.model.values(case.obs)
+    if _array(case, alone, _value_shape(case), "values"):
+        case.near(alone, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
+        case.f.expect(not alone.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
+    heads = [name for name, _ in case.model.module.named_parameters() if name.startswith("value_head.")]
+    case.f.expect(bool(heads), "module", "parameters named value_head.*", "none", "the learner finds the critic so")
+
+
+def _tokens(case: ModelCase) -> None:
+    actions = case.sample().actions
+    try:
+        tokens = case.model.encode_actions(actions)
+    except TypeError:
+        return
+    shape = [case.rows, case.chunk, case.model.tokens_per_action]
+    found = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
+    case.f.expect(found == f"int64 {shape}", "encode_actions", f"int64 {shape}", found, "convert or reshape it")
+    decoded = case.model.decode_actions(tokens)
+    case.near(decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions")
+    again = torch.equal(case.model.encode_actions(decoded), tokens)
+    case.f.expect(again, "encode_actions", "the tokens of decoded tokens", "others", "round to the nearest bin")
+
+
+def _gradients(case: ModelCase) -> None:
+    """Of everything a learner minimises, in all that is trained and in nothing else."""
+    module, f = case.model.module, case.f
+    trained = case.trained
+    if not f.expect(bool(trained), "module", "parameters with requires_grad", "none", "unfreeze some, or add LoRA"):
+        return
+    with case.moved(0.02):
+        module.zero_grad(set_to_none=True)
+        sampled = case.sample()
+        scores = case.model.chunk_log_probs(case.obs, sampled)
+        draws = torch.Generator().manual_seed(0)
+        weights = torch.rand(scores.log_probs.shape, generator=draws).to(scores.log_probs.device)
+        total = (scores.log_probs * weights).sum() + (scores.entropy * weights).sum()
+        total = total + case.model.imitation_loss(case.obs, sampled.actions)
+        if scores.values is not None:
+            total = total + (scores.values**2).sum()
+        total.backward()
+        missed = [name for name, p in trained.items() if p.grad is None or not bool((p.grad != 0).any())]
+        f.expect(not missed, "gradient", "one in every trained parameter", f"none in {_some(missed)}",
+                 "connect them, or set requires_grad_(False)")  # fmt: skip
+        wrong = [name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None]
+        f.expect(not wrong, "gradient", "none in frozen parameters", f"one in {_some(wrong)}", "freeze before building")
+        broken = [name for name, p in trained.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+        f.expect(not broken, "gradient", "finite numbers", f"NaN or inf in {_some(broken)}", "find the cause")
+        _reach(case, "log_probs", critic=False)
+        if case.values != "none":
+            _reach(case, "values", critic=True)
+
+
+def _reach(case: ModelCase, part: str, critic: bool) -> None:
+    """A loss on one part of the scores reaches the policy, or the value head."""
+    scores = case.model.chunk_log_probs(case.obs, case.sample())
+    gradients = zip(case.trained, case.gradient(getattr(scores, part).square().sum()), strict=True)
+    reached = any(bool((g != 0).any()) for name, g in gradients if name.startswith("value_head.") == critic)
+    whom = "value_head.*" if critic else "the policy's parameters"
+    case.f.expect(reached, "gradient", f"one of {part} in {whom}", "none", "connect them")
+
+
+def _publishing(case: ModelCase) -> None:
+    model, f = case.model, case.f
+    before = case.sample()
+    pairs = [(name, tensor.clone()) for name, tensor in model.weights()]
+    names = [name for name, _ in pairs]
+    trained = {name for name, p in model.module.named_parameters() if p.requires_grad}
+    f.expect(len(set(names)) == len(names), "weights", "each name once", "some twice", "list each parameter once")
+    missing = sorted(trained - set(names)) if len(names) < len(trained) else []
+    f.expect(not missing, "weights", "every trained parameter", f"no {_some(missing)}", "policies would miss it")
+    draws = torch.Generator().manual_seed(0)
+    noise = [(0.1 * torch.randn(tensor.shape, generator=draws)).to(tensor) for _, tensor in pairs]
+    sent = [(name, tensor + more) for (name, tensor), more in zip(pairs, noise, strict=True)]
+    model.load_weights(sent)
+    _holds(f, model, sent, "load_weights", "the weights that were loaded")
+    moved = case.model.chunk_log_probs(case.obs, before).log_probs
+    changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
+    f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
+    model.load_weights([(name, to_numpy(tensor.float())) for name, tensor in pairs])  # as learners publish
+    _holds(f, model, pairs, "load_weights", "the old weights, loaded as NumPy arrays")
+    after = case.sample()
+    case.near(after.log_probs, before.log_probs, "load_weights", "the old log_probs from the old weights",
+           "take NumPy arrays as well as tensors")  # fmt: skip
+    try:
+        model.load_weights([("no such parameter", torch.zeros(1))])
+    except KeyError:
+        return
+    f.expect(False, "load_weights", "KeyError for a name that is not there", "nothing", "a silent loss of weights")
+
+
+def _holds(f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], where: str, expected: str) -> None:
+    now = dict(model.weights())
+    lost = [name for name, tensor in pairs if name not in now or not torch.equal(now[name], tensor.to(now[name]))]
+    f.expect(not lost, where, f"{expected} in weights()", f"others in {_some(lost)}", "copy every pair into the module")
+
+
+def _save(
+    case: ModelCase, plugin: Plugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
+) -> None:
+    """At moved weights, so that a model which begins with the same ones by its seed does not hide what is lost."""
+    with tempfile.TemporaryDirectory() as folder, case.moved(0.02):
+        target = Path(folder) / "model"
+        target.mkdir()
+        case.model.save(target)
+        files = [path for path in target.rglob("*") if path.is_file()]
+        case.f.expect(bool(files), "save", "files in the folder", "none", "write weights and statistics")
+        if not files or plugin is None:
+            return
+        if reload is None:
+            if "checkpoint" not in {a.name for a in attrs.fields(plugin.config)}:
+                return
+            given = plugin.config() if config is None else config
+            reload = lambda path: attrs.evolve(given, checkpoint=str(path))  # noqa: E731
+        loaded: VLAModel = plugin.build(reload(target), context)
+        remedy = "save everything that `checkpoint:` reads"
+        again = loaded.sample_chunk(case.obs, case.noise(), True)
+        case.near(again.actions, case.sample(greedy=True).actions, "save", "the same greedy actions once loaded",
+                  remedy, KERNELS)  # fmt: skip
+        sampled = take(case.sample(), np.arange(case.rows))
+        with torch.no_grad():
+            scores, own = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
+        case.near(scores.log_probs, own.log_probs, "save", "the same log_probs once loaded", remedy, KERNELS)
+        if own.values is not None and scores.values is not None:
+            case.near(scores.values, own.values, "save", "the same values once loaded", remedy, KERNELS)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,284 @@
+"""What `check_model` finds out about a policy by sampling and by small steps: rows that know nothing of each other,
+entropies and log-probs of the distribution that is sampled, gradients that lead where they should."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.types import Chunk, Observation, to_numpy
+from vla_rl.testing import synthetic
+from vla_rl.testing.model_case import ModelCase
+
+COPIES = 24
+SPREAD = 0.6
+"""Standard deviation of log-probs, in nats, from which a distribution is far enough from a uniform one."""
+SCALES = (0.1, 0.3, 1.0)
+"""By which weights are moved until log-probs spread."""
+SIGMAS = 6.0
+OPPOSITE = -0.7
+"""Cosine of gradients that go against each other. Those of a flow's loss and of its log-probs just differ."""
+KERNELS = 10.0
+"""Times `atol`: batches of other sizes run other kernels."""
+
+
+def check_policy(case: ModelCase) -> None:
+    """Findings on all of them."""
+    checks: tuple[Callable[[ModelCase], None], ...] = (
+        _rows_apart,
+        _likelihoods,
+        _steps,
+        _cloning,
+        _arguments,
+        _reference,
+    )
+    for check in checks:
+        with case.f.section(check.__name__.strip("_").replace("_", " ")):
+            check(case)
+
+
+# ----------------------------------------------------------------------------------------------------- rows apart
+
+
+def _rows_apart(case: ModelCase) -> None:
+    """Each row alone, and beside others, against the same row in the batch."""
+    with case.moved(SCALES[0]):
+        whole = {greedy: case.sample(greedy) for greedy in (False, True)}
+        for b in range(case.rows):
+            _compare_rows(case, whole, case.obs.take(np.array([b])), [b], [0])
+        strangers = synthetic.observation(case.env, case.rows, seed=1)
+        keep = [b for b in range(case.rows) if b % 2 == 0]
+        mixed = Observation.concat([case.obs, strangers]).take(
+            np.array([b if b in keep else case.rows + b for b in range(case.rows)])
+        )
+        _compare_rows(case, whole, mixed, keep, keep)
+
+
+def _compare_rows(case: ModelCase, whole: dict[bool, Chunk], obs: Observation, rows: list[int], at: list[int]) -> None:
+    """`obs` holds at the places `at` what the whole batch holds as `rows`."""
+    keys = list(range(len(obs))) if len(obs) > 1 else rows
+    remedy = "use no statistics of the batch, and each row's own noise"
+    for greedy, chunk in whole.items():
+        found = case.model.sample_chunk(obs, case.noise(keys), greedy)
+        for name in ("actions", "log_probs", "values"):
+            one, other = getattr(found, name), getattr(chunk, name)
+            if other is not None:
+                what = f"a row's {name} whatever other rows there are"
+                case.near(to_numpy(one)[at], to_numpy(other)[rows], "sample_chunk", what, remedy, KERNELS)
+    if len(obs) > 1:
+        return
+    with torch.no_grad():
+        picked = np.array(rows)
+        scores = case.model.chunk_log_probs(obs, take(whole[False], picked))
+        all_rows = case.model.chunk_log_probs(case.obs, whole[False])
+    for name in ("log_probs", "entropy", "values"):
+        one, other = getattr(scores, name), getattr(all_rows, name)
+        if other is not None:
+            what = f"a row's {name} whatever other rows there are"
+            case.near(one, to_numpy(other)[rows], "chunk_log_probs", what, remedy, KERNELS)
+    if case.values != "none":
+        what = "a row's value whatever other rows there are"
+        case.near(case.model.values(obs), to_numpy(case.model.values(case.obs))[rows], "values", what, remedy, KERNELS)
+
+
+def take(chunk: Chunk, rows: np.ndarray[Any, Any]) -> Chunk:
+    """These rows of a chunk, as NumPy arrays, in which it crosses processes."""
+    return Chunk(
+        actions=to_numpy(chunk.actions)[rows],
+        log_probs=to_numpy(chunk.log_probs)[rows],
+        values=None if chunk.values is None else to_numpy(chunk.values)[rows],
+        trace={name: to_numpy(array)[rows] for name, array in chunk.trace.items()},
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- likelihoods
+
+
+def _likelihoods(case: ModelCase) -> None:
+    _sampled_from(case, "")
+    for scale in SCALES:
+        with case.moved(scale):
+            spread = float(torch.as_tensor(case.many(COPIES)[1].log_probs).std())
+            if spread >= SPREAD or scale == SCALES[-1]:
+                _sampled_from(case, " (at moved weights)")
+                _greedy(case)
+                return
+
+
+def _sampled_from(case: ModelCase, where: str) -> None:
+    """The mean of -log p over samples is the entropy, whatever the distribution."""
+    obs, chunk = case.many(COPIES)
+    with torch.no_grad():
+        scores = case.model.chunk_log_probs(obs, chunk)
+    log_probs, entropy = scores.log_probs.double(), scores.entropy.double()
+    what = f"the log_probs recorded at sampling{where}"
+    case.near(log_probs, chunk.log_probs, "chunk_log_probs", what, "score what was sampled", KERNELS)
+    gap = -log_probs - entropy
+    fine = all(
+        bool((part.mean(0).abs() <= SIGMAS * part.std(0) / len(part) ** 0.5 + floor * (1 + entropy.mean().abs())).all())
+        for part, floor in ((gap, 0.01), (gap.mean((1, 2)), 0.003))  # of each number, and of all together
+    )
+    got = f"{float(entropy.mean()):.3g} nats, and {float(-log_probs.mean()):.3g}"
+    expected = f"an entropy that is the mean of -log_probs over samples{where}"
+    remedy = "entropy in nats of the distribution that is sampled, temperature included: -sum p log p"
+    case.f.expect(fine, "chunk_log_probs: entropy", expected, got, remedy)
+    if where:
+        fixed = bool((log_probs.unflatten(0, (case.rows, COPIES)).std(1) < 1e-7).all())
+        expected = "log_probs that differ with what was sampled"
+        case.f.expect(not fixed, "chunk_log_probs", expected, "the same for all", "gather those of the chunk")
+    if case.has_tokens:
+        fine = bool((log_probs <= 1e-5).all())
+        case.f.expect(fine, "log_probs", "at most 0, as of tokens", f"{float(log_probs.max()):.3g}", "mind the sign")
+    _draws_apart(case, to_numpy(chunk.actions))
+
+
+def _draws_apart(case: ModelCase, actions: np.ndarray[Any, Any]) -> None:
+    """Numbers of one row's chunk are not all made of one draw."""
+    flat = actions.reshape(case.rows, COPIES, -1).astype(np.float64)
+    flat = (flat - flat.mean(1, keepdims=True)).reshape(case.rows * COPIES, -1)
+    flat = flat[:, flat.std(0) > 1e-9]
+    if flat.shape[1] < 2:
+        return
+    least = float(np.abs(np.corrcoef(flat, rowvar=False)).min())
+    expected = "draws of their own for all numbers of a chunk"
+    got = f"samples that move together (correlation {least:.2f} at least)"
+    case.f.expect(least < 0.95, "sample_chunk", expected, got, "draw noise of the shape of the chunk")
+
+
+def _greedy(case: ModelCase) -> None:
+    if not case.has_tokens:
+        return
+    best = case.sample(greedy=True)
+    with torch.no_grad():
+        greedy = float(case.model.chunk_log_probs(case.obs, best).log_probs.mean())
+    chance = float(torch.as_tensor(case.many(COPIES)[1].log_probs).mean())
+    got = f"{greedy:.3g}, where samples have {chance:.3g}"
+    expected = "a greedy chunk that is likelier than samples are"
+    case.f.expect(greedy >= chance - 1e-3, "sample_chunk", expected, got, "take the mode")
+
+
+# ---------------------------------------------------------------------------------------------------- small steps
+
+
+def _steps(case: ModelCase) -> None:
+    """A step up a gradient raises what it is the gradient of."""
+    with case.moved(0.02):
+        chunk = case.sample()
+        parts = ["log_probs", "entropy"] + ["values"] * (case.values != "none")
+        for part in parts:
+            _climb(case, chunk, part)
+
+
+def _climb(case: ModelCase, chunk: Chunk, part: str) -> None:
+    def height() -> Tensor:
+        total: Tensor = getattr(case.model.chunk_log_probs(case.obs, chunk), part).sum()
+        return total
+
+    before = height()
+    if not before.requires_grad:
+        return  # found before
+    gradient = case.gradient(before)
+    norm = float(torch.stack([g.double().square().sum() for g in gradient]).sum().sqrt())
+    if norm < 1e-6:
+        return  # flat, as the entropy of a Gaussian of fixed width is
+    parameters, start = list(case.trained.values()), [p.detach().clone() for p in case.trained.values()]
+    risen = False
+    with torch.no_grad():
+        for size in (1e-1, 1e-2, 1e-3):
+            for p, origin, g in zip(parameters, start, gradient, strict=True):
+                p.copy_(origin + size * g / norm)
+            risen |= float(height() - before) >= 0.1 * size * norm
+        for p, origin in zip(parameters, start, strict=True):
+            p.copy_(origin)
+    expected = f"higher {part} after a small step up their gradient"
+    case.f.expect(risen, "chunk_log_probs", expected, "no rise", "differentiate what is returned; no detours")
+
+
+def _cloning(case: ModelCase) -> None:
+    """The gradient of `imitation_loss` against that of the log-probs of the same actions."""
+    where = "imitation_loss"
+    with case.moved(0.02):
+        chunk, other = case.sample(seed=1), case.sample(seed=2)
+        towards = _flat(case, -case.model.imitation_loss(case.obs, chunk.actions))
+        likelier = _flat(case, case.model.chunk_log_probs(case.obs, chunk).log_probs.sum())
+        cosine = float(towards @ likelier / (towards.norm() * likelier.norm()).clamp_min(1e-12))
+        expected = "a step that makes demonstrated actions likelier"
+        case.f.expect(cosine > OPPOSITE, where, expected, f"the opposite (cosine {cosine:.2f})", "mind the sign")
+        elsewhere = _flat(case, -case.model.imitation_loss(case.obs, other.actions))
+        moved = not torch.equal(towards, elsewhere)
+        case.f.expect(moved, where, "another gradient for other actions", "the same", "compare with `actions`")
+        rows = np.tile(np.arange(case.rows), 4)
+        longer = _flat(case, -case.model.imitation_loss(case.obs.take(rows), to_numpy(chunk.actions)[rows]))
+        ratio = float(longer.norm() / towards.norm().clamp_min(1e-12))
+        case.f.expect(ratio < 2.5, where, "a mean over the batch", f"{ratio:.1f} times as much of 4 batches", "divide")
+
+
+def _flat(case: ModelCase, total: Tensor) -> Tensor:
+    return torch.cat([g.flatten().double() for g in case.gradient(total)])
+
+
+# ------------------------------------------------------------------------------------------ arguments and reference
+
+
+def _arguments(case: ModelCase) -> None:
+    """The observation is looked at, and neither it nor a recorded chunk is written into."""
+    with case.moved(SCALES[0]):
+        chunk = case.sample()
+        kept = copy.deepcopy(take(chunk, np.arange(case.rows)))
+        scores = case.model.chunk_log_probs(case.obs, chunk)
+        case.model.imitation_loss(case.obs, chunk.actions)
+        others = synthetic.observation(case.env, case.rows, seed=1)
+        others = attrs.evolve(others, instructions=others.instructions[::-1])
+        elsewhere = case.model.chunk_log_probs(others, chunk)
+    for name in ("log_probs", "values"):
+        one, other = getattr(scores, name), getattr(elsewhere, name)
+        if one is not None:
+            text = "the same for other images, states and instructions"
+            case.f.expect(not torch.equal(one, other), "chunk_log_probs", f"{name} of the observation", text, "use it")
+    fresh = synthetic.observation(case.env, case.rows)
+    arrays: list[tuple[Any, Any]] = [*zip(case.obs.images.values(), fresh.images.values(), strict=True)]
+    arrays += [] if case.obs.state is None else [(case.obs.state, fresh.state)]
+    same = all(np.array_equal(now, before) for now, before in arrays)
+    case.f.expect(same, "observation", "unchanged", "written into", "work on a copy")
+    after = take(chunk, np.arange(case.rows))
+    pairs = [(after.actions, kept.actions), (after.log_probs, kept.log_probs)]
+    pairs += [(after.trace[name], kept.trace[name]) for name in after.trace]
+    same = all(np.array_equal(now, before) for now, before in pairs)
+    case.f.expect(same, "chunk_log_probs", "a recorded chunk that stays as it is", "written into", "work on a copy")
+
+
+def _reference(case: ModelCase) -> None:
+    chunk = case.sample()
+    try:
+        before = case.model.reference_log_probs(case.obs, chunk)
+    except TypeError:
+        return
+    where = "reference_log_probs"
+    graph = bool(before.requires_grad)
+    case.f.expect(not graph, where, "no gradient", "a graph", "decorate it with torch.no_grad()")
+    same = tuple(before.shape) == tuple(torch.as_tensor(chunk.log_probs).shape)
+    if not case.f.expect(same, where, "the shape of log_probs", list(before.shape), "as chunk_log_probs gives them"):
+        return
+    with case.moved(SCALES[0]):
+        after = case.model.reference_log_probs(case.obs, chunk)
+    what = "the same log_probs whatever the trained weights are"
+    case.near(after, before, where, what, "score with the weights before training", KERNELS)
+
+
+def check_temperature(case: ModelCase, hotter: VLAModel) -> None:
+    """`hotter`: the same model, built for twice the temperature."""
+    with case.moved(SCALES[1]):
+        hotter.load_weights([(name, tensor.clone()) for name, tensor in case.model.weights()])
+        chunk = case.sample()
+        with torch.no_grad():
+            cold, hot = (float(m.chunk_log_probs(case.obs, chunk).entropy.mean()) for m in (case.model, hotter))
+    got = f"{hot:.3g} nats, and {cold:.3g} without"
+    remedy = "divide logits by Context.temperature"
+    case.f.expect(hot > cold, "temperature", "a higher entropy at twice the temperature", got, remedy)

@@ -1,0 +1,308 @@
+"""Public test doubles: a simulator that ends exactly where a test tells it to, and the plugins `scripted` and `linear`.
+
+`spec.plugins: [vla_rl.testing.scripted]` makes both available to a spec: an environment and a policy so small
+that a runtime, an algorithm or a placement is tested in seconds and without their noise. Imports NumPy only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.types import (
+    ChunkResult,
+    Context,
+    EnvInfo,
+    Observation,
+    Plugin,
+    ResetState,
+    TaskInfo,
+    at_last_action,
+    to_numpy,
+)
+from vla_rl.testing.latency import Latency
+
+Outcome = Literal["success", "failure", "truncated"]
+End = tuple[int, Outcome]
+"""(step, outcome): the episode's `step`-th action, counted from 1, ends it that way."""
+Ends = Mapping[Any, End] | Callable[[int], End | None]
+Fault = Literal["none", "raise", "nan", "shape", "exit", "hang"]
+
+NEVER = 2**31
+
+
+class SimulatorFault(RuntimeError):
+    """The failure that `ScriptedEnv(fault="raise")` was asked for."""
+
+
+@frozen(kw_only=True, eq=False)
+class Seen:
+    """What a stamped image says, int64 [N] each: the run's row, its resets before this one, steps executed, state."""
+
+    row: np.ndarray[Any, Any]
+    episode: np.ndarray[Any, Any]
+    step: np.ndarray[Any, Any]
+    state: np.ndarray[Any, Any]
+
+
+def seen(obs: Observation) -> Seen:
+    """Read the stamp of a `ScriptedEnv(stamp=True)` observation: where each row was when the image was taken."""
+    pixels = to_numpy(obs.images["main"])[:, 0, :4].astype(np.int64)
+    numbers = pixels[..., 0] + 256 * pixels[..., 1] + 65536 * pixels[..., 2]
+    return Seen(row=numbers[:, 0], episode=numbers[:, 1], step=numbers[:, 2], state=numbers[:, 3])
+
+
+class ScriptedEnv(SimEnv):
+    """A simulator whose episodes end at prescribed steps, with observations that say where they are.
+
+    Args:
+        num_envs: N.
+        ends: state id -> (step, outcome), as a mapping or a function; a mapping may also have (row, episode) keys,
+            which win. Steps count from 1; a state without an entry (or None) never ends by itself.
+            Default: something to learn. The episode ends at step `length`, with success if the first dimension of its
+            actions, summed, has the sign of the first number of the state.
+        max_steps: limit in `TaskInfo`, enforced by core.
+        num_states: states of each split: train has ids 0 .. n-1, eval n .. 2n-1.
+        holds: the success predicate stays true after the end; False: true at that one action only.
+        step_reward: reward of every executed action, added to the 1.0 of a success.
+        stamp: write (row, episode, step, state) into the first four pixels, see `seen`. Then observations are no
+            function of state and step alone.
+        latency_s, latency_sigma: sleep so long in each `chunk_step`, see `Latency`.
+        fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
+            `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        ends: Ends | None = None,
+        *,
+        chunk: int = 1,
+        length: int = 4,
+        max_steps: int = 8,
+        num_states: int = 64,
+        num_tasks: int = 2,
+        action_dim: int = 2,
+        image: int = 8,
+        first_row: int = 0,
+        holds: bool = True,
+        step_reward: float = 0.0,
+        stamp: bool = True,
+        latency_s: float = 0.0,
+        latency_sigma: float = 0.0,
+        fault: Fault = "none",
+        fault_at: int = 0,
+    ) -> None:
+        if image < 4:
+            raise ValueError(f"image is {image} px; the stamp needs at least 4")
+        self.num_envs = num_envs
+        self.info = EnvInfo(
+            cameras={"main": (image, image)},
+            state_dim=2,
+            action_low=(-1.0,) * action_dim,
+            action_high=(1.0,) * action_dim,
+            tasks=tuple(
+                TaskInfo(name=f"task-{i}", instruction=f"follow the sign, {i}", max_steps=max_steps)
+                for i in range(num_tasks)
+            ),
+        )
+        self._ends, self._chunk, self._length, self._num_states = ends, chunk, length, num_states
+        self._image, self._first_row, self._holds, self._step_reward = image, first_row, holds, step_reward
+        self._stamp, self._fault, self._fault_at = stamp, fault, fault_at
+        self._latency = Latency(latency_s, latency_sigma, seed=1 + first_row)
+        self._calls = 0
+        self.seeds = np.zeros(num_envs, np.int64)
+        """Seed of the last reset of each row."""
+        self._state = np.zeros(num_envs, np.int64)
+        self._episode = np.full(num_envs, -1, np.int64)
+        self._step = np.zeros(num_envs, np.int64)
+        self._end = np.full(num_envs, NEVER, np.int64)
+        self._outcome = np.full(num_envs, "never", "U9")
+        self._push = np.zeros(num_envs, np.float32)
+
+    def reset_states(self, split: str) -> tuple[ResetState, ...]:
+        first = {"train": 0, "eval": self._num_states}[split]
+        return tuple(ResetState(id=i, task=self._task(i).name) for i in range(first, first + self._num_states))
+
+    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+        rows = to_numpy(rows)
+        self._state[rows], self.seeds[rows] = to_numpy(state_ids), to_numpy(seed)
+        self._episode[rows] += 1
+        self._step[rows] = 0
+        self._push[rows] = 0.0
+        for row in rows:
+            step, outcome = self._prescribed(int(row)) or (NEVER, "never")
+            self._end[row], self._outcome[row] = step, outcome
+        return self._observe(rows)
+
+    def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
+        actions, running = to_numpy(actions), to_numpy(active).copy()
+        self._latency.wait()
+        shape = actions.shape[:2]
+        rewards = np.zeros(shape, np.float32)
+        terminated, truncated, executed, succeeded = (np.zeros(shape, bool) for _ in range(4))
+        for c in range(shape[1]):
+            executed[:, c] = running
+            self._step[running] += 1
+            self._push[running] += actions[running, c, 0]
+            ended = running & (self._step == self._end)
+            won = (self._outcome == "success") | ((self._outcome == "sign") & (self._push * self._targets() > 0))
+            terminated[:, c] = ended & (self._outcome != "truncated")
+            truncated[:, c] = ended & (self._outcome == "truncated")
+            past = self._step >= self._end if self._holds else self._step == self._end
+            succeeded[:, c] = running & won & past
+            rewards[:, c] = self._step_reward * running + (ended & won)
+            if stop_at_end:
+                running &= ~ended
+        obs = self._observe(np.arange(self.num_envs))
+        self._calls += 1
+        return ChunkResult(
+            obs=obs if self._calls <= self._fault_at else self._broken(obs),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            executed=executed,
+            success=at_last_action(succeeded, executed),
+            succeeded=succeeded,
+        )
+
+    def expert_chunk(self) -> np.ndarray[Any, Any]:
+        chunk = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
+        chunk[:, :, 0] = 0.5 * self._targets()[:, None]
+        return chunk
+
+    def snapshot(self) -> Any:
+        return [array.copy() for array in self._moving()]
+
+    def restore(self, snapshot: Any) -> bool:
+        for array, saved in zip(self._moving(), snapshot, strict=True):
+            array[...] = saved
+        return True
+
+    def _moving(self) -> tuple[np.ndarray[Any, Any], ...]:
+        return self.seeds, self._state, self._episode, self._step, self._end, self._outcome, self._push
+
+    def _task(self, state: int) -> TaskInfo:
+        return self.info.tasks[state % len(self.info.tasks)]
+
+    def _targets(self) -> np.ndarray[Any, Any]:
+        return np.where(self._state // len(self.info.tasks) % 2 == 0, np.float32(1), np.float32(-1))
+
+    def _prescribed(self, row: int) -> tuple[int, str] | None:
+        state = int(self._state[row])
+        if self._ends is None:
+            return self._length, "sign"
+        if isinstance(self._ends, Mapping):
+            return self._ends.get((self._first_row + row, int(self._episode[row])), self._ends.get(state))
+        return self._ends(state)
+
+    def _observe(self, rows: np.ndarray[Any, Any]) -> Observation:
+        image = np.full((len(rows), self._image, self._image, 3), 128, np.uint8)
+        step = self._step[rows]
+        image[:, 1:, :, 0] = (step * 16 % 256)[:, None, None]
+        image[:, 1:, :, 1] = (self._state[rows] % 256)[:, None, None]
+        if self._stamp:
+            numbers = np.stack([self._first_row + rows, self._episode[rows], step, self._state[rows]], 1)
+            image[:, 0, :4] = np.stack([numbers >> shift & 255 for shift in (0, 8, 16)], -1)
+        limit = self.info.tasks[0].max_steps
+        return Observation(
+            images={"main": image},
+            instructions=tuple(self._task(int(s)).instruction for s in self._state[rows]),
+            state=np.stack([self._targets()[rows], step / limit], 1).astype(np.float32),
+        )
+
+    def _broken(self, obs: Observation) -> Observation:
+        if self._fault == "raise":
+            raise SimulatorFault(f"scripted fault in chunk_step {self._calls - 1}")
+        if self._fault == "exit":
+            import os
+
+            os._exit(1)
+        if self._fault == "hang":
+            time.sleep(3600)
+        images, state = obs.images, to_numpy(obs.state)
+        if self._fault == "nan":
+            state = np.full_like(state, np.nan)
+        if self._fault == "shape":
+            images = {name: image[:, 1:] for name, image in obs.images.items()}
+        return Observation(images=images, instructions=obs.instructions, state=state)
+
+
+@frozen(kw_only=True)
+class ScriptedConfig:
+    length: int = 4
+    """Step at which an episode ends."""
+    max_steps: int = 8
+    """Step limit of the tasks."""
+    num_states: int = 64
+    """Initial states of each split."""
+    num_tasks: int = 2
+    """Tasks; they differ in name only."""
+    action_dim: int = 2
+    """A."""
+    image: int = 8
+    """Side of the camera's image in pixels, at least 4."""
+    step_reward: float = 0.0
+    """Reward of every executed action, added to the 1.0 of a success."""
+    stamp: bool = False
+    """Write row, episode, step and state into the first pixels."""
+    latency_s: float = 0.0
+    """Sleep in each chunk step, seconds."""
+    latency_sigma: float = 0.0
+    """Spread of that, as the standard deviation of its logarithm."""
+    fault: Fault = "none"
+    """How to misbehave from the `fault_at`-th chunk step on."""
+    fault_at: int = 0
+    """Chunk steps before the fault."""
+
+
+@frozen(kw_only=True)
+class LinearConfig:
+    bins: int = 8
+    """Values an action dimension can take, 2 to 256."""
+    checkpoint: str | None = None
+    """Folder written by `save`; None starts from small random weights."""
+    latency_s: float = 0.0
+    """Sleep in each `sample_chunk`, seconds."""
+    latency_sigma: float = 0.0
+    """Spread of that, as the standard deviation of its logarithm."""
+
+
+def _build_env(config: ScriptedConfig, context: Context) -> ScriptedEnv:
+    import attrs
+
+    options = attrs.asdict(config)
+    return ScriptedEnv(context.num_envs, chunk=context.chunk, first_row=context.first_row, **options)
+
+
+def _build_model(config: LinearConfig, context: Context) -> Any:
+    from vla_rl.testing.linear import LinearModel
+
+    if context.env is None:
+        raise ValueError("the linear model is built to fit an environment: Context.env is None")
+    return LinearModel(
+        context.env,
+        context.chunk,
+        bins=config.bins,
+        seed=context.seed,
+        values=context.values,
+        device=context.device,
+        temperature=context.temperature,
+        checkpoint=config.checkpoint,
+        latency=Latency(config.latency_s, config.latency_sigma),
+    )
+
+
+vla_rl_plugins = {
+    "env": {
+        "scripted": Plugin(config=ScriptedConfig, build=_build_env, summary="test double: follow the sign of the state")
+    },
+    "model": {
+        "linear": Plugin(config=LinearConfig, build=_build_model, summary="test double: a linear policy over bins")
+    },
+}

@@ -1,0 +1,369 @@
+"""The mathematics of the algorithms as pure functions on tensors; definitions as in docs/algorithms.md.
+
+T chunk steps, N trajectories or rows, C actions in a chunk, M tokens in an action. Shapes are checked, never
+broadcast: `[B]` against `[B, 1]` is an outer product. Losses return one value an entry; `weighted_sum` reduces them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vla_rl.toolkit.algorithms.checks import (
+    ShapeError,
+    check_finite,
+    check_masks,
+    check_name,
+    check_shapes,
+    check_time_major,
+)
+from vla_rl.toolkit.algorithms.settings import Aggregation, Deviation, Granularity
+
+LOG_RATIO_LIMIT = 20.0
+EQUAL = 1e-6
+"""Relative difference up to which numbers count as equal."""
+
+
+# ---------------------------------------------------------------------------------------- masks and reductions
+
+
+def valid_until_end(ended: Tensor) -> Tensor:
+    """Mask of the steps up to and including the first end of each column.
+
+    Args:
+        ended: bool [S, N], time-major.
+    Returns: bool [S, N].
+    """
+    check_time_major(ended=ended)
+    check_masks(ended=ended)
+    before = ended.long().cumsum(0) - ended.long()
+    return before == 0
+
+
+def weighted_sum(entries: Tensor, weights: Tensor) -> Tensor:
+    """sum(weights * entries), where entries that are not weighted may hold anything, NaN included. For a gradient
+    without NaN, what such an entry was computed from has to be finite too."""
+    check_shapes(entries=entries, weights=weights)
+    return torch.where(weights != 0, entries * weights, torch.zeros_like(entries)).sum()
+
+
+def reduce_tokens(per_token: Tensor, valid: Tensor, granularity: Granularity) -> Tensor:
+    """Sum log-probs (or entropies) of tokens to the granularity of the ratio; invalid actions add nothing.
+
+    Args:
+        per_token: [B, C, M].   valid: bool [B, C].
+    Returns: [B] for "chunk", [B, C] for "action", [B, C, M] for "token".
+    """
+    if per_token.dim() != 3 or per_token.shape[:-1] != valid.shape:
+        raise ShapeError(
+            f"expected per_token [B, C, M] and valid [B, C], got {list(per_token.shape)} and {list(valid.shape)}"
+        )
+    check_masks(valid=valid)
+    check_name("granularity", granularity, get_args(Granularity))
+    masked = torch.where(valid.unsqueeze(-1), per_token, torch.zeros_like(per_token))
+    if granularity == "token":
+        return masked
+    return masked.sum(-1) if granularity == "action" else masked.sum((-1, -2))
+
+
+def expand_to(coarse: Tensor, fine: Tensor, mean: bool = False) -> Tensor:
+    """Repeat [B] or [B, C] over the trailing dimensions of `fine`; `mean` divides by the number of repeats, so that
+    weights keep their sum. Leading dimensions must agree."""
+    if coarse.shape != fine.shape[: coarse.dim()]:
+        raise ShapeError(f"{list(coarse.shape)} cannot be expanded to {list(fine.shape)}: leading dimensions differ")
+    repeats = math.prod(fine.shape[coarse.dim() :])
+    expanded = coarse.reshape(*coarse.shape, *[1] * (fine.dim() - coarse.dim())).expand(fine.shape)
+    return expanded / repeats if mean else expanded
+
+
+def episode_lengths(valid: Tensor, ended: Tensor) -> Tensor:
+    """For each entry the number of valid entries of its episode within the column.
+
+    Args:
+        valid, ended: bool [S, N], time-major; an episode's last entry is the one where `ended`.
+    Returns: float32 [S, N], at least 1.
+    """
+    check_time_major(valid=valid, ended=ended)
+    check_masks(valid=valid, ended=ended)
+    index = ended.long().cumsum(0) - ended.long()
+    counts = torch.zeros(valid.shape[0] + 1, valid.shape[1], dtype=torch.float32, device=valid.device)
+    counts.scatter_add_(0, index, valid.float())
+    return counts.gather(0, index).clamp(min=1.0)
+
+
+def loss_weights(
+    valid: Tensor, ended: Tensor, aggregation: Aggregation, relative_lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weights and divisor counts of the named aggregation.
+
+    Args:
+        valid, ended: bool [S, N], time-major (S chunk steps or actions).
+        aggregation: "step-mean": every valid entry alike; "trajectory-mean": 1/T_i an entry, so that every episode
+            weighs the same (RLinf-VLA, eq. 12); "rlinf": T_max/T_i over the count of *all* entries, spread
+            over the valid ones.
+        relative_lengths: float32 [S, N], T_i/T_max for "rlinf", where it is not counted in entries: its code counts
+            actions, at chunk level too.
+    Returns: (weights, counts), float32 [S, N]; the loss is sum(weights * l) / sum(counts).
+    """
+    check_time_major(valid=valid, ended=ended, relative_lengths=relative_lengths)
+    check_masks(valid=valid, ended=ended)
+    check_name("aggregation", aggregation, get_args(Aggregation))
+    mask = valid.float()
+    if aggregation == "step-mean":
+        return mask, mask
+    lengths = episode_lengths(valid, ended)
+    if aggregation == "trajectory-mean":
+        return mask / lengths, mask / lengths
+    relative = lengths / valid.shape[0] if relative_lengths is None else relative_lengths
+    return mask / relative, mask * (mask.numel() / mask.sum().clamp(min=1.0))
+
+
+def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8, std: Deviation = "unbiased") -> Tensor:
+    """(values - mean) / (std + eps) with the statistics of the n entries in `mask`; 0 elsewhere, and everywhere where
+    these are all equal.
+
+    Args:
+        std: "unbiased" divides the sum of squared differences by n - 1, "population" by n (AcceRL, eq. 6).
+    """
+    check_name("std", std, get_args(Deviation))
+    check_shapes(values=values, mask=mask)
+    check_masks(mask=mask)
+    zeros = torch.zeros_like(values)
+    check_finite(values=torch.where(mask, values, zeros))
+    inside = values[mask]
+    if all_equal(inside):
+        return zeros
+    deviation = inside.std(unbiased=std == "unbiased")
+    return torch.where(mask, (values - inside.mean()) / (deviation + eps), zeros)
+
+
+# ------------------------------------------------------------------------------------------------- advantages
+
+
+def discounted_returns(
+    rewards: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, *, gamma: float
+) -> Tensor:
+    """R_t = r_t + gamma * R_{t+1}, cut after a termination; a truncation and the last entry go on in next_values.
+
+    Args and shapes as in `gae`, whose returns these are for lam = 1, whatever the values.
+    Returns: float [S, N].
+    """
+    values = torch.zeros_like(rewards)
+    return gae(rewards, values, next_values, terminated, truncated, gamma=gamma, lam=1.0)[1]
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation with terminations and truncations apart (Schulman et al. 2016, eq. 11-16):
+
+        delta_t = r_t + gamma * V_{t+1} * (1 - terminated_t) - V_t
+        A_t = delta_t + gamma * lam * (1 - ended_t) * A_{t+1}
+
+    Args:
+        rewards, values: float [S, N], time-major.
+        next_values: float [S, N]: read where an entry is truncated (value of the episode's *final* observation) and
+            in the last entry (value of the next observation); elsewhere V_{t+1} = values[t + 1].
+        terminated, truncated: bool [S, N]; ended = terminated | truncated.
+        valid: bool [S, N]: entries where it is False are stepped over, whatever they hold: t + 1 is the next valid one
+            (None: all are valid). A column whose last entries are not valid goes on in the next_values of the last.
+    Returns: (advantages, returns = advantages + values), float [S, N]; 0 where not valid.
+    Raises NotFiniteError for NaN or infinity in what counts, and anywhere in next_values.
+    """
+    check_time_major(
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+    )
+    check_masks(terminated=terminated, truncated=truncated, valid=valid)
+    if not len(rewards):
+        return torch.zeros_like(rewards), torch.zeros_like(rewards)
+    valid = torch.ones_like(terminated) if valid is None else valid
+    zero = torch.zeros_like(rewards)
+    rewards, values = torch.where(valid, rewards, zero), torch.where(valid, values, zero)
+    check_finite(rewards=rewards, values=values, next_values=next_values)
+    ended = terminated | truncated
+    advantages = torch.zeros_like(rewards)
+    running, following = zero[0], next_values[-1]
+    for t in reversed(range(rewards.shape[0])):
+        after = torch.where(ended[t], next_values[t], following) * (~terminated[t]).float()
+        delta = rewards[t] + gamma * after - values[t]
+        now = delta + gamma * lam * (~ended[t]).float() * running
+        running, following = torch.where(valid[t], now, running), torch.where(valid[t], values[t], following)
+        advantages[t] = torch.where(valid[t], now, zero[t])
+    return advantages, advantages + values
+
+
+def all_equal(scores: Tensor) -> bool:
+    """Whether there is nothing to compare: fewer than two scores, or all the same up to the rounding of sums (1e-6 of
+    the largest), which a division by their std would blow up."""
+    return len(scores) < 2 or bool(scores.max() - scores.min() <= EQUAL * scores.abs().max())
+
+
+def group_advantages(
+    scores: Tensor,
+    groups: Tensor,
+    *,
+    normalize_by_std: bool = True,
+    baseline: Literal["mean", "leave-one-out"] = "mean",
+    eps: float = 1e-6,
+) -> Tensor:
+    """GRPO (Shao et al. 2024): (score - mean of its group) / (unbiased std of its group + eps); 0 in a group of one
+    and in a group of equal scores. `normalize_by_std=False` is Dr. GRPO (Liu et al. 2025); with
+    `baseline="leave-one-out"`, the mean of the *others*, it is RLOO (Ahmadian et al. 2024).
+
+    Args:
+        scores: float [N].   groups: int64 [N], equal numbers are one group.
+    Returns: float [N]. Raises NotFiniteError for NaN or infinity in the scores.
+    """
+    check_shapes(scores=scores, groups=groups)
+    check_finite(scores=scores)
+    check_name("baseline", baseline, ("mean", "leave-one-out"))
+    out = torch.zeros_like(scores)
+    for group in groups.unique():
+        members = groups == group
+        inside = scores[members]
+        if all_equal(inside):
+            continue
+        advantages = inside - inside.mean()
+        if baseline == "leave-one-out":  # s - (sum - s) / (n - 1) = n / (n - 1) * (s - mean)
+            advantages = advantages * (len(inside) / (len(inside) - 1))
+        out[members] = advantages / (inside.std() + eps) if normalize_by_std else advantages
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------- losses
+
+
+def log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """log r = lp - lp_old, clamped to +-20 so that exp stays finite."""
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs)
+    return (log_probs - old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def clipped_surrogate(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    low: float,
+    high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """PPO's clipped objective an entry, minimised: max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(lp - lp_old).
+
+    Args:
+        log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
+        dual_clip: c > 1 bounds the loss by -A c where A < 0 (Ye et al. 2020).
+    Schulman et al. 2017, eq. 7; `low != high` is the clip-higher of DAPO (Yu et al. 2025).
+    """
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    ratio = log_ratio(log_probs, old_log_probs).exp()
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    return loss
+
+
+def clipped(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    low: float,
+    high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """bool: entries of `clipped_surrogate` that a clip keeps constant, so that they have no gradient: A > 0 above
+    1 + high, A < 0 below 1 - low, and A < 0 above dual_clip."""
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    ratio = log_ratio(log_probs, old_log_probs).exp()
+    below = ratio < 1 - low if dual_clip is None else (ratio < 1 - low) | (ratio > dual_clip)
+    return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & below)
+
+
+def trust_weights(log_probs: Tensor, old_log_probs: Tensor, *, sigma: float) -> Tensor:
+    """w = exp(-(log r / sigma)^2 / 2), without gradient: how much a sample of an older policy is trusted
+    (AcceRL, eq. 8). 1 for the current policy's own samples."""
+    return (-0.5 * (log_ratio(log_probs, old_log_probs).detach() / sigma).square()).exp()
+
+
+def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, sigma: float) -> Tensor:
+    """GIPO's objective an entry, minimised: -sg(w) r A with the Gaussian trust weights w (AcceRL, eq. 9).
+
+    Args:
+        log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
+        sigma: width of the trust region in log r; PPO's clip takes all gradient away, this damps it smoothly.
+    """
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    ratio = log_ratio(log_probs, old_log_probs).exp()
+    return -trust_weights(log_probs, old_log_probs, sigma=sigma) * ratio * advantages
+
+
+def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
+    """KL(pi || other) an entry, from samples of pi (Schulman 2020): with d = lp_other - lp,
+    k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
+    d = log_ratio(other_log_probs, log_probs)
+    estimates = {"k1": lambda: -d, "k2": lambda: d.square() / 2, "k3": lambda: d.exp() - 1 - d}
+    check_name("estimator", estimator, tuple(estimates))
+    return estimates[estimator]()
+
+
+def value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None, huber_delta: float | None
+) -> Tensor:
+    """Critic loss an entry: max(h(R - v), h(R - v_clip)), v_clip = v_old + clip(v - v_old, -c, c).
+
+    Args:
+        values, returns, old_values: one shape; gradients flow through the first only.
+        clip: c, None: no clipping.   huber_delta: h is Huber's loss with this delta; None: half the squared error.
+    """
+    check_shapes(values=values, returns=returns, old_values=old_values)
+
+    def penalty(error: Tensor) -> Tensor:
+        if huber_delta is None:
+            return error.square() / 2
+        small = error.abs() <= huber_delta
+        return torch.where(small, error.square() / 2, huber_delta * (error.abs() - huber_delta / 2))
+
+    loss = penalty(returns - values)
+    if clip is not None:
+        loss = torch.maximum(loss, penalty(returns - (old_values + (values - old_values).clamp(-clip, clip))))
+    return loss
+
+
+def value_clipped(
+    values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None, huber_delta: float | None
+) -> Tensor:
+    """bool: entries of `value_loss` whose value moved further than the clip, and where the clipped branch is the
+    larger, so that the value has no gradient. (Inside the clip the branches differ by rounding alone.)"""
+    loss = value_loss(values, returns, old_values, clip=clip, huber_delta=huber_delta)
+    moved = (values - old_values).abs() > (math.inf if clip is None else clip)
+    return moved & (loss > value_loss(values, returns, old_values, clip=None, huber_delta=huber_delta))
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - var(R - v) / var(R) over the entries in mask; 0 when the returns do not vary."""
+    check_shapes(values=values, returns=returns, mask=mask)
+    check_masks(mask=mask)
+    inside = returns[mask]
+    if all_equal(inside):
+        return 0.0
+    return 1.0 - float((inside - values[mask]).var() / inside.var())
+
+
+# ------------------------------------------------------------------------------------------------- statistics

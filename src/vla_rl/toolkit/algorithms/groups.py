@@ -1,0 +1,59 @@
+"""Groups of trajectories that started from one state: scores, filters and relative advantages (GRPO and its kin)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from vla_rl.core.types import Advantages, Rollout
+from vla_rl.toolkit.algorithms import functional as F
+from vla_rl.toolkit.algorithms.checks import check_finite
+from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action
+from vla_rl.toolkit.algorithms.settings import GroupSettings
+
+
+def trajectory_scores(rollout: Rollout) -> Tensor:
+    """Sum of the rewards of each column's first episode, float32 [N]."""
+    first = F.valid_until_end(by_action(rollout.terminated | rollout.truncated))
+    rewards = torch.where(first, by_action(rollout.rewards), torch.zeros(()))
+    check_finite(rewards=rewards)
+    return rewards.sum(0)
+
+
+def select_groups(rollout: Rollout, settings: GroupSettings) -> Tensor:
+    """bool [N]: trajectories of the groups that the settings' filters keep. A group stays or leaves as a whole."""
+    truncated = rollout.truncated.any(-1).any(0)
+    scores = trajectory_scores(rollout)
+    keep = torch.ones_like(truncated)
+    for group in rollout.groups.unique():
+        members = rollout.groups == group
+        success = float(rollout.success[members].double().mean())
+        bounds = settings.filter
+        if (
+            (bounds is not None and not bounds.lower <= success <= bounds.upper)
+            or (settings.filter_identical and F.all_equal(scores[members]))
+            or (settings.filter_truncated and bool(truncated[members].any()))
+        ):
+            keep[members] = False
+    return keep
+
+
+def group_verdict(rollout: Rollout, settings: GroupSettings) -> Advantages:
+    """One advantage a trajectory, relative to its group, at every chunk step with a valid action; weights at the
+    ratio's granularity."""
+    scores, samples = trajectory_scores(rollout), rollout.samples
+    relative = partial(F.group_advantages, scores, rollout.groups, baseline=settings.baseline)
+    plain = relative(normalize_by_std=False)
+    per_trajectory = relative() if settings.normalize_by_std else plain
+    weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
+    return Advantages(
+        advantages=torch.where(samples, per_trajectory.expand(samples.shape), torch.zeros(())),
+        weights=weights,
+        counts=counts,
+        metrics={
+            "advantage/score_mean": float(scores.mean()) if len(scores) else 0.0,
+            "advantage/std": float(plain.std()) if len(scores) > 1 else 0.0,
+        },
+    )

@@ -1,0 +1,69 @@
+"""What this machine and its interpreters can do, found out by trying, in a process: trying may crash or hang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import lru_cache
+
+from vla_rl.core.errors import UserError
+from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
+
+PROBE_SECONDS = 90.0
+MEND = {
+    "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libgles2",
+    "osmesa": "apt-get install -y libosmesa6",
+    "vulkan": "sh tools/install_vulkan.sh   (or: apt-get install -y libvulkan1 mesa-vulkan-drivers, from Mesa 24.3 on)",
+}
+"""Drawing interface -> the command that installs it."""
+
+
+def probe(name: str, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
+    """Run one of `cli.probes.PROBES` in a process. -> (did it work, what it said)."""
+    if name == "vulkan":
+        use_unpacked_driver()
+    command = [sys.executable, "-m", "vla_rl.cli.probes", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {seconds:g} s"
+    if done.returncode < 0:
+        return False, f"ended by signal {-done.returncode}"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return done.returncode == 0, lines[-1] if lines else "said nothing"
+
+
+@lru_cache
+def _works(name: str) -> tuple[bool, str]:
+    return probe(name)
+
+
+def require(name: str, user: str) -> None:
+    """Raise UserError, with the command that mends it, when drawing through "egl", "osmesa" or "vulkan" fails here.
+
+    Args:
+        user: who needs it, for the message.
+    """
+    works, said = _works(name)
+    if not works:
+        raise UserError(
+            f"{user} draws with {name}, which does not work on this machine: {said}\n"
+            f"  mend it with: {MEND[name]}\n"
+            f"  `vla-rl doctor` tries everything"
+        )
+
+
+def require_mujoco(user: str) -> None:
+    """The same for what MuJoCo draws with: MUJOCO_GL, or EGL. A window system that the user asked for is not tried."""
+    interface = os.environ.get("MUJOCO_GL", "egl")
+    if interface in MEND:
+        require(interface, user)
+
+
+def mujoco_error(error: Exception) -> UserError:
+    """For what PyOpenGL and MuJoCo raise, when they are imported, without a library to draw with."""
+    return UserError(
+        f"MuJoCo cannot render with MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error}\n"
+        "  install the GL libraries with `sh tools/install_gl.sh`, or set MUJOCO_GL to egl or osmesa"
+    )

@@ -1,0 +1,30 @@
+"""Settings of simulator processes. Light: plugins name it in their settings, `toolkit/envs/rows.py` obeys it."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+from attrs import validators as v
+
+
+@frozen(kw_only=True)
+class Processes:
+    """The processes of simulator rows; a plugin offers this as its setting `processes`."""
+
+    apart: bool | None = None
+    """A process for each row, or all in the worker's own; null: a process each when there are several rows."""
+    deadline_s: float = field(default=180.0, validator=v.gt(0))
+    """Seconds after which a row that does not answer is taken for hung and replaced; building a scene counts too."""
+    recycle_episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Episodes after which a row gets a fresh process; null: never."""
+    recycle_mib: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Resident memory in MiB above which a row gets a fresh process before its next episode; null: never."""
+
+
+SMALLEST, LARGEST = 8, 1024
+"""Height and width of a camera's pictures, in pixels."""
+
+
+def check_camera_size(name: str, size: int) -> None:
+    """Raise ValueError unless pictures of this many pixels a side can be drawn and seen."""
+    if not SMALLEST <= size <= LARGEST:
+        raise ValueError(f"camera {name!r} has {size} pixels; give {SMALLEST} to {LARGEST} (224 for most checkpoints)")

@@ -1,0 +1,118 @@
+"""What networks of several model plugins share: parts, and how they get their memory and weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from vla_rl.toolkit.models.checkpoints import CheckpointError, WeightFiles, check_names
+
+GIB = 1024**3
+
+
+def sine_cosine_positions(patches: int, dim: int) -> Tensor:
+    """[patches, dim] of a square grid: a quarter of the channels each for sin and cos of x and y."""
+    side, quarter = math.isqrt(patches), dim // 4
+    frequency = math.pi / 2 ** torch.arange(quarter, dtype=torch.float32).mul(5 / max(quarter - 1, 1))
+    angle = torch.arange(side, dtype=torch.float32)[:, None] * frequency
+    axis = torch.cat([angle.sin(), angle.cos()], dim=1)
+    grid = torch.cat([axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)], dim=2)
+    return nn.functional.pad(grid.reshape(patches, -1), (0, dim - 4 * quarter))
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def load_weights(module: nn.Module, state: Mapping[str, Tensor], source: Path, remedy: str = "") -> None:
+    """Copy tensors in, all of them and nothing else. Raises CheckpointError that lists what does not fit."""
+    check_names(shapes_of(module.state_dict()), shapes_of(state), source, remedy)
+    module.load_state_dict(state)
+
+
+def unchanged(name: str, tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def same_name(name: str) -> str:
+    return name
+
+
+def never(name: str) -> bool:
+    return False
+
+
+def fill(
+    network: nn.Module,
+    weights: WeightFiles,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    change: Callable[[str, Tensor], Tensor] = unchanged,
+    public_name: Callable[[str], str] = same_name,
+    stays_float32: Callable[[str], bool] = never,
+) -> None:
+    """Give a network, on the meta device or with memory that was not touched, its weights: there is never a second copy
+    of them, nor a wider one. Raises CheckpointError, before a tensor is read, where they do not fit.
+
+    Args:
+        change: (name, tensor of the file) -> tensor to use.
+        public_name: name of a parameter -> name in the files.
+        stays_float32: name of a parameter -> whether `dtype` does not hold for it.
+    """
+    own = {public_name(name): name for name in network.state_dict()}
+    shapes = {public: tuple(network.get_parameter(name).shape) for public, name in own.items()}
+    check_names(shapes, weights.shapes, weights.folder)
+    check_memory(sum(p.numel() for p in network.parameters()), dtype, device, weights.folder)
+
+    def put(public: str, tensor: Tensor) -> None:
+        name = own[public]
+        precision = torch.float32 if stays_float32(name) else dtype
+        replace(network, name, change(public, tensor).to(device, precision, copy=True))
+
+    weights.each(put)
+
+
+def allocate(
+    network: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    source: str,
+    stays_float32: Callable[[str], bool] = never,
+) -> None:
+    """Give a network as in `fill` memory, all zeros, or say that there is too little."""
+    check_memory(sum(p.numel() for p in network.parameters()), dtype, device, source)
+    for name, p in list(network.named_parameters()):
+        precision = torch.float32 if stays_float32(name) else dtype
+        replace(network, name, torch.zeros(p.shape, device=device, dtype=precision))
+
+
+def replace(network: nn.Module, name: str, data: Tensor) -> None:
+    """Another tensor for a parameter, which is trained or frozen as before."""
+    path, _, leaf = name.rpartition(".")
+    module = network.get_submodule(path)
+    setattr(module, leaf, nn.Parameter(data, requires_grad=module.get_parameter(leaf).requires_grad))
+
+
+def check_memory(parameters: int, dtype: torch.dtype, device: torch.device, source: Path | str) -> None:
+    """Raises CheckpointError, before anything is read, when the weights alone are more than the device has free."""
+    need, free = parameters * dtype.itemsize, free_memory(device)
+    if need <= free:
+        return
+    half = f"set model.dtype: bfloat16 ({need / 2 / GIB:.1f} GiB) or " if dtype == torch.float32 else ""
+    raise CheckpointError(
+        f"{source} does not fit on {device}: {parameters:,} weights as {str(dtype).removeprefix('torch.')} need "
+        f"{need / GIB:.1f} GiB (training needs more), {free / GIB:.1f} GiB are free; {half}use a larger device"
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free there."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,98 @@
+"""Whether a plan adds up, on the machines that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
+
+
+def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
+    """The plan, if its rows, lanes and ranks add up. Raises DoesNotFit with what is needed and what is there."""
+    sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
+    for role, slots in (("sim", sims), ("policy", policies), ("learner", learners)):
+        if not slots:
+            raise DoesNotFit(f"the placement has no slot for the {role} role")
+    check_lanes(job, len(sims), plan.stages)
+    check_acts(plan)
+    if job.global_batch is not None and job.global_batch % len(learners):
+        raise DoesNotFit(
+            f"an optimiser step of {job.global_batch} samples (train.global_batch) cannot be shared evenly by "
+            f"{len(learners)} learners; set train.global_batch to a multiple of {len(learners)}, or choose a number of "
+            f"learners that divides {job.global_batch}"
+        )
+    apart = sum("policy" in slot.roles and "learner" not in slot.roles for slot in plan.slots)
+    if "policy" in plan.offload and not apart:
+        raise DoesNotFit(
+            "offload.policy has nothing to free: every policy shares its weights with the learner in its worker; leave "
+            "it out, or give policy and learner devices of their own (disaggregated)"
+        )
+    _check_shares(plan, cluster)
+    _check_memory(plan, cluster, job, len(sims))
+    return plan
+
+
+def check_acts(plan: Plan) -> None:
+    """Raise DoesNotFit for what a plan asks for and the runtime does not do."""
+    if plan.max_lag:
+        raise DoesNotFit(
+            f"the placement plans max_lag {plan.max_lag}, and every rollout is played with the newest weights so far; "
+            f"plan max_lag=0 (rollout.lag simulates old weights)"
+        )
+    sims, policies = plan.hosting("sim"), plan.hosting("policy")
+    together = set(sims) <= set(policies)
+    if plan.window.max_wait is not None and (together or len(sims) * plan.stages <= len(policies)):
+        why = "simulates its own rows" if together else "acts for one lane"
+        raise DoesNotFit(
+            f"the placement plans a window with max_wait {plan.window.max_wait:g} s, and there is nothing to wait for: "
+            f"every policy worker {why}; leave max_wait out, or give a policy several lanes of other sim workers"
+        )
+
+
+def check_lanes(job: Job, workers: int, stages: int) -> None:
+    """Raise DoesNotFit for rows that the lanes of so many sim workers cannot share evenly."""
+    lanes = workers * stages
+    if job.num_envs % lanes:
+        what, made = ("workers", "") if stages == 1 else ("lanes", f" ({workers} sim workers x {stages})")
+        raise DoesNotFit(
+            f"{job.num_envs} rows cannot be shared evenly by {lanes} {what}{made}; set env.num_envs to a multiple of "
+            f"{lanes}, or choose a number of {what} that divides {job.num_envs}"
+        )
+
+
+def _check_shares(plan: Plan, cluster: Cluster) -> None:
+    """Workers ask for no more than the cluster, or their node, has."""
+    nodes = {node.name: node for node in cluster.nodes}
+    lost = sorted({slot.node for slot in plan.slots if slot.node is not None} - nodes.keys())
+    if lost:
+        raise DoesNotFit(f"no node is named {lost[0]!r}; there are: {', '.join(nodes)}")
+    everywhere: list[tuple[str | None, Cluster | Node]] = [(None, cluster), *nodes.items()]
+    for name, there in everywhere:
+        slots = [slot for slot in plan.slots if name in (None, slot.node)]
+        for what, needed, have in (
+            ("CPUs", sum(slot.cpus for slot in slots), there.cpus),
+            ("GPUs", sum(slot.gpus for slot in slots), there.gpus),
+        ):
+            if needed > have + 1e-6:
+                where = "" if name is None else f" on node {name!r}"
+                raise DoesNotFit(f"{len(slots)} workers need {needed:g} {what}{where}, and there are {have:g}")
+    most = max((node.cpus for node in cluster.nodes), default=0.0)
+    for slot in plan.slots:
+        if slot.cpus > most + 1e-6:
+            raise DoesNotFit(f"a worker needs {slot.cpus:g} CPUs on one node, and the largest has {most:g}")
+
+
+def _check_memory(plan: Plan, cluster: Cluster, job: Job, workers: int) -> None:
+    """Simulators fit into the host memory of their nodes."""
+    there: Mapping[str | None, int] = {None: cluster.memory, **{node.name: node.memory for node in cluster.nodes}}
+    for name, memory in there.items():
+        here = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)
+        rows = job.num_envs * here // workers
+        needed = rows * job.row_memory
+        if needed > memory:
+            raise DoesNotFit(
+                f"{rows} rows of {job.env} need about {needed / 2**30:.1f} GiB of memory "
+                f"({job.row_memory / 2**30:.1f} GiB each), and there are {memory / 2**30:.1f} GiB"
+                f"{'' if name is None else f' on node {name!r}'}; "
+                f"at most {memory // job.row_memory} rows fit: lower env.num_envs"
+            )

@@ -1,0 +1,227 @@
+"""Devices as specs name them, and plans of lists of them. What strategies share: a strategy is which role is where.
+
+A device is a GPU. On a cluster without any it is a CPU slot, of which each core has two: roles take turns, so a core
+seldom serves both. Devices are numbered over all nodes, in the order of the nodes' names.
+
+    0-3          devices 0, 1, 2 and 3            0,2          two of them           [0, 2]       the same
+    box-a:0-1    the first two of node box-a      box-*:0-1    of each such node
+    cpu          the CPUs of every node           box-*:cpu    of each such node     (simulators only)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
+from vla_rl.toolkit.placement.checks import checked
+
+Devices = str | int | tuple[int, ...] | None
+ROLES = ("sim", "policy", "learner")
+SLOTS_PER_CORE = 2
+PART = re.compile(r"(?:([^:,\s]+):)?(?:(\d+)(?:-(\d+))?|cpu)")
+
+
+@frozen
+class Place:
+    """A device of a node, or its CPUs (index None)."""
+
+    node: str
+    index: int | None
+
+
+@frozen(kw_only=True)
+class Offload:
+    """Which roles leave their device, for host memory, while they have nothing to do."""
+
+    sim: bool = False
+    """Simulators, while the learners train."""
+    policy: bool = False
+    """Weights of policies that are not beside a learner, while the learners train."""
+    learner: bool = False
+    """Optimiser state and gradients, and the weights of learners that are not beside a policy, during rollouts."""
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(role for role in ROLES if getattr(self, role))
+
+
+def as_text(value: Devices) -> str | None:
+    """Converter: one form of a list of devices, so that a spec reads back equal."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return None if value is None else str(value)
+
+
+def well_formed(instance: Any, attribute: Any, value: str | None) -> None:
+    """Validator of a list of devices; only simulators may name CPUs."""
+    for part in () if value is None else value.split(","):
+        found = PART.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"{part.strip()!r} names no device; write 0, 0-3, 0,2, NODE:0-3, cpu or NODE:cpu")
+        _, first, last = found.groups()
+        if first is None and attribute.name != "sim":
+            raise ValueError("only simulators are placed on CPUs by name; give devices such as 0-3")
+        if last is not None and int(last) < int(first):
+            raise ValueError(f"{part.strip()!r} counts downwards; write {last}-{first}")
+
+
+@frozen(kw_only=True)
+class RoleDevices:
+    """Settings of strategies that give each role its devices."""
+
+    sim: Devices = field(default=None, converter=as_text, validator=well_formed)
+    """Devices of the simulators, one worker each, such as 0-3; or `cpu`, one worker a node."""
+    policy: Devices = field(default=None, converter=as_text, validator=well_formed)
+    """Devices of the policies, one worker each."""
+    learner: Devices = field(default=None, converter=as_text, validator=well_formed)
+    """Devices of the learners, one rank each."""
+    sim_workers: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Simulator workers, spread evenly over the devices or nodes of `sim`; workers on one GPU share it equally. Null:
+    one each."""
+    offload: Offload = field(factory=Offload)
+    """What is moved to host memory between phases."""
+
+
+def devices_of(cluster: Cluster) -> list[Place]:
+    """All devices, in the order of their numbers."""
+    counts = [(n, n.gpus if cluster.gpus else int(n.cpus * SLOTS_PER_CORE)) for n in _nodes(cluster)]
+    return [Place(node.name, index) for node, count in counts for index in range(count)]
+
+
+def busy_devices(cluster: Cluster) -> list[Place]:
+    """Devices for workers that all work at once: all GPUs, or a CPU slot a core."""
+    return devices_of(cluster)[:: 1 if cluster.gpus else SLOTS_PER_CORE]
+
+
+def find(role: str, text: str, cluster: Cluster) -> list[Place]:
+    """The places that a well-formed list names. Raises DoesNotFit."""
+    found: list[Place] = []
+    kind = "GPUs" if cluster.gpus else f"CPU slots ({SLOTS_PER_CORE} a core)"
+    for part in text.split(","):
+        match = PART.fullmatch(part.strip())
+        assert match is not None
+        pattern, first, last = match.groups()
+        nodes = [node.name for node in _nodes(cluster) if fnmatchcase(node.name, pattern or "*")]
+        if not nodes:
+            names = ", ".join(node.name for node in _nodes(cluster))
+            raise DoesNotFit(f"placement.{role}: no node is named {pattern!r}; there are: {names}")
+        if first is None:
+            found += [Place(name, None) for name in nodes]
+            continue
+        everywhere = devices_of(cluster)
+        pools = [everywhere] if pattern is None else [[d for d in everywhere if d.node == name] for name in nodes]
+        for name, pool in zip(nodes, pools, strict=False):
+            if int(last or first) >= len(pool):
+                raise DoesNotFit(
+                    f"placement.{role}: device {last or first} is needed, and there are {len(pool)} {kind}"
+                    f"{'' if pattern is None else f' on node {name!r}'}{_numbers(pool)}"
+                )
+            found += pool[int(first) : int(last or first) + 1]
+    twice = [place for place, count in Counter(found).items() if count > 1]
+    if twice:
+        raise DoesNotFit(f"placement.{role}: {text!r} names {_said(twice, cluster)} twice")
+    return found
+
+
+def free(cluster: Cluster, taken: Iterable[Place], slots: int) -> list[Place]:
+    """All GPUs that are not taken; without any GPU, so many CPU slots."""
+    there = [place for place in devices_of(cluster) if place not in set(taken)]
+    return there if cluster.gpus else there[:slots]
+
+
+def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Place]], cluster: Cluster, hint: str) -> None:
+    """Raise DoesNotFit when two roles name the same device."""
+    both = [place for place in of[a] if place in set(of[b]) and place.index is not None]
+    if both:
+        raise DoesNotFit(f"placement: {a} and {b} both name {_said(both, cluster)}; {hint}")
+
+
+def arrange(
+    cluster: Cluster,
+    job: Job,
+    of: Mapping[str, Sequence[Place]],
+    *,
+    sim_workers: int | None = None,
+    stages: int = 1,
+    offload: frozenset[str] = frozenset(),
+) -> Plan:
+    """A worker for each place; roles that name the same one live in its worker together.
+
+    Args:
+        of: role -> its places.
+        sim_workers: so many simulator workers, apart from other roles; None: one a place of `sim`.
+    Raises DoesNotFit.
+    """
+    workers: list[tuple[Place, list[str]]] = []
+    homes = of["sim"]
+    if sim_workers is not None:
+        if sim_workers % len(homes):
+            raise DoesNotFit(f"{sim_workers} sim workers cannot be spread evenly over {len(homes)} places")
+        workers = [(place, ["sim"]) for place in homes for _ in range(sim_workers // len(homes))]
+    together: dict[Place, list[str]] = {}
+    for role in ROLES if sim_workers is None else ROLES[1:]:
+        for place in of[role]:
+            together.setdefault(place, []).append(role)
+    workers += together.items()
+    on_device = Counter(place for place, _ in workers)
+    lanes = sum("sim" in roles for _, roles in workers) * stages
+    if lanes < len(of["policy"]):
+        raise DoesNotFit(
+            f"{len(of['policy'])} policy workers need a lane each, and there are {lanes}; give the simulators more "
+            f"workers (sim, sim_workers) or the policies fewer devices"
+        )
+    slots = []
+    for place, roles in workers:
+        gpu = bool(cluster.gpus) and place.index is not None
+        slots.append(
+            Slot(
+                roles=tuple(roles),
+                device="cuda" if gpu else "cpu",
+                cpus=_cpus(place.node, roles, workers, cluster),
+                gpus=_floor(1 / on_device[place]) if gpu else 0.0,
+                node=place.node if len(cluster.nodes) > 1 else None,
+                index=place.index,
+            )
+        )
+    return checked(Plan(slots=tuple(slots), stages=stages, offload=offload), cluster, job)
+
+
+def _cpus(name: str, roles: Sequence[str], workers: Sequence[tuple[Place, Sequence[str]]], cluster: Cluster) -> float:
+    """CPUs of a worker. With GPUs, simulators share what is left after a core for each other worker of the node;
+    without, all workers share equally."""
+    there = next(node.cpus for node in cluster.nodes if node.name == name)
+    here = [of for place, of in workers if place.node == name]
+    if not cluster.gpus:
+        share = there / len(here)
+        return float(int(share)) if share >= 1 else _floor(share)
+    if len(here) > there:
+        raise DoesNotFit(f"{len(here)} workers need a CPU core each, and there are {there:g} on node {name!r}")
+    sims = sum("sim" in of for of in here)
+    return float((there - len(here) + sims) // sims) if "sim" in roles else 1.0
+
+
+def _floor(share: float) -> float:
+    """To the thousandth, so that shares of one thing never add up to more."""
+    return math.floor(share * 1000) / 1000
+
+
+def _nodes(cluster: Cluster) -> list[Node]:
+    return sorted(cluster.nodes, key=lambda node: node.name)
+
+
+def _said(places: Sequence[Place], cluster: Cluster) -> str:
+    one = len(cluster.nodes) == 1
+    names = [f"{'' if one else f'{p.node}:'}{'cpu' if p.index is None else p.index}" for p in places]
+    return f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _numbers(pool: Sequence[Place]) -> str:
+    return f": 0-{len(pool) - 1}" if pool else ""

@@ -1,0 +1,226 @@
+"""`vla-rl report`: a page that needs nothing but itself, of whole runs and of broken ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from html.parser import HTMLParser
+
+import pytest
+from typer.testing import CliRunner
+
+from vla_rl.cli.main import app
+from vla_rl.cli.report.charts import MAX_POINTS, SCREEN, number, success_chart, ticks
+from vla_rl.cli.report.gather import Point, gather
+from vla_rl.cli.report.timeline import timelines
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.start import run
+
+SPEC = {
+    "name": "shown",
+    "plugins": ["vla_rl.testing.scripted"],
+    "model": {"type": "linear"},
+    "env": {"type": "scripted", "num_envs": 8},
+    "rollout": {"chunk": 2, "episodes": 16, "group_size": 4},
+    "algorithm": {"type": "grpo"},
+    "runtime": {"backend": "local"},
+    "train": {"steps": 4, "lr": 3e-2, "micro_batch": 16},
+    "eval": {"every": 2, "episodes_per_task": 4},
+    "hooks": [{"type": "jsonl"}],
+}
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """Counts elements, and checks that they are closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.text = [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.text += data + " "
+
+    def count(self, tag, css=None):
+        return sum(t == tag and (css is None or css in a.get("class", "").split()) for t, a in self.elements)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    home = tmp_path_factory.mktemp("report") / "run"
+    run(parse_spec(SPEC), home, resume=False)
+    (home / "videos").mkdir()
+    for step, outcome in ((0, "failure"), (4, "success")):
+        for episode in range(2):
+            (home / "videos" / f"step_{step:06d}_ep{episode}_{outcome}.mp4").write_bytes(bytes([step, episode]) * 500)
+    return home
+
+
+def made(*arguments):
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_whole_run(folder):
+    assert str(folder / "report.html") in made(folder)
+    text = (folder / "report.html").read_text()
+    page, results = Page(text), json.loads((folder / "results.json").read_text())
+    for value in ("shown", "linear on scripted (8 rows) with grpo", "4 of 4 steps", "task-0", "torch", "num_envs: 8"):
+        assert value in page.text
+    assert f"{100 * results['success']['rate']:.1f} %" in page.text
+    assert page.count("circle") == 2 * 3, "evaluations at steps 0, 2 and 4, for screens and for phones"
+    assert page.count("path", "band") == 2
+    assert page.count("rect", "learner") == 2, "the last step has one update"
+    assert page.count("rect", "sim") >= 8
+    assert f"{100 * results['roles']['learner']['busy']:.1f} %" in page.text
+    films = [a["src"] for t, a in page.elements if t == "video"]
+    assert films[0] == "data:video/mp4;base64," + b64encode(bytes([4, 0]) * 500).decode(), "the last evaluation first"
+    assert len(films) == 4
+
+
+def test_wide_charts_have_a_form_for_phones(folder):
+    made(folder)
+    page = Page((folder / "report.html").read_text())
+    widths = {kind: {a["viewbox"].split()[2] for t, a in page.elements if t == "svg" and a["class"] == kind}
+              for kind in ("screen", "phone")}  # fmt: skip
+    assert widths == {"screen": {"960"}, "phone": {"340"}}, "340 fits into a window of 390 pixels with its margins"
+    assert page.count("svg", "screen") == page.count("svg", "phone") >= 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "css"),
+    [(0.5, 0.6, "better"), (0.5, 0.5, ""), (0.5, 0.4, "worse"), (None, 0.3, "better"), (None, 0.0, "")],
+)
+def test_a_success_is_green_where_it_rose(folder, tmp_path, before, after, css):
+    def rate(value):
+        return None if value is None else {"rate": value, "low": 0.0, "high": 1.0, "n": 10}
+
+    for name in ("spec.yaml", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "results.json").write_text(json.dumps({"success": rate(after), "before": rate(before)}))
+    made(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert f'<div class="tile {css}"><span>success</span><b>{100 * after:.1f} %' in text
+
+
+def test_the_page_fetches_nothing(folder):
+    made(folder)
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    assert "default-src 'none'" in next(a["content"] for t, a in page.elements if a.get("http-equiv"))
+    assert page.count("script") == page.count("link") == page.count("img") == 0
+    assert all(a.get(name, "data:").startswith("data:") for _, a in page.elements for name in ("src", "href"))
+    assert not re.search(r"url\(|@import", text)
+
+
+def test_videos_are_bounded(folder, tmp_path):
+    made(folder, "--output", tmp_path / "small.html", "--video-mb", "0.0025")
+    page = Page((tmp_path / "small.html").read_text())
+    assert page.count("video") == 2
+    assert "2 more in" in page.text
+
+
+def test_a_run_that_has_just_begun(tmp_path):
+    spec = {**SPEC, "env": {"type": "scripted", "num_envs": 8}, "name": "begun"}
+    parse_spec(spec).dump(tmp_path / "spec.yaml")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time/step": 2.0, "env/success_rate": 0.5, "rollout/epi')
+    made(tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    assert "0 of 4 steps so far; the run has no results yet" in page.text
+    assert "No metrics.jsonl" in page.text
+
+
+def test_what_a_run_says_is_text(tmp_path):
+    parse_spec(SPEC).dump(tmp_path / "spec.yaml")
+    rate = {"rate": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+    results = {"success": rate, "tasks": {"<script>alert(1)</script>": rate}, "notes": ["a < b & c"]}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    made(tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    assert page.count("script") == 0
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_a_folder_without_a_run(tmp_path):
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "it has no spec.yaml" in result.output
+
+
+def test_a_resumed_run_counts_each_step_once(tmp_path):
+    parse_spec(SPEC).dump(tmp_path / "spec.yaml")
+    lines = [
+        {"step": s, "time/step": t, "env/success_rate": 0.25, "rollout/episodes": 16}
+        for s, t in ((1, 1), (2, 1), (2, 5))
+    ]
+    lines.append(
+        {"step": 2, "eval/success_rate": 0.5, "eval/success_low": 0.3, "eval/success_high": 0.7, "eval/episodes": 8}
+    )
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = gather(tmp_path)
+    assert found.series("time/step") == [(1, 1), (2, 5)]
+    assert [p.n for p in found.evaluations] == [8]
+    first = found.rollouts[0]
+    assert (first.low, first.high) == pytest.approx((0.1018, 0.4950), abs=1e-3), "Wilson, 4 of 16"
+
+
+def test_axes():
+    assert ticks(0.0, 1.0, 5) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert ticks(13, 13, 3)
+    assert [number(v) for v in (0, 0.00031, 1234.5, 1e6, -0.5)] == ["0", "3e-4", "1,234", "1e6", "-0.5"]
+    many = [Point(step=i, rate=0.5, low=0.4, high=0.6, n=9) for i in range(5000)]
+    line = re.search(r'class="line" d="([^"]*)"', success_chart(many, [], 4999, SCREEN))
+    assert line is not None
+    assert line[1].count("L") == MAX_POINTS - 1
+
+
+def test_the_timeline_draws_the_last_iteration_and_a_close_look():
+    def slice_(pid, tid, category, name, start, length, **args):
+        return {
+            "ph": "X",
+            "pid": pid,
+            "tid": tid,
+            "cat": category,
+            "name": name,
+            "ts": start,
+            "dur": length,
+            "args": args,
+        }
+
+    names = [
+        {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": name}}
+        for pid, tid, role in ((1, 1, "sim"), (2, 2, "policy"), (3, 3, "learner"))
+        for kind, name in (("process_name", f"worker {pid - 1}"), ("thread_name", role))
+    ]
+    work = [
+        event
+        for i in range(20)
+        for event in (
+            slice_(2, 2, "work", "act", 1000 * i, 400, lane=[0]),
+            slice_(1, 1, "work", "step", 1000 * i + 500, 400, lane=0),
+        )
+    ]
+    spans = [slice_(0, 4, "iteration", "training 1", -9e4, 9e4), slice_(0, 4, "iteration", "training 2", 0, 2e4)]
+    (whole_title, whole), (near_title, near) = timelines({"traceEvents": [*names, *spans, *work]})
+    assert whole_title.startswith("Step 2")
+    assert near_title == "The begin of its rollout, 8 ms"
+    assert (whole.count('class="policy lane0"'), near.count('class="policy lane0"')) == (2 * 20, 2 * 9)
+    assert "worker 0: sim" in whole
+    assert "worker 2" not in whole, "it did nothing"
+    assert timelines({}) == []

@@ -1,0 +1,377 @@
+"""Specs: what they accept, and every way in which one can be wrong."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_rl.core.errors import SpecError
+from vla_rl.core.spec.spec import Spec, component, load_spec, missing, parse_spec
+
+TOY = """
+import attrs
+from attrs import field, frozen, validators as v
+from pathlib import Path
+from typing import Literal
+from vla_rl import Plugin
+
+@frozen(kw_only=True)
+class Nested:
+    lower: float = field(default=0.1, validator=v.ge(0))
+    upper: float = field(default=0.9)
+    @upper.validator
+    def _ordered(self, attribute, value):
+        if value < self.lower:
+            raise ValueError(f"{value} is below lower {self.lower}")
+
+@frozen(kw_only=True)
+class Config:
+    width: int = 3
+    filter: Nested | None = None
+    sizes: dict[str, int] = field(factory=dict)
+    where: str | int = 0
+    pair: tuple[int, int] = (1, 2)
+    names: tuple[str, ...] = ()
+    mode: Literal["a", "b"] = "a"
+    path: Path | None = None
+    _hidden: bool = True
+
+@frozen(kw_only=True)
+class Taken:
+    num_envs: int = 1
+
+def build(config, context):
+    raise AssertionError("checking builds nothing")
+
+toy = Plugin(config=Config, build=build, summary="toy")
+taken = Plugin(config=Taken, build=build, summary="toy")
+vla_rl_plugins = {
+    "model": {"toy": toy}, "env": {"toy": toy, "taken": taken}, "algorithm": {"toy": toy}, "placement": {"toy": toy},
+    "hook": {"toy": toy},
+}
+"""
+
+GOOD = """\
+name: test
+plugins: [toy.py]
+model: {type: toy}
+env: {type: toy, num_envs: 8, sizes: {front: 64}}
+rollout: {chunk: 4, episodes: 16, group_size: 4, auto_reset: off}
+algorithm:
+  type: toy
+  filter: {lower: 0.2, upper: 1}
+placement: {type: toy}
+train: {steps: 2, lr: 1e-6, micro_batch: 4}
+hooks: [{type: toy, where: here}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(text: str = GOOD, *overrides: str) -> Spec:
+    Path("spec.yaml").write_text(text)
+    return load_spec("spec.yaml", overrides)
+
+
+def errors(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        read(text, *overrides)
+    return list(caught.value.errors)
+
+
+def test_a_good_spec():
+    spec = read()
+    assert spec.env.num_envs == 8
+    assert spec.env.config.sizes == {"front": 64}
+    assert spec.rollout.auto_reset == "off"
+    assert spec.algorithm.config.filter.upper == 1.0
+    assert type(spec.algorithm.config.filter.upper) is float
+    assert spec.train.lr == 1e-6
+    assert spec.hooks[0].config.where == "here"
+    assert spec.runtime.backend == "ray"
+    assert spec.warmup is None
+    assert list(missing(spec)) == []
+
+
+def test_to_dict_and_dump_read_back_to_an_equal_spec(folder):
+    spec = read(GOOD, "model.path=~/x", "model.hidden=false", "warmup={episodes: 3, epochs: 2, lr: 1e-3}")
+    data = spec.to_dict()
+    assert data["env"] == {"type": "toy", "num_envs": 8, **data["env"]}
+    assert data["plugins"] == [str(folder / "toy.py")], "a path is absolute, so that any process finds it"
+    assert data["model"]["hidden"] is False
+    assert parse_spec(data) == spec
+    spec.dump(folder / "out.yaml")
+    assert load_spec(folder / "out.yaml") == spec
+
+
+def test_another_process_can_unpickle_a_spec(folder):
+    (folder / "spec.pickle").write_bytes(pickle.dumps(read()))
+    code = "import pickle; print(pickle.load(open('spec.pickle', 'rb')).env.config.sizes)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "{'front': 64}"
+
+
+def test_every_error_of_a_file_at_once():
+    text = (
+        GOOD.replace("num_envs: 8", "num_envs: 1.7")
+        .replace("upper: 1", "uper: 1")
+        .replace("episodes: 16", "episodes: true")
+        .replace("lr: 1e-6", "lr: -1")
+        .replace("where: here", "where: [1]")
+        .replace("steps: 2, ", "")
+    )
+    assert errors(text) == [
+        "spec.yaml:4: env.num_envs: expected int, got float 1.7",
+        "spec.yaml:5: rollout.episodes: expected int, got bool True",
+        "spec.yaml:8: algorithm.filter.uper: unknown key; did you mean 'upper'?",
+        "spec.yaml:10: train.steps: required, but missing",
+        "spec.yaml:10: train.lr: 'lr' must be > 0: -1.0",
+        "spec.yaml:11: hooks.0.where: expected str or int, got a list",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("name: test\n", "", "spec.yaml:1: name: required, but missing"),
+        ("name: test", "name: 3", "spec.yaml:1: name: expected str, got int 3; put it in quotes"),
+        (
+            "name: test",
+            "name: a/b",
+            "spec.yaml:1: name: 'a/b' must be letters, digits and any of _ . + - after the first",
+        ),
+        ("name: test", "name: test\nname: t", "spec.yaml:2: name: duplicate key, already given in line 1"),
+        ("name: test", "name: test\nseeds: 1", "spec.yaml:2: seeds: unknown key; did you mean 'seed'?"),
+        ("model: {type: toy}", "model: {}", "spec.yaml:3: model.type: required, but missing"),
+        (
+            "model: {type: toy}",
+            "model: toy",
+            "spec.yaml:3: model: expected a mapping such as {type: ...}, got str 'toy'",
+        ),
+        ("model: {type: toy}", "model:", "spec.yaml:3: model: expected a mapping such as {type: ...}, got nothing"),
+        ("model: {type: toy}", "model: {type: toy, pair: [1]}", "spec.yaml:3: model.pair: expected 2 items, got 1"),
+        (
+            "model: {type: toy}",
+            "model: {type: toy, names: x}",
+            "spec.yaml:3: model.names: expected a list, got str 'x'",
+        ),
+        (
+            "model: {type: toy}",
+            "model: {type: toy, names: [a, 1]}",
+            "spec.yaml:3: model.names.1: expected str, got int 1; put it in quotes",
+        ),
+        (
+            "model: {type: toy}",
+            "model: {type: toy, mode: A}",
+            "spec.yaml:3: model.mode: expected one of 'a', 'b', got str 'A'",
+        ),
+        (
+            "model: {type: toy}",
+            "model: {type: toy, hidden: 1}",
+            "spec.yaml:3: model.hidden: expected bool (true or false), got int 1",
+        ),
+        (
+            "front: 64",
+            "front: x",
+            "spec.yaml:4: env.sizes.front: expected int, got str 'x'",
+        ),
+        (
+            "env: {type: toy, num_envs: 8",
+            "env: {type: taken, num_envs: 8",
+            "spec.yaml:4: env.type: plugin 'taken' has a setting named 'num_envs', which is core's; rename it",
+        ),
+        ("num_envs: 8", "numenvs: 8", "spec.yaml:4: env.num_envs: required, but missing"),
+        (
+            "auto_reset: off",
+            "auto_reset: of",
+            "spec.yaml:5: rollout.auto_reset: expected one of 'off', 'immediate', 'deferred', got str 'of'; did you mean 'off'?",
+        ),
+        (
+            "group_size: 4",
+            "group_size: 3",
+            "spec.yaml:5: rollout.group_size: 3 does not divide env.num_envs 8; use 2 or 4, or env.num_envs 6 or 9",
+        ),
+        (
+            "group_size: 4",
+            "group_size: 11",
+            "spec.yaml:5: rollout.group_size: 11 does not divide env.num_envs 8; use 8, or env.num_envs 11",
+        ),
+        ("episodes: 16", "episodes: 12", "spec.yaml:5: rollout.episodes: 12 is not a multiple of env.num_envs 8"),
+        ("episodes: 16, ", "", "spec.yaml:5: rollout.episodes: required with auto_reset: off"),
+        (
+            "auto_reset: off",
+            "auto_reset: deferred",
+            "spec.yaml:5: rollout.episodes: has no effect with auto_reset: deferred; give steps",
+        ),
+        (
+            "episodes: 16, group_size: 4, auto_reset: off",
+            "steps: 10, auto_reset: immediate",
+            "spec.yaml:5: rollout.steps: 10 is not a multiple of chunk 4",
+        ),
+        ("upper: 1", "upper: 0.1", "spec.yaml:8: algorithm.filter.upper: 0.1 is below lower 0.2"),
+        (
+            "micro_batch: 4",
+            "micro_batch: 4, global_batch: 2",
+            "spec.yaml:10: train.global_batch: 2 is less than micro_batch 4",
+        ),
+        (
+            "hooks: [{type: toy, where: here}]",
+            "hooks: {type: toy}",
+            "spec.yaml:11: hooks: expected a list of hooks such as [{type: ...}], got a mapping",
+        ),
+        (
+            "hooks: [{type: toy, where: here}]",
+            "hooks: [{type: toy}, {type: toy, where: here}, {type: toy}]",
+            "spec.yaml:11: hooks.2: 'toy' is listed twice with the same settings; it would do everything twice",
+        ),
+        (
+            "plugins: [toy.py]",
+            "plugins: [toy.py, ./toy]",
+            "spec.yaml:2: plugins.1: './toy' is neither a dotted module name nor the path of a .py file",
+        ),
+        (
+            "plugins: [toy.py]",
+            "plugins: [toy.py, toy.py]",
+            "spec.yaml:2: plugins.1: 'FOLDER/toy.py' is listed twice",
+        ),
+        (
+            "algorithm:\n  type: toy",
+            "algorithm:\n  type: grpo\n  preset: [paper]",
+            "spec.yaml:8: algorithm.preset: 'grpo' has no preset ['paper']; there are: 'paper', 'rlinf', 'simplevla'",
+        ),
+        (
+            "plugins: [toy.py]",
+            "plugins: [toy.py, nope.sub]",
+            "spec.yaml:2: plugins.1: no module named 'nope.sub'; give the path of its .py file, or put its folder on PYTHONPATH",
+        ),
+    ],
+)
+def test_one_error(old, new, message):
+    assert old in GOOD
+    assert message in [error.replace(str(Path.cwd()), "FOLDER") for error in errors(GOOD.replace(old, new))]
+
+
+def test_an_unknown_plugin_says_what_is_installed():
+    (error,) = errors(GOOD.replace("model: {type: toy}", "model: {type: toys}"))
+    assert error.startswith("spec.yaml:3: model.type: no model named 'toys'; did you mean 'toy'?; installed models: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "spec.yaml:1: is empty; a spec has the keys name, seed, plugins, model"),
+        ("# only a comment\n", "is empty"),
+        ("- a\n- b\n", "expected a mapping with the keys of a spec, got a list"),
+        ("a: [", "spec.yaml:1: not valid YAML: "),
+    ],
+)
+def test_no_spec_at_all(text, message):
+    assert message.split(":")[-1] in errors(text)[0]
+
+
+@pytest.mark.parametrize("text", [GOOD.encode("utf-16"), GOOD.encode() + b"# caf\xe9", b"\x80\x04\x95"])
+def test_a_file_that_is_no_text_in_utf_8(text):
+    Path("spec.yaml").write_bytes(text)
+    with pytest.raises(SpecError, match="spec.yaml: is no text in UTF-8 .*; save it anew as UTF-8"):
+        load_spec("spec.yaml")
+
+
+def test_a_folder_as_spec(folder):
+    with pytest.raises(SpecError, match="is a folder, and not that of a run"):
+        load_spec(folder)
+
+
+def test_what_could_not_be_read_is_not_missed_as_well():
+    found = errors(GOOD.replace("env: {type: toy, num_envs: 8, sizes: {front: 64}}", "env: {<<: {type: toy}, a: 1}"))
+    assert len(found) == 1 and "spec.yaml:4: env: merge keys (`<<:`) are not part of YAML 1.2" in found[0]
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(SpecError, match="nope.yaml: no such file"):
+        load_spec("nope.yaml")
+
+
+def test_overrides():
+    spec = read(
+        GOOD, "algorithm.filter.lower=0.3", "train.lr=1e-4", "hooks.0.where=7", "env.num_envs=4", "rollout.auto_reset=off",
+        "warmup.episodes=3", "warmup.epochs=1", "warmup.lr=1",
+    )  # fmt: skip
+    assert spec.algorithm.config.filter.lower == 0.3
+    assert spec.train.lr == 1e-4
+    assert spec.hooks[0].config.where == 7
+    assert spec.env.num_envs == 4
+    assert spec.warmup is not None
+    assert read(GOOD, "hooks=[]").hooks == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.filtr.lower=1", "override: algorithm.filtr: unknown key; did you mean 'filter'?"),
+        ("train.lrr=1", "override: train.lrr: unknown key; did you mean 'lr'?"),
+        ("trian.lr=1", "override: trian.lr: unknown key 'trian'; did you mean 'train'?"),
+        ("train.lr=fast", "override: train.lr: expected float, got str 'fast'"),
+        ("train.lr=[", "override: train.lr: not valid YAML: "),
+        ("train", "override: 'train' is not of the form path=value"),
+        ("name.x=1", "override: name.x: name is str 'test', which has no 'x'"),
+        ("placement.0.type=toy", "override: placement.0.type: the spec lists no placement; give the whole list"),
+        ("env..num_envs=1", "override: 'env..num_envs' has a dot without a key before and after it"),
+        ("algorithm.mode=[a]", "override: algorithm.mode: expected one of 'a', 'b', got a list"),
+        ("hooks.3.where=1", "override: hooks.3.where: hooks has 1 items; '3' is none of 0, 1, ..."),
+    ],
+)
+def test_a_wrong_override(override, message):
+    found = errors(GOOD.replace("placement: {type: toy}\n", ""), override)
+    assert any(error.startswith(message) for error in found), found
+
+
+def test_an_override_that_another_key_does_not_allow():
+    assert "spec.yaml:5: rollout.episodes: 16 is not a multiple of env.num_envs 6" in errors(GOOD, "env.num_envs=6")
+
+
+def test_components_from_python(folder):
+    made = component("algorithm", "toy", [str(folder / "toy.py")], filter={"lower": 0.3})
+    assert made.config.filter.lower == 0.3
+    with pytest.raises(ValueError, match="filtr: unknown key; did you mean 'filter'"):
+        component("algorithm", "toy", [str(folder / "toy.py")], filtr={})
+
+
+def test_defaults_are_the_installed_plugins():
+    text = GOOD.replace("placement: {type: toy}\n", "").replace("hooks: [{type: toy, where: here}]\n", "")
+    spec = read(text)
+    assert spec.placement.type == "collocated"
+    assert [hook.type for hook in spec.hooks] == ["console", "jsonl", "tensorboard"]
+
+
+def test_no_error_needs_torch(folder):
+    Path("spec.yaml").write_text(GOOD.replace("lower", "lowr"))
+    code = """
+import sys
+from vla_rl.core.spec.spec import load_spec
+try:
+    load_spec("spec.yaml")
+except Exception as exc:
+    print(type(exc).__name__, {"torch", "ray", "transformers", "numpy"} & set(sys.modules))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "SpecError set()"
+
+
+def test_a_spec_in_python_is_checked_as_well():
+    spec = read()
+    data: dict[str, Any] = {
+        key: getattr(spec, key) for key in ("name", "model", "env", "rollout", "algorithm", "train")
+    }
+    assert Spec(**data).hooks[0].type == "console"
+    with pytest.raises(ValueError, match="'nope nope' must be letters"):
+        Spec(**{**data, "name": "nope nope"})

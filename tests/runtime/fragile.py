@@ -1,0 +1,112 @@
+"""A plugin in one file: the game of the scripted double as a `Row` that breaks when it is told to, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from attrs import field, frozen
+
+from vla_rl.core.types import Context, EnvInfo, Plugin, ResetState, TaskInfo
+from vla_rl.toolkit.envs.row import Outcome, Row, View
+from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.settings import Processes
+
+LENGTH = 4
+
+
+@frozen(kw_only=True)
+class FragileConfig:
+    fault: Literal["none", "kill", "stop", "raise", "nan", "slow", "reset"] = "none"
+    always: bool = False
+    row: int = 1
+    at_step: int = 6
+    """Step of the row's life."""
+    told: str = ""
+    """File that says that the fault has happened."""
+    report_numpy: str = ""
+    """File for the version of NumPy that a row runs with."""
+    latency_s: float = 0.0
+    """Seconds that a step takes."""
+    processes: Processes = field(factory=Processes)
+
+
+@frozen
+class MakeFragile:
+    config: FragileConfig
+
+    def __call__(self, number: int) -> Fragile:
+        return Fragile(self.config, number)
+
+
+class Fragile(Row):
+    """The first dimension of the actions, summed, must have the sign of the state's first number."""
+
+    def __init__(self, config: FragileConfig, number: int) -> None:
+        self.config, self.number, self.life = config, number, 0
+        if config.report_numpy:
+            Path(config.report_numpy).write_text(np.__version__)
+
+    def reset(self, state_id: int, seed: int) -> None:
+        if self.config.fault == "reset" and self.breaks():
+            raise RuntimeError("the scene fell apart")
+        self.target = 1.0 if np.random.default_rng(state_id).random() < 0.5 else -1.0
+        self.state_id, self.steps, self.push = state_id, 0, 0.0
+
+    def step(self, action: np.ndarray) -> Outcome:
+        time.sleep(self.config.latency_s)
+        self.life += 1
+        self.steps += 1
+        self.push += float(action[0])
+        broken = self.config.fault != "reset" and self.life == self.config.at_step and self.breaks()
+        if broken and self.config.fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if broken and self.config.fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if broken and self.config.fault == "raise":
+            raise ValueError("the gripper fell off")
+        if broken and self.config.fault == "slow":
+            time.sleep(600)
+        if broken and self.config.fault == "nan":
+            self.push = np.nan
+        over = self.steps == LENGTH
+        won = over and self.push * self.target > 0
+        return Outcome(float(won), won, terminated=over)
+
+    def look(self) -> View:
+        image = np.full((8, 8, 3), 128 + 60 * int(self.target), np.uint8)
+        image[0] = self.state_id
+        return View({"main": image}, np.array([self.target, self.push], np.float32))
+
+    def expert_chunk(self, length: int) -> np.ndarray:
+        return np.full((length, 2), 0.5 * self.target, np.float32)
+
+    def breaks(self) -> bool:
+        if self.number != self.config.row or self.config.fault == "none":
+            return False
+        told = Path(self.config.told)
+        first = not told.exists()
+        told.touch()
+        return first or self.config.always
+
+
+def build(config: FragileConfig, context: Context) -> RowsEnv:
+    info = EnvInfo(
+        cameras={"main": (8, 8)},
+        state_dim=2,
+        action_low=(-1.0, -1.0),
+        action_high=(1.0, 1.0),
+        tasks=(TaskInfo(name="sign", instruction="follow the sign", max_steps=8),),
+    )
+    states = {
+        "train": [ResetState(id=i, task="sign") for i in range(32)],
+        "eval": [ResetState(id=i, task="sign") for i in range(32, 48)],
+    }
+    return RowsEnv(info, states, MakeFragile(config), context, config.processes)
+
+
+vla_rl_plugins = {"env": {"fragile": Plugin(config=FragileConfig, build=build, summary="a row that breaks once")}}

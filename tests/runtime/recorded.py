@@ -1,0 +1,25 @@
+"""A plugin of kind data for tests: first chunks of the scripted simulator's expert, in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.types import Context, Plugin
+from vla_rl.testing import ScriptedEnv
+from vla_rl.toolkit.data.samples import Held
+
+
+@frozen(kw_only=True)
+class RecordedConfig:
+    rows: int = 32
+
+
+def build(config: RecordedConfig, context: Context) -> Held:
+    env = ScriptedEnv(config.rows, chunk=context.chunk)
+    rows = np.arange(config.rows)
+    states = np.array([state.id for state in env.reset_states("train")])[rows % len(env.reset_states("train"))]
+    return Held([(env.reset(rows, states, rows), env.expert_chunk())])
+
+
+vla_rl_plugins = {"data": {"recorded": Plugin(config=RecordedConfig, build=build, summary="for tests")}}

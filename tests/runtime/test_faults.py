@@ -1,0 +1,123 @@
+"""What breaks is named: plugin, role, worker, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_rl.core.episodes import EnvError
+from vla_rl.core.errors import CallHung, PluginError, SpecError, UserError, WorkerDied
+from vla_rl.testing.scripted import SimulatorFault
+
+BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_simulator_that_raises_is_named(train, backend):
+    with pytest.raises(SimulatorFault) as caught:
+        train(env={"fault": "raise", "fault_at": 2}, runtime={"backend": backend})
+    assert any("in plugin 'scripted', hook 'chunk_step'" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("fault", "message"), [("nan", "not finite"), ("shape", "has shape")])
+def test_a_simulator_that_breaks_its_contract_is_named(train, backend, fault, message):
+    with pytest.raises(EnvError, match=rf"env 'scripted'.*{message}"):
+        train(env={"fault": fault}, runtime={"backend": backend})
+
+
+@pytest.mark.ray
+def test_a_worker_that_dies_is_named(train):
+    with pytest.raises(WorkerDied, match=r"worker 0 \(sim"):
+        train(env={"fault": "exit"}, runtime={"backend": "ray"})
+
+
+@pytest.mark.ray
+def test_a_call_that_hangs_hits_the_deadline_and_is_named(train):
+    with pytest.raises(CallHung, match=r"sim worker 0, lane 0 \(env 'scripted'\): step has not returned for .* 12 s"):
+        train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0})
+
+
+@pytest.mark.ray
+def test_a_hang_in_a_process_of_its_own_is_named(train):
+    with pytest.raises(CallHung, match=r"sim worker 0 \(env 'scripted'\): step has not returned for .* 12 s"):
+        train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0}, placement={"type": "slots"})
+
+
+def test_an_algorithm_that_needs_values_refuses_a_model_without(train, tmp_path, monkeypatch):
+    (tmp_path / "mute.py").write_text(
+        "import attrs\n"
+        "from vla_rl.core.hookspecs import VLAModel\n"
+        "from vla_rl.testing.linear import LinearModel\n"
+        "from vla_rl.core.types import Plugin\n"
+        "class Mute(LinearModel):\n"
+        "    values = VLAModel.values\n"
+        "def build(config, context):\n"
+        "    return Mute(context.env, context.chunk)\n"
+        "@attrs.frozen(kw_only=True)\n"
+        "class Config: pass\n"
+        "vla_rl_plugins = {'model': {'mute': Plugin(config=Config, build=build, summary='no critic')}}\n"
+    )
+    plugins = ["vla_rl.testing.scripted", str(tmp_path / "mute.py")]
+    with pytest.raises(PluginError, match=r"algorithm 'ppo' needs values.*model 'mute' has no value head"):
+        train(plugins=plugins, model={"type": "mute"}, algorithm={"type": "ppo"}, rollout={"group_size": 1})
+
+
+def test_more_rows_than_the_machine_can_carry(train, tmp_path):
+    (tmp_path / "huge.py").write_text(
+        "import attrs\n"
+        "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
+        "vla_rl_plugins = {'env': {'huge': attrs.evolve(doubles['env']['scripted'], row_memory=10**12)}}\n"
+    )
+    plugins = ["vla_rl.testing.scripted", str(tmp_path / "huge.py")]
+    with pytest.raises(SpecError, match=r"8 rows of huge need about 7450.6 GiB .* lower env.num_envs"):
+        train(plugins=plugins, env={"type": "huge"})
+
+
+def test_more_groups_than_states(train):
+    message = r"8 rows in groups of 2 are 4 groups, .* env 'scripted' has 3 train states; raise rollout.group_size"
+    with pytest.raises(UserError, match=message):
+        train(env={"num_states": 3}, rollout={"group_size": 2})
+
+
+def test_a_machine_that_cannot_draw_is_told_before_any_worker_starts(train, tmp_path):
+    (tmp_path / "blind.py").write_text(
+        "import attrs\n"
+        "from vla_rl.core.errors import UserError\n"
+        "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
+        "def look(config):\n"
+        "    raise UserError('blind draws with egl, which does not work on this machine')\n"
+        "def build(config, context):\n"
+        "    raise AssertionError('a worker started')\n"
+        "vla_rl_plugins = {'env': {'blind': attrs.evolve(doubles['env']['scripted'], preflight=look, build=build)}}\n"
+    )
+    plugins = ["vla_rl.testing.scripted", str(tmp_path / "blind.py")]
+    with pytest.raises(UserError, match="blind draws with egl"):
+        train(plugins=plugins, env={"type": "blind"}, runtime={"backend": "ray"})
+
+
+def test_more_workers_than_cores(train):
+    with pytest.raises(SpecError, match="4096 workers need a CPU core each"):
+        train(env={"num_envs": 4096}, rollout={"episodes": 4096}, placement={"type": "collocated", "workers": 4096})
+
+
+def test_rows_that_do_not_divide(train):
+    with pytest.raises(SpecError, match="9 rows cannot be shared evenly by 2 workers"):
+        train(
+            env={"num_envs": 9},
+            rollout={"episodes": 9, "group_size": 3},
+            placement={"type": "collocated", "workers": 2},
+        )
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(train):
+    with pytest.raises(UserError, match="loss or gradient of model 'linear' is not finite in step 1"):
+        train(
+            rollout={"reward_coef": 1e38},
+            algorithm={"type": "ppo", "normalize_advantages": False, "huber_delta": None, "value_clip": None},
+        )
+
+
+@pytest.mark.ray
+def test_a_cluster_that_is_not_there(train):
+    with pytest.raises(UserError, match=r"runtime.address='127.0.0.1:1'"):
+        train(runtime={"backend": "ray", "address": "127.0.0.1:1"})

@@ -1,0 +1,75 @@
+"""A cluster of two nodes: workers are where the placement says, and a run survives the loss of one."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from scripted_runs import scripted_spec
+
+from vla_rl.core.plan import DoesNotFit
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.backends.reservation import nodes_of
+from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.rollouts.rounds import Rounds
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+APART = {"type": "hybrid", "sim": "body:cpu", "policy": "brain:0", "learner": "brain:0"}
+JOIN = {"backend": "ray", "address": "auto"}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Node `brain` with a core, and node `body` with another."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": "brain"})
+    made.body = made.add_node(num_cpus=1, node_name="body")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_ADDRESS", made.address)
+    yield made
+    patch.undo()
+    made.shutdown()
+
+
+def test_workers_are_where_the_placement_says(cluster):
+    runtime = Driver(parse_spec(scripted_spec(runtime=JOIN, placement=APART)))
+    try:
+        names = {identity: node.name for identity, node in nodes_of(ray)}
+        where = [ray.util.placement_group_table(g)["bundles_to_node_id"][b] for g, b in runtime.backend.held]
+        roles = [assignment.slot.roles for assignment in runtime.fleet.assignments]
+        assert list(zip(roles, (names[node] for node in where), strict=True)) == [
+            (("sim",), "body"),
+            (("policy", "learner"), "brain"),
+        ]
+    finally:
+        runtime.close()
+    with pytest.raises(DoesNotFit, match=r"no node is named 'head'; there are: body, brain"):
+        Driver(parse_spec(scripted_spec(runtime=JOIN, placement={**APART, "policy": "head:0"})))
+    with pytest.raises(DoesNotFit, match=r"device 2 is needed, and there are 2 CPU slots .* on node 'brain': 0-1"):
+        Driver(parse_spec(scripted_spec(runtime=JOIN, placement={**APART, "learner": "brain:2"})))
+
+
+def test_a_run_survives_a_sim_node_that_comes_back_a_sim_worker_and_a_learner(cluster, train, monkeypatch):
+    _, expected = train("local")
+    broken = []
+    whole = Rounds.roll_out
+
+    def roll_out(rounds, version):
+        backend, step = rounds.fleet.backend, rounds.step
+        if step == 2 and "sim" not in broken:
+            broken.append("sim")
+            cluster.remove_node(cluster.body)
+            cluster.body = cluster.add_node(num_cpus=1, node_name="body")
+        if step == 3 and "process" not in broken:
+            broken.append("process")
+            ray.kill(backend.actors[0])
+        if step == 4 and "learner" not in broken:
+            broken.append("learner")
+            ray.kill(backend.actors[1])
+        return whole(rounds, version)
+
+    monkeypatch.setattr(Rounds, "roll_out", roll_out)
+    results, got = train("nodes", runtime=JOIN, placement=APART, train={"checkpoint_every": 1})
+    assert broken == ["sim", "process", "learner"] and results["faults"] == 2
+    assert [line.get("env/return") for line in got] == [line.get("env/return") for line in expected]
+    for a, b in zip(expected, got, strict=True):
+        assert a.get("loss/total") == pytest.approx(b.get("loss/total"), abs=1e-5)

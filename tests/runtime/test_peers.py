@@ -1,0 +1,212 @@
+"""The line between a policy's worker and its simulators': order, failures, ends."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from vla_rl.runtime.backends import peers as module
+from vla_rl.runtime.backends.peers import Answering, Caller, Line, RayPeers
+from vla_rl.runtime.backends.wire import here
+
+
+class SimFault(RuntimeError):
+    pass
+
+
+POLICY, OTHER = 7, 8
+
+
+@pytest.fixture
+def door(tmp_path):
+    """(listening socket, its address)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "door"))
+        listening.listen()
+        yield listening, str(tmp_path / "door")
+
+
+@pytest.fixture
+def ends(door):
+    """(simulators, {policy worker: its line to them})."""
+    answering, lines = Answering(), {}
+    for policy in (POLICY, OTHER):
+        assert answering.connect(policy, here(), door[1])
+        lines[policy] = Line(door[0].accept()[0])
+    yield answering, lines
+    for line in [*lines.values(), *answering.lines.values()]:
+        line.close()
+
+
+@pytest.fixture
+def served(ends):
+    """-> begin(call, policy): a caller; a thread stands for the process of the simulators, which does one thing at a
+    time."""
+    answering, lines = ends
+    with ThreadPoolExecutor(1) as pool:
+
+        def begin(call, policy=POLICY):
+            serving = pool.submit(answering.serve, policy, call)
+            return Caller(lines[policy], lambda wait: serving.result(20) if wait or serving.done() else None)
+
+        yield begin
+        for line in lines.values():
+            line.close()
+
+
+def waited(ticket):
+    while not ticket.done:
+        ticket.caller.receive()
+    return ticket.value
+
+
+def double(role, method, number):
+    if method == "break":
+        fault = SimFault(f"row {number}")
+        fault.add_note("in plugin x")
+        raise fault
+    return number * 2
+
+
+def test_answers_come_in_the_order_of_calls(served):
+    caller = served(double)
+    tickets = [caller.call("sim", "step", i) for i in range(5)]
+    assert waited(tickets[4]) == 8
+    assert [ticket.value for ticket in tickets] == [0, 2, 4, 6, 8]
+    caller.end()
+
+
+def test_messages_of_any_size_arrive_whole(served):
+    caller = served(lambda role, method, size: bytes(size))
+    for size in (0, 1, 10**7):
+        assert waited(caller.call("sim", "step", size)) == bytes(size)
+    caller.end()
+
+
+def test_what_a_call_raises_is_raised_where_it_was_asked_for(served):
+    caller = served(double)
+    good, bad = caller.call("sim", "step", 1), caller.call("sim", "break", 1)
+    assert waited(good) == 2
+    with pytest.raises(SimFault, match="row 1") as caught:
+        waited(bad)
+    assert caught.value.__notes__ == ["in plugin x"] and "in double" in str(caught.value.__cause__)
+
+
+def test_what_cannot_be_pickled_is_told_in_words(served):
+    class Local(Exception):
+        pass
+
+    def fail(role, method, number):
+        raise Local("row 3")
+
+    caller = served(fail)
+    with pytest.raises(RuntimeError, match="Local: row 3"):
+        waited(caller.call("sim", "step", 1))
+
+
+def test_two_that_send_more_than_fits_do_not_wait_for_each_other(served):
+    caller = served(lambda role, method, data: data)
+    data = bytes(200_000)
+    tickets = [caller.call("sim", "step", data) for _ in range(12)]
+    assert all(waited(ticket) == data for ticket in tickets)
+    caller.end()
+
+
+def test_answers_that_nobody_waits_for_are_dropped(served):
+    caller = served(double)
+    for i in range(3):
+        caller.call("sim", "step", i)
+    caller.end()
+    again = served(double)
+    assert waited(again.call("sim", "step", 5)) == 10
+    again.end()
+
+
+def test_simulators_answer_several_policies_at_a_time(served):
+    first, second = served(double), served(double, OTHER)
+    assert waited(second.call("sim", "step", 3)) == 6, "while the first one's rollout goes on"
+    assert waited(first.call("sim", "step", 4)) == 8
+    first.end()
+    assert waited(second.call("sim", "step", 5)) == 10
+    second.end()
+
+
+def test_each_policy_hears_of_its_own_failures(served):
+    first, second = served(double), served(double, OTHER)
+    bad = second.call("sim", "break", 2)
+    with pytest.raises(SimFault, match="row 2"):
+        waited(bad)
+    assert waited(first.call("sim", "step", 4)) == 8
+    first.end()
+
+
+def test_a_policy_that_is_gone_stops_nobody(served, ends):
+    ends[1][OTHER].close()
+    caller = served(double)
+    assert waited(caller.call("sim", "step", 4)) == 8
+    caller.end()
+    again = served(double)
+    assert waited(again.call("sim", "step", 5)) == 10
+    again.end()
+
+
+def test_a_worker_that_is_gone_is_told_by_whoever_knows(ends):
+    def died(wait):
+        raise SimFault("the actor died")
+
+    answering, lines = ends
+    caller = Caller(lines[POLICY], died)
+    ticket = caller.call("sim", "step", 1)
+    answering.lines[POLICY].close()
+    with pytest.raises(SimFault, match="the actor died"):
+        waited(ticket)
+
+
+def test_nobody_waits_for_a_worker_that_serves_no_more(ends, monkeypatch):
+    """Its socket may live on in a process that it forked."""
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    looks = []
+
+    def check(wait):
+        looks.append(wait)
+        if len(looks) == 3:
+            raise SimFault("serves no more")
+
+    caller = Caller(ends[1][POLICY], check)
+    with pytest.raises(SimFault, match="serves no more"):
+        waited(caller.call("sim", "step", 1))
+
+
+def test_a_server_that_breaks_leaves_nobody_waiting(served, ends, monkeypatch):
+    def broken(order, call):
+        raise MemoryError("no room for the answer")
+
+    monkeypatch.setattr(module, "_result", broken)
+    caller = served(double)
+    with pytest.raises(MemoryError, match="no room"):
+        waited(caller.call("sim", "step", 1))
+
+
+def test_only_workers_of_one_machine_have_a_line():
+    answering = Answering()
+    assert not answering.connect(POLICY, None, "nowhere")
+    assert not answering.connect(POLICY, ("another machine", 1), "nowhere")
+    assert not answering.lines
+
+
+def test_the_first_answer_is_there_from_whichever_line_it_comes(served):
+    slow, _other = socket.socketpair()
+    silent = Caller(Line(slow), lambda wait: None)
+    quick = served(double)
+    peers = RayPeers.__new__(RayPeers)
+    peers.ray = SimpleNamespace(wait=lambda calls, num_returns, timeout: ([], calls))
+    first, second = silent.call("sim", "step", 1), quick.call("sim", "step", 2)
+    assert peers.ready([first, second], None) == [second]
+    third = quick.call("sim", "step", 3)
+    assert waited(quick.call("sim", "step", 4)) == 8 and peers.ready([first, third], 0.0) == [third]
+    assert peers.ready([first], 0.01) == [] and peers.ready([first, "a call of Ray"], 0.01) == []
+    assert peers.ready(["a call of Ray", second], 0.01) == [second]
+    quick.end()

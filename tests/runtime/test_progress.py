@@ -1,0 +1,131 @@
+"""What a run says while it goes on: its devices first, then how far a long phase is."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from scripted_runs import scripted_spec
+
+from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.plan import Slot
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.backends import ray as backends
+from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.hardware import Device, describe
+from vla_rl.runtime.rollouts.progress import Count, Played
+from vla_rl.runtime.start import run
+
+LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
+
+
+def said(folder, capsys, **changes):
+    """The lines of a run that ticks at every chance and prints every tick."""
+    spec = scripted_spec(hooks=[{"type": "console", "mode": "plain", "every_s": 1e-9}], **changes)
+    run(parse_spec(spec), folder, False)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_line_comes_within_rollouts_and_evaluations(tmp_path, capsys, monkeypatch, backend):
+    monkeypatch.setattr(backends, "TICK_S", 0.0 if backend == "local" else 0.01)
+    slow = {"latency_s": 0.1} if backend == "ray" else {}
+    train = {"steps": 2}
+    lines = said(tmp_path / "run", capsys, runtime={"backend": backend}, env=slow, train=train, eval={"every": 0})
+    assert lines[0].startswith("devices: sim cpu, policy cpu, learner cpu")
+    found = [match.groups() for match in map(LINE.fullmatch, lines) if match]
+    rollouts = [
+        (int(step), int(done), int(total)) for step, phase, done, total, _ in found if phase == "rollout" and total
+    ]
+    assert {step for step, _, _ in rollouts} == {1, 2}
+    assert {total for _, _, total in rollouts} == {8}, "two rounds of at most eight steps in chunks of two"
+    assert len({done for _, done, _ in rollouts}) > 1 and all(done <= total for _, done, total in rollouts)
+    evaluations = [(int(done), int(total)) for _, phase, done, total, _ in found if phase == "eval"]
+    assert len({total for _, total in evaluations}) == 1 and len({done for done, _ in evaluations}) > 1
+    assert all(done <= total for done, total in evaluations)
+
+
+def test_ends_of_rows_are_counted():
+    played = Played()
+    played.begin()
+    policy = played.watching(lambda method, mode, lanes, *requests: "acted")
+
+    def ask(*rows: int) -> None:
+        requests = [SimpleNamespace(rows=range(n), done=n == 0) for n in rows]
+        assert policy("act", None, tuple(range(len(rows))), *requests) == "acted"
+
+    ask(4, 4)
+    assert played.count() == Count(rounds=0, steps=0, ended=0)
+    ask(4, 2)
+    assert played.count() == Count(rounds=0, steps=2, ended=2)
+    ask(1, 0)
+    assert played.count() == Count(rounds=1, steps=2, ended=7)
+    ask(0)
+    assert played.count() == Count(rounds=2, steps=0, ended=8)
+
+
+def assignments(*slots: Slot):
+    return [SimpleNamespace(slot=slot) for slot in slots]
+
+
+def test_devices_in_words():
+    H200 = "NVIDIA H200"
+    together = Slot(roles=("policy", "learner"), device="cuda", gpus=1.0)
+    sim = Slot(roles=("sim",), device="cpu")
+    apart = assignments(sim, sim, together, *[Slot(roles=("learner",), device="cuda", gpus=1.0)] * 3)
+    devices = [Device(), Device(), *(Device(i, H200) for i in (0, 1, 2, 4))]
+    assert describe(apart, devices) == "sim cpu x2, policy cuda:0, learner cuda:0-2,4 (NVIDIA H200)"
+    nodes = assignments(
+        *(Slot(roles=("sim", "policy", "learner"), device="cuda", gpus=0.5, node=n) for n in ("a", "a", "b"))
+    )
+    shared = [Device(0, H200), Device(0, H200), Device(1, "L40S")]
+    assert describe(nodes, shared).startswith("sim a:cuda:0 x2 + b:cuda:1, policy a:cuda:0 x2 + b:cuda:1, ")
+    assert describe(nodes, shared).endswith(" (NVIDIA H200, L40S)")
+    slots = assignments(
+        Slot(roles=("sim", "policy", "learner"), index=0), Slot(roles=("sim", "policy", "learner"), index=1)
+    )
+    words = "sim cpu x2, policy cpu x2, learner cpu x2 (no GPU was found: devices are CPU slots)"
+    assert describe(slots, [Device(), Device()]) == words
+
+
+def test_a_gpu_can_be_required(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    spec = scripted_spec(runtime={"require": "cuda"})
+    with pytest.raises(
+        SpecError, match=r"runtime.require: cuda is required, and there is no GPU: .* 0 GPUs were found"
+    ):
+        run(parse_spec(spec), tmp_path / "run", False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_expert_that_is_not_there_is_an_error_of_the_spec(tmp_path):
+    (tmp_path / "mute.py").write_text(
+        "import attrs\nfrom vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
+        "double = doubles['env']['scripted']\n"
+        "def build(config, context):\n"
+        "    env = double.build(config, context)\n"
+        "    def nobody(self):\n"
+        "        raise TypeError('Mute has no scripted expert')\n"
+        "    return type('Mute', (type(env),), {'__init__': lambda self: vars(self).update(vars(env)), "
+        "'expert_chunk': nobody})()\n"
+        "vla_rl_plugins = {'env': {'mute': attrs.evolve(double, build=build)}}\n"
+    )
+    plugins = ["vla_rl.testing.scripted", str(tmp_path / "mute.py")]
+    warmup = {"episodes": 2, "epochs": 1, "lr": 1e-3}
+    spec = scripted_spec(plugins=plugins, env={"type": "mute"}, warmup=warmup)
+    with pytest.raises(UserError, match=r"env 'mute' has no scripted expert to learn from here .Mute has no scripted"):
+        run(parse_spec(spec), tmp_path / "run", False)
+
+
+def test_a_worker_that_works_for_itself_is_named_once(monkeypatch):
+    runtime = Runtime(parse_spec(scripted_spec()))
+    try:
+        worker = runtime.backend.worker
+        heard = []
+        monkeypatch.setattr(worker, "beat", heard.append)
+        runtime.call(0, "worker", "clock")
+        runtime.call(0, "sim", "eval_states")
+    finally:
+        runtime.close()
+    assert heard[0] == "worker 0 (model 'linear'): clock" and "sim worker 0 (env 'scripted'): eval_states" in heard

@@ -1,0 +1,178 @@
+"""A run that is killed, interrupted or out of disk goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from scripted_runs import read_metrics, scripted_spec
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.run_folder.folder import CheckpointError, RunFolder, State
+
+LONG = {"train": {"steps": 12, "checkpoint_every": 2}, "eval": {"every": 3}, "env": {"latency_s": 0.02}}
+
+
+def start(spec_file: Path, folder: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(spec_file), "--folder", str(folder), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
+    while process.poll() is None:
+        file = folder / "metrics.jsonl"
+        if file.exists() and len(file.read_text().splitlines()) > step:
+            return
+        time.sleep(0.005)
+    pytest.fail(f"the run ended early:\n{process.stdout.read()}")
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    spec = parse_spec(scripted_spec(**LONG))
+    spec.dump(tmp_path / "spec.yaml")
+    return tmp_path / "spec.yaml"
+
+
+@pytest.mark.slow
+def test_killed_at_three_random_moments_and_resumed_equals_never_killed(spec_file, tmp_path, train):
+    _, expected = train("whole", **LONG)
+    folder, moments = tmp_path / "killed", random.Random(time.time_ns())
+    for kill in range(3):
+        process = start(spec_file, folder, *(["--resume"] if kill else []))
+        wait_for_step(folder, moments.randint(3 * kill + 1, 3 * kill + 3), process)
+        time.sleep(moments.random() * 0.2)
+        process.kill()
+        process.wait()
+    process = start(spec_file, folder, "--resume")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert read_metrics(folder) == expected
+    results = json.loads((folder / "results.json").read_text())
+    assert results["success"] == json.loads((tmp_path / "whole" / "results.json").read_text())["success"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_one_ctrl_c_saves_and_leaves_no_process(spec_file, tmp_path, train, backend):
+    process = start(spec_file, tmp_path / "run", f"runtime.backend={backend}")
+    wait_for_step(tmp_path / "run", 3, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "--resume" in output and "Traceback" not in output
+    _, alive = psutil.wait_procs(family, timeout=40)
+    assert not alive
+    saved = RunFolder(tmp_path / "run").restore()
+    assert saved is not None and 1 <= saved[0].step < 12
+    if backend == "local":
+        _, expected = train("whole", **LONG)
+        output, _ = start(spec_file, tmp_path / "run", "--resume").communicate(timeout=120)
+        assert read_metrics(tmp_path / "run") == expected, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_ctrl_c_twice_stops_at_once(spec_file, tmp_path, backend):
+    process = start(spec_file, tmp_path / "run", f"runtime.backend={backend}", "env.latency_s=0.5")
+    wait_for_step(tmp_path / "run", 0, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    _, alive = psutil.wait_procs(family, timeout=40)
+    assert not alive
+
+
+def test_a_run_folder_is_not_overwritten(train):
+    train(train={"steps": 0})
+    with pytest.raises(UserError, match="already holds a run; add --resume"):
+        train(train={"steps": 0})
+
+
+def test_a_finished_run_can_be_extended(train):
+    _, expected = train("whole", train={"steps": 4})
+    train("parts", train={"steps": 2})
+    _, metrics = train("parts", resume=True, train={"steps": 4})
+    steps = [m for m in metrics if "loss/total" in m]
+    assert steps == [m for m in expected if "loss/total" in m]
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
+    folder = RunFolder(tmp_path)
+
+    def write(model: Path, trainer: Path) -> None:
+        (model / "weights").write_text("good")
+
+    def full(model: Path, trainer: Path) -> None:
+        (model / "weights").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    folder.save(State(step=1), write, keep=2)
+    with pytest.raises(CheckpointError, match=r"step 2 .*No space left(.|\n)*step_000001"):
+        folder.save(State(step=2), full, keep=2)
+    state, trainer = folder.restore()
+    assert state.step == 1
+    assert (trainer.parent / "model" / "weights").read_text() == "good"
+    assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["last", "step_000001"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tiny file system needs root")
+@pytest.mark.slow
+def test_a_disk_that_is_really_full(tmp_path, spec_file):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        process = start(spec_file, disk / "run", "train.keep_checkpoints=2")
+        wait_for_step(disk / "run", 5, process)
+        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while True:  # the run writes meanwhile: what is free is known only when nothing is left
+                filler.write(b"x" * 1024)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode != 0
+        at_a_checkpoint = re.search(r"could not be written(.|\n)*0\.\d MiB were free on that disk", output)
+        assert at_a_checkpoint or "No space left" in output, output  # or when it wrote down its metrics
+        assert RunFolder(disk / "run").restore() is not None
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    folder = RunFolder(tmp_path)
+    for step in range(1, 5):
+        folder.save(State(step=step), lambda model, trainer: None, keep=2)
+    assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["last", "step_000003", "step_000004"]
+
+
+def test_weights_of_another_model_are_refused(train, tmp_path):
+    train(train={"steps": 1})
+    file = tmp_path / "run" / "spec.yaml"
+    file.write_text(file.read_text().replace("bins: 8", "bins: 4"))
+    with pytest.raises(UserError, match="shape"):
+        train(resume=True, model={"bins": 4}, train={"steps": 2})
+
+
+def test_a_run_without_a_sound_checkpoint_is_not_resumed(train, tmp_path):
+    train(train={"steps": 1})
+    (tmp_path / "run" / "checkpoints" / "last" / "trainer" / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"step_000001 is damaged: trainer/state.json has 1 bytes and had"):
+        train(resume=True, train={"steps": 2})

@@ -1,0 +1,246 @@
+"""What a rollout is made of: further rounds, weights of the past, values of today, a reference; and the end of a run in
+which nothing is left to train on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from scripted_runs import scripted_spec
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.selection import Selection
+from vla_rl.core.spec.spec import SpecError, parse_spec
+from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.learning.weights import Publisher
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.testing import synthetic
+from vla_rl.testing.linear import LinearModel
+
+IMPOSSIBLE = {"length": 9, "max_steps": 8}
+PPO = {"group_size": 1, "episodes": 16}
+SHORT = {"before": False, "episodes_per_task": 1}
+
+
+@contextmanager
+def runtime(**changes):
+    made = Driver(parse_spec(scripted_spec(**changes)))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def advance(made, step):
+    """One training step. -> (rollout, metrics)."""
+    rollout, metrics = made.rollout(step)
+    columns = np.arange(rollout.valid.shape[1])
+    return rollout, {**metrics, **made.update(rollout, columns, made.algorithm.advantages(rollout))}
+
+
+def weights_of(made):
+    learner = made.backend.worker.roles["learner"]
+    return {name: p.detach().clone() for name, p in learner.parameters.items()}
+
+
+# ------------------------------------------------------------------------------------------------- further rounds
+
+
+def test_filtered_groups_are_replaced_until_enough_survive():
+    narrow = {"type": "grpo", "filter": {"lower": 0.3, "upper": 0.7}}
+    with runtime(algorithm=narrow) as made:
+        plain, _ = made.rollout(1)
+        few = len(plain.groups[made.algorithm.select(plain)].unique())
+    assert 0 < few < 4
+    with runtime(algorithm=narrow, rollout={"resample": {"max_rounds": 8}}) as made:
+        rollout, metrics = made.rollout(1)
+        keep = made.algorithm.select(rollout)
+        played = rollout.valid.shape[1]
+        assert 16 < played < 16 + 8 * 8 and played % 8 == 0
+        assert len(rollout.groups[keep].unique()) >= 4
+        before = rollout.groups[:-8][keep[:-8]].unique()
+        assert len(before) < 4  # the last round was needed
+        columns = Selection(made.spec).choose(rollout, keep, metrics)
+        assert metrics["groups/kept"] == 4 and len(columns) == 16
+        assert metrics["groups/kept"] + metrics["groups/filtered"] == played / 4
+        kept = rollout.groups[torch.from_numpy(columns)]
+        assert kept.max() < rollout.groups.max() or len(rollout.groups[keep].unique()) == 4
+        assert rollout.episodes[-1].episode != rollout.episodes[0].episode
+
+
+def test_resampling_is_capped():
+    with runtime(env=IMPOSSIBLE, rollout={"resample": {"max_rounds": 2}}) as made:
+        rollout, metrics = made.rollout(1)
+        assert rollout.valid.shape[1] == 16 + 2 * 8
+        assert metrics["rollout/episodes"] == 32
+
+
+def test_a_run_with_resampling_trains(train):
+    algorithm = {"type": "grpo", "filter": {"lower": 0.3, "upper": 0.7}}
+    _, metrics = train(algorithm=algorithm, rollout={"resample": {"max_rounds": 2}}, train={"steps": 2}, eval=SHORT)
+    steps = [line for line in metrics if "groups/kept" in line]
+    assert len(steps) == 2 and max(line["groups/kept"] for line in steps) <= 4
+    assert any(line["rollout/episodes"] > 16 for line in steps)
+
+
+def test_resampling_needs_groups():
+    with pytest.raises(UserError, match="algorithm 'ppo' has none"):
+        Driver(parse_spec(scripted_spec(algorithm={"type": "ppo"}, rollout={**PPO, "resample": {"max_rounds": 1}})))
+    rollout = {"episodes": None, "steps": 8, "auto_reset": "immediate", "resample": {"max_rounds": 1}}
+    with pytest.raises(SpecError, match="resample: has no effect with auto_reset: immediate"):
+        parse_spec(scripted_spec(rollout=rollout))
+
+
+def test_a_run_without_signal_stops_and_says_what_the_groups_did(train):
+    with pytest.raises(UserError) as error:
+        train(env=IMPOSSIBLE, train={"steps": 9, "max_skipped": 3}, eval=SHORT)
+    assert (
+        "nothing to train on in 3 training steps in a row (train.max_skipped):\n  0 of 4 succeeded: 12 groups\n"
+        in str(error.value)
+    )
+    assert "warmup:" in str(error.value)
+
+
+def test_only_steps_in_a_row_count():
+    spec = parse_spec(scripted_spec(train={"max_skipped": 2}))
+    with runtime() as made:
+        rollout, _ = made.rollout(1)
+    selection, none, everything = Selection(spec), torch.zeros(16, dtype=torch.bool), torch.ones(16, dtype=torch.bool)
+    for keep in (none, everything, none):
+        selection.choose(rollout, keep, {})
+        selection.check_drought()
+    selection.choose(rollout, none, {})
+    with pytest.raises(UserError, match="2 training steps"):
+        selection.check_drought()
+
+
+# -------------------------------------------------------------------------------------------------- an old policy
+
+
+def test_a_lag_acts_with_the_weights_of_the_past():
+    """Rollout 4 with lag 2 is made by version 1, to the bit what a run of one update would play."""
+    seen = {}
+    with runtime(algorithm={"type": "ppo"}, rollout={**PPO, "lag": 2}) as made:
+        for step in range(1, 5):
+            before = weights_of(made)
+            rollout, _ = made.rollout(step)
+            after = weights_of(made)
+            assert all(torch.equal(after[name], before[name]) for name in before)
+            seen[step] = rollout
+            if step < 4:
+                made.update(rollout, np.arange(16), made.algorithm.advantages(rollout))
+    assert [seen[step].versions.max().item() for step in seen] == [0, 0, 0, 1]
+    with runtime(algorithm={"type": "ppo"}, rollout=PPO) as made:
+        advance(made, 1)
+        wanted, _ = made.rollout(4)
+    assert torch.equal(seen[4].log_probs, wanted.log_probs) and torch.equal(seen[4].rewards, wanted.rewards)
+
+
+def test_a_lag_is_measured_and_survives_a_restart(train):
+    changes = {"algorithm": {"type": "gipo"}, "rollout": {**PPO, "lag": 1}, "eval": SHORT}
+    _, whole = train("whole", **changes, train={"steps": 3, "epochs": 1})
+    lags = [line["policy/lag_max"] for line in whole if "policy/lag_max" in line]
+    assert lags == [0, 1, 1]
+    train("parts", **changes, train={"steps": 2, "epochs": 1})
+    _, parts = train("parts", resume=True, **changes, train={"steps": 3, "epochs": 1})
+
+    def last(lines):
+        return next(line for line in lines if line["step"] == 3 and "loss/total" in line)
+
+    assert last(parts) == last(whole)
+
+
+def test_published_weights_wait_their_turn():
+    """A policy in a process of its own: it is sent weights, and acts with those of two versions ago."""
+    model = LinearModel(synthetic.env_info(), 2)
+    donor = LinearModel(synthetic.env_info(), 2)
+    policy = PolicyRole(model, name="linear", seed=0, lag=2)
+    start = [(name, tensor.clone()) for name, tensor in model.weights()]
+
+    def at(version):
+        return [(name, tensor + version) for name, tensor in start]
+
+    def acting():
+        policy.rewind()
+        used = policy.version, [tensor.clone() for _, tensor in model.weights()]
+        policy.forward()
+        return used
+
+    assert acting()[0] == 0
+    for version, old in ((1, 0), (2, 0), (3, 1), (4, 2)):
+        donor.load_weights(at(version))
+        policy.load(version, Publisher().publish(donor, version, True))
+        used, tensors = acting()
+        assert used == old and policy.version == version
+        for (_, wanted), (_, newest), tensor, now in zip(at(old), at(version), tensors, model.weights(), strict=True):
+            assert torch.equal(tensor, wanted) and torch.equal(now[1], newest)
+
+
+@pytest.mark.parametrize("advantage", ["chunk", "action"])
+def test_values_are_those_of_the_current_critic(advantage):
+    """With a lag, GIPO sees the values that the newest weights give, and PPO those of acting."""
+    fixed = {"episodes": None, "steps": 8, "auto_reset": "immediate", "group_size": 1, "ignore_terminations": True}
+    found = {}
+    for name in ("gipo", "ppo"):
+        algorithm = {"type": name, "advantage": advantage, "time_limit": "bootstrap"}
+        with runtime(algorithm=algorithm, rollout={**fixed, "lag": 1}, env={"length": 3}, train={"lr": 0.1}) as made:
+            advance(made, 1)
+            rollout, _ = made.rollout(2)
+            model = made.backend.worker.roles["learner"].model
+            shelf = made.backend.worker.roles["policy"].shelf
+            now = torch.stack([model.values(heavy.obs) for heavy in shelf[0, 0]])
+            found[name] = (rollout.values, now, rollout.next_values)
+    values, now, ends = found["gipo"]
+    torch.testing.assert_close(values, now)
+    assert bool((ends != 0).any())
+    values, now, old_ends = found["ppo"]
+    assert not torch.allclose(values, now, atol=1e-4)
+    assert torch.equal(ends != 0, old_ends != 0) and not torch.allclose(ends, old_ends, atol=1e-4)
+
+
+def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
+    def refuse(self, *arguments):
+        raise AssertionError("revalued")
+
+    monkeypatch.setattr("vla_rl.runtime.roles.policy.PolicyRole.revalue", refuse)
+    with runtime(algorithm={"type": "gipo"}, rollout=PPO) as made:
+        advance(made, 1)
+        made.rollout(2)
+
+
+# ---------------------------------------------------------------------------------------------- a reference policy
+
+
+def test_a_model_without_a_reference_is_refused_before_training():
+    with pytest.raises(UserError, match=r"kl_coef above 0.* model 'linear' gives none.*set algorithm.kl_coef: 0"):
+        Driver(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
+
+
+def test_the_reference_holds_the_policy_back(monkeypatch):
+    """The reference is the first policy: a strong pull leaves the policy near it, whatever the rewards say."""
+
+    def reference(self, obs, chunk):
+        assert not torch.is_grad_enabled()
+        first = LinearModel.__new__(LinearModel)
+        first.__dict__ = {**self.__dict__, "module": self._first}
+        return first.chunk_log_probs(obs, chunk).log_probs
+
+    built = LinearModel.__init__
+
+    def build(self, *arguments, **keys):
+        import copy
+
+        built(self, *arguments, **keys)
+        self._first = copy.deepcopy(self.module)
+
+    monkeypatch.setattr(LinearModel, "__init__", build)
+    monkeypatch.setattr(LinearModel, "reference_log_probs", reference, raising=False)
+    divergence = {}
+    for coef in (1e-6, 10.0):
+        with runtime(algorithm={"type": "grpo", "kl_coef": coef, "kl_estimator": "k3"}) as made:
+            for step in (1, 2, 3):
+                _, metrics = advance(made, step)
+            divergence[coef] = metrics["policy/kl_reference"]
+    assert 0 <= divergence[10.0] < 0.6 * divergence[1e-6]

@@ -1,0 +1,171 @@
+"""One process at a time writes to a run folder, and a lock never outlives its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event, Thread
+
+import psutil
+import pytest
+from scripted_runs import read_metrics, scripted_spec
+
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.run_folder.lock import NAME, FolderInUse, RunLock
+from vla_rl.runtime.start import run
+
+LONG = {"train": {"steps": 6, "checkpoint_every": 1}, "env": {"latency_s": 0.05}}
+
+
+def leave(folder: Path, **owner) -> None:
+    """A lock as its owner left it on a file system where the kernel knows of no lock."""
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time(), "since": "noon"}
+    (folder / NAME).write_text(json.dumps(me | owner))
+
+
+def test_a_second_owner_is_refused_and_told_who_is_first(tmp_path):
+    with RunLock(tmp_path):
+        mine = rf"in use by process {os.getpid()} on host {socket.gethostname()} since 2\d\d\d-"
+        with pytest.raises(FolderInUse, match=mine):
+            RunLock(tmp_path)
+    RunLock(tmp_path).release()
+
+
+@pytest.mark.slow
+def test_a_run_is_not_resumed_while_it_runs_and_is_once_it_was_killed(tmp_path, train, caplog):
+    spec = parse_spec(scripted_spec(**LONG))
+    spec.dump(tmp_path / "spec.yaml")
+    folder = tmp_path / "run"
+    command = ["-m", "vla_rl.cli.main", "run", str(tmp_path / "spec.yaml"), "--folder", str(folder)]
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as process:
+        while not (folder / "checkpoints" / "last").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        for resume in (True, False):
+            with pytest.raises(FolderInUse, match=f"in use by process {process.pid} on host"):
+                run(spec, folder, resume)
+        process.kill()
+        process.wait()
+        run(spec, folder, True)
+    assert f"was held by process {process.pid} on host" in caplog.text
+    _, expected = train("whole", **LONG)
+    assert read_metrics(folder) == expected
+
+
+def test_what_a_killed_owner_started_does_not_hold_its_lock(tmp_path):
+    script = (
+        "import os, subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "from vla_rl.runtime.run_folder.lock import RunLock\n"
+        "lock = RunLock(Path(sys.argv[1]))\n"
+        "started = subprocess.Popen(['sleep', '600'], close_fds=False, stdout=subprocess.DEVNULL)\n"
+        "forked = os.fork()\n"
+        "if forked: print(started.pid, forked, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
+        left = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
+        try:
+            with pytest.raises(FolderInUse, match=f"process {owner.pid} "):
+                RunLock(tmp_path)
+            owner.send_signal(signal.SIGKILL)
+            psutil.wait_procs([psutil.Process(owner.pid)], timeout=10)
+            assert all(process.is_running() for process in left)
+            RunLock(tmp_path).release()
+        finally:
+            for process in left:
+                process.kill()
+
+
+def test_a_number_that_another_process_got_since_is_no_owner(tmp_path, caplog):
+    leave(tmp_path, started=psutil.Process().create_time() - 3600)
+    RunLock(tmp_path).release()
+    assert "which is gone; taken over" in caplog.text
+
+
+def test_a_process_that_ended_and_that_nobody_asked_about_is_no_owner(tmp_path):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        ended = psutil.Process(process.pid)
+        process.kill()
+        while ended.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        leave(tmp_path, pid=ended.pid, started=ended.create_time())
+        RunLock(tmp_path).release()
+
+
+def test_an_owner_that_lives_is_believed_where_the_kernel_knows_of_no_lock(tmp_path):
+    leave(tmp_path)
+    with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()} "):
+        RunLock(tmp_path)
+    assert json.loads((tmp_path / NAME).read_text())["since"] == "noon"
+
+
+def test_an_owner_on_another_machine_that_has_gone_silent_is_replaced(tmp_path, caplog):
+    leave(tmp_path, host="elsewhere", pid=1)
+    RunLock(tmp_path, patience_s=0.1).release()
+    assert "locked by process 1 on host elsewhere" in caplog.text and "taken over" in caplog.text
+
+
+def test_an_owner_on_another_machine_that_renews_its_lock_is_left_alone(tmp_path):
+    leave(tmp_path, host="elsewhere", pid=1)
+    done = Event()
+
+    def renew() -> None:
+        while not done.wait(0.02):
+            os.utime(tmp_path / NAME)
+
+    renewing = Thread(target=renew)
+    renewing.start()
+    try:
+        with pytest.raises(FolderInUse, match=rf"host elsewhere(.|\n)*clear the lock: rm {tmp_path / NAME}"):
+            RunLock(tmp_path, patience_s=60)
+    finally:
+        done.set()
+        renewing.join()
+
+
+def test_an_owner_renews_its_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_rl.runtime.run_folder.lock.RENEWAL_S", 0.01)
+    with RunLock(tmp_path):
+        os.utime(tmp_path / NAME, (0, 0))
+        while (tmp_path / NAME).stat().st_mtime == 0:
+            time.sleep(0.01)
+
+
+def test_a_file_that_a_kill_left_empty_or_half_written_is_no_owner(tmp_path):
+    (tmp_path / NAME).write_text('{"host": "el')
+    RunLock(tmp_path).release()
+    assert (tmp_path / NAME).read_text() == ""
+
+
+def test_a_run_that_lost_a_worker_goes_on_and_keeps_its_folder_meanwhile(tmp_path, train):
+    (tmp_path / "mortal.py").write_text(
+        "from pathlib import Path\n"
+        "import pytest\n"
+        "from vla_rl import hookimpl\n"
+        "from vla_rl.runtime.backends.ray import WorkerDied\n"
+        "from vla_rl.runtime.run_folder.lock import FolderInUse, RunLock\n"
+        "starts = []\n"
+        "@hookimpl\n"
+        "def on_run_start(run):\n"
+        "    starts.append(run.first_step)\n"
+        "    with pytest.raises(FolderInUse):\n"
+        "        RunLock(run.folder)\n"
+        "    (run.folder / 'starts').write_text(str(starts))\n"
+        "@hookimpl\n"
+        "def on_update_end(step):\n"
+        "    if step == 3 and len(starts) == 1:\n"
+        "        raise WorkerDied('worker 0 died')\n"
+    )
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart"]
+    changes = {"train": {"checkpoint_every": 2}}
+    _, expected = train("whole", plugins=plugins, **changes)
+    _, metrics = train("parts", plugins=[*plugins, str(tmp_path / "mortal.py")], **changes)
+    assert (tmp_path / "parts" / "starts").read_text() == "[0, 2]"
+    assert metrics == expected

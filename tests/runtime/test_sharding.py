@@ -1,0 +1,132 @@
+"""However many learners there are, and however they hold the model: one loss trace, one checkpoint format."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from learner_group import INFO, DeepModel, Groups
+from safetensors.torch import load_file
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.manager import wrap
+from vla_rl.core.randomness import Noise
+from vla_rl.runtime.learning.shards import Shards
+from vla_rl.runtime.roles.precision import Autocast
+from vla_rl.testing import synthetic
+
+CLOSE = {"rtol": 0, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["vla_rl.runtime.learning.shards", "vla_rl.runtime.roles.learner", "vla_rl.testing.linear"]
+    )
+    pool = ProcessPoolExecutor(4, mp_context=context)
+    yield Groups(pool, tmp_path_factory.mktemp("groups"))
+    for process in pool._processes.values():  # one that waits for a rank that failed waits for ever
+        process.kill()
+    pool.shutdown()
+
+
+def same(got, wanted):
+    np.testing.assert_allclose(got["loss"], wanted["loss"], **CLOSE)
+    np.testing.assert_allclose(got["norm"], wanted["norm"], **CLOSE)
+    for (name, tensor), (other, expected) in zip(got["weights"], wanted["weights"], strict=True):
+        assert name == other
+        np.testing.assert_allclose(tensor, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("sharding", ["replicated", "full"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_change_no_number(groups, world, sharding):
+    alone = groups.run()
+    assert np.ptp(alone["loss"]) > 1e-3 and min(alone["norm"]) > 0.3  # it learns, and gradients are clipped
+    got = groups.run(world=world, sharding=sharding)
+    same(got, alone)
+    whole = sum(p.numel() for p in DeepModel().module.parameters())
+    if sharding == "full":  # of weights, and both moments
+        assert sum(got["held"]) == 3 * whole and max(got["held"]) < 0.7 * 3 * whole
+    else:
+        assert got["held"] == [3 * whole] * world
+
+
+def test_a_rank_without_samples_keeps_step_with_the_others(groups):
+    same(groups.run(world=2, sharding="full", lopsided=True), groups.run())
+
+
+def test_policies_act_with_gathered_weights(groups):
+    """Every rank by itself, as often as it likes, between two updates."""
+    got = groups.run(world=2, sharding="full", acting=True)
+    same(got, groups.run())
+    wanted = groups.run(acting=True)["acting"][0]
+    for chunk in got["acting"]:
+        torch.testing.assert_close(chunk.log_probs, wanted.log_probs, **CLOSE)
+
+
+@pytest.mark.parametrize("sharding", ["replicated", "full"])
+def test_imitation_is_the_same_too(groups, sharding):
+    same(groups.run(world=4, sharding=sharding, imitation=5, steps=0), groups.run(imitation=5, steps=0))
+
+
+@pytest.mark.parametrize("sharding", ["replicated", "full"])
+def test_a_run_saved_by_two_goes_on_with_one_or_four(groups, sharding, tmp_path):
+    whole = groups.run()
+    groups.run(world=2, sharding=sharding, steps=2, save=tmp_path)
+    state = torch.load(tmp_path / "learner.pt", weights_only=True)
+    assert {name: p.shape for name, p in DeepModel().module.named_parameters()} == {
+        name: tensor.shape for name, tensor in state["weights"].items()
+    }
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert saved.keys() == state["weights"].keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in state["weights"].items())
+    for world, held in ((1, "full"), (4, "replicated"), (4, "full")):
+        resumed = groups.run(world=world, sharding=held, load=tmp_path / "learner.pt")
+        same(
+            resumed | {"loss": [*whole["loss"][:2], *resumed["loss"]], "norm": [*whole["norm"][:2], *resumed["norm"]]},
+            whole,
+        )
+
+
+def test_bf16_computes_coarsely_and_keeps_fine_weights(groups):
+    fine, coarse = groups.run(), groups.run(precision="bf16")
+    difference = np.abs(coarse["loss"] - fine["loss"]).max()
+    assert 1e-6 < difference < 2e-2
+    assert coarse["kinds"] == {torch.float32}
+    np.testing.assert_allclose(
+        groups.run(precision="bf16", world=2, sharding="full")["loss"], coarse["loss"], atol=2e-2
+    )
+
+
+def test_bf16_scores_what_it_sampled():
+    """Acting and learning compute alike, so that the first ratio of PPO is 1."""
+    model = wrap("model", DeepModel(), "deep", [("precision", Autocast("cpu"))])
+    obs = synthetic.observation(INFO, 4)
+    chunk = model.sample_chunk(obs, Noise(0, "test", range(4), [0] * 4, [0] * 4), False)
+    scores = model.chunk_log_probs(obs, chunk)
+    assert torch.equal(scores.log_probs, chunk.log_probs) and torch.equal(scores.values, chunk.values)
+    assert torch.equal(model.values(obs), chunk.values)
+    exact = DeepModel().chunk_log_probs(obs, chunk).log_probs
+    assert not torch.allclose(scores.log_probs, exact, atol=1e-5)
+    assert {t.dtype for t in (scores.log_probs, scores.entropy, scores.values)} == {torch.float32}
+
+
+def test_a_run_in_bf16(train, tmp_path):
+    """With one pass over a rollout every ratio is 1, which only equal numerics in acting and learning give."""
+    _, metrics = train(train={"precision": "bf16", "epochs": 1, "global_batch": None, "steps": 2})
+    kl = [line["policy/approx_kl"] for line in metrics if "policy/approx_kl" in line]
+    assert len(kl) == 2 and max(map(abs, kl)) < 1e-12
+    state = torch.load(tmp_path / "run" / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)
+    assert {tensor.dtype for tensor in state["weights"].values()} == {torch.float32}
+
+
+def test_weights_of_several_types_in_a_block_are_refused():
+    module = DeepModel().module
+    module.blocks[1][0].bias.data = module.blocks[1][0].bias.data.bfloat16()
+    with pytest.raises(UserError, match=r"has torch.bfloat16, torch.float32 in 'blocks.1'; set train.sharding: repl"):
+        Shards(module, module.blocks, "cpu", 2)

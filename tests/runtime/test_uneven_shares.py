@@ -1,0 +1,81 @@
+"""Ranks that train on what other workers made, because a filter dropped their own: nobody waits for anybody forever,
+and every sample stays with its advantage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import ray
+from scripted_runs import scripted_spec
+
+from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.roles.policy import PolicyRole
+
+ONE_WORKER = np.arange(4)
+"""Columns of the groups that the first worker's rows play, of 12 rows on three workers."""
+MOST_OF_ONE = np.arange(5)
+"""These and one of the second worker's: of three ranks, the second trains on its own and on others'."""
+PLACEMENTS = {
+    "two collocated": {"type": "collocated", "workers": 2},
+    "three collocated": {"type": "collocated", "workers": 3},
+    "hybrid": {"type": "hybrid", "sim": "0-1", "policy": "2-3", "learner": "0-3"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_ray():
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def train_on(keep, **changes):
+    """Metrics of two updates, each on the columns `keep` of its rollout; nothing stays on a shelf."""
+    spec = scripted_spec(
+        env={"num_envs": 12},
+        rollout={"episodes": 12, "group_size": 4},
+        algorithm={"type": "grpo", "filter_identical": False},
+        train={"global_batch": 12},
+        **changes,
+    )
+    runtime = Driver(parse_spec(spec))
+    try:
+        metrics = []
+        for step in (1, 2):
+            rollout, _ = runtime.rollout(step)
+            kept = take_columns(rollout, keep)
+            metrics.append(runtime.update(kept, keep, runtime.algorithm.advantages(kept)))
+            assert_no_heavy_rows(runtime)
+        return metrics
+    finally:
+        runtime.close()
+
+
+def assert_no_heavy_rows(runtime):
+    for policy in runtime.fleet.policies:
+        first = [((policy.assignment.served[0].index, 0), np.zeros(1, np.int64))]
+        with pytest.raises(KeyError):
+            runtime.fleet.get(policy.call(PolicyRole.take_heavy, first, True))
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("keep", [ONE_WORKER, MOST_OF_ONE], ids=["of one worker", "of two workers"])
+@pytest.mark.parametrize("case", PLACEMENTS)
+def test_ranks_share_what_one_worker_made(case, keep):
+    expected = train_on(keep)
+    got = train_on(keep, runtime={"backend": "ray", "deadline_s": 60}, placement=PLACEMENTS[case])
+    for a, b in zip(expected, got, strict=True):
+        for name in ("loss/total", "policy/grad_norm", "policy/approx_kl", "update/samples"):
+            assert a[name] == pytest.approx(b[name], abs=1e-5), name
+
+
+def test_nothing_is_kept_of_a_rollout_that_is_not_trained_on():
+    runtime = Driver(parse_spec(scripted_spec()))
+    try:
+        runtime.rollout(1)
+        runtime.discard()
+        assert_no_heavy_rows(runtime)
+    finally:
+        runtime.close()

@@ -1,0 +1,95 @@
+"""Requests between processes: small ones inline, the arrays of others in shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.runtime.backends import wire
+from vla_rl.runtime.backends.wire import SMALL, Inbox, Outbox
+
+pytestmark = pytest.mark.skipif(wire.here() is None, reason="no memory to share on this system")
+
+
+def value_of(size: int, seed: int = 0) -> dict:
+    draws = np.random.default_rng(seed)
+    image = draws.integers(0, 255, size, dtype=np.uint8)
+    return {"image": image, "state": draws.standard_normal((3, 5)), "text": "lift", "rows": np.arange(4)}
+
+
+def same(a: dict, b: dict) -> bool:
+    return all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def shared_files() -> int:
+    """Memory files that this process has open."""
+    return sum(link.is_symlink() and "memfd:vla-rl" in str(link.readlink()) for link in Path("/proc/self/fd").iterdir())
+
+
+def test_small_values_are_in_the_message():
+    message = Outbox().put(value_of(SMALL // 2), shared=True)
+    assert isinstance(message, bytes) and len(message) > SMALL // 2
+    assert same(Inbox().take(message), value_of(SMALL // 2))
+
+
+def test_arrays_of_large_values_go_through_shared_memory():
+    outbox, inbox = Outbox(), Inbox()
+    first = inbox.take(outbox.put(value_of(10**6), shared=True))
+    message = outbox.put(value_of(10**6, seed=1), shared=True)
+    assert len(message) < 4096
+    second = inbox.take(message)
+    assert same(first, value_of(10**6)), "what was taken is a copy"
+    assert same(second, value_of(10**6, seed=1))
+    second["image"][0] = 1  # records may be written to
+
+
+def test_the_memory_has_no_name_and_is_given_back():
+    before, names = shared_files(), set(Path("/dev/shm").iterdir())
+    outbox, inbox = Outbox(), Inbox()
+    for size in (10**6, 10**7):
+        assert same(inbox.take(outbox.put(value_of(size), shared=True)), value_of(size))
+    assert shared_files() > before and set(Path("/dev/shm").iterdir()) == names
+    outbox.close()
+    del inbox
+    gc.collect()
+    assert shared_files() == before
+
+
+def test_another_memory_is_never_taken_for_the_one_before():
+    """As of a simulator that was started again."""
+    inbox, first, second = Inbox(), Outbox(), Outbox()
+    inbox.take(first.put(value_of(10**6), shared=True))
+    first.close()
+    assert same(inbox.take(second.put(value_of(10**6, seed=1), shared=True)), value_of(10**6, seed=1))
+    second.close()
+
+
+def test_a_request_that_was_never_read_is_made_again():
+    """As after a simulator elsewhere died: the round begins anew."""
+    outbox, inbox = Outbox(), Inbox()
+    outbox.put(value_of(10**6), shared=True)
+    assert same(inbox.take(outbox.put(value_of(10**6, seed=1), shared=True)), value_of(10**6, seed=1))
+
+
+def test_without_shared_memory_the_value_itself_travels(monkeypatch):
+    value, before = value_of(10**6), shared_files()
+    assert Outbox().put(value, shared=False) is value
+
+    def full(handle, offset, size):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert Outbox().put(value, shared=True) is value and shared_files() == before
+    assert Inbox().take(value) is value
+
+
+def test_a_message_says_where_its_arrays_are():
+    outbox = Outbox()
+    shared = pickle.loads(outbox.put(value_of(10**6), shared=True))
+    assert Path(shared.path).exists() and all(offset % wire.ALIGNMENT == 0 for offset, _ in shared.spans)
+    outbox.close()

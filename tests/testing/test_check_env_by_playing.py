@@ -1,0 +1,161 @@
+"""`check_env` against simulators that are broken in one place, and against unusual ones that are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import broken_batches
+import broken_scenes
+import numpy as np
+import pytest
+import unusual_scenes
+from attrs import make_class
+from small_simulators import NoExpertRow, Scene, SceneRow, SmallEnv, small_batch, small_info, small_rows, small_states
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.types import Context, Plugin
+from vla_rl.testing import CheckFailed, check_env
+from vla_rl.testing.envs import examine_env
+from vla_rl.testing.findings import Findings
+from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.settings import Processes
+
+UNSOLVED = (
+    unusual_scenes.Needle,
+    unusual_scenes.Endless,
+    unusual_scenes.Alive,
+    unusual_scenes.Mine,
+    unusual_scenes.Sluggish,
+    unusual_scenes.Wind,
+    unusual_scenes.Locked,
+    unusual_scenes.Coarse,
+)
+"""Their expert, which is that of a plain scene, does not solve them."""
+
+
+def found(env: SimEnv, expert: bool) -> str:
+    with pytest.raises(CheckFailed) as failed:
+        check_env(env, chunk=4, expert=expert)
+    return str(failed.value)
+
+
+def says_one_of(text: str, kind: type) -> bool:
+    return any(words in text for words in str(kind.__doc__).split("|"))
+
+
+def examined(env: SimEnv, expert: bool = False) -> Findings:
+    return examine_env(env, None, Context(num_envs=env.num_envs, chunk=4), expert=expert)
+
+
+def notices(findings: Findings) -> str:
+    return "\n".join(text for section in findings.sections for text in section.notices)
+
+
+# ----------------------------------------------------------------------------------------------------- broken
+
+
+@pytest.mark.parametrize("scene", broken_scenes.SCENES, ids=lambda scene: scene.__name__)
+def test_a_broken_scene_is_found_without_an_expert(scene: type[Scene]) -> None:
+    assert says_one_of(text := found(small_batch(scene), expert=False), scene), text
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [s for s in broken_scenes.SCENES if s not in broken_scenes.BATCH_ONLY] + list(broken_scenes.EXPERTS),
+    ids=lambda scene: scene.__name__,
+)
+def test_a_broken_row_is_found(scene: type[Scene]) -> None:
+    assert says_one_of(text := found(small_rows(scene), expert=True), scene), text
+
+
+@pytest.mark.parametrize("batch", broken_batches.BATCHES, ids=lambda batch: batch.__name__)
+def test_a_broken_batch_is_found_without_an_expert(batch: type[SmallEnv]) -> None:
+    assert says_one_of(text := found(batch(), expert=False), batch), text
+
+
+@pytest.mark.parametrize("batch", broken_batches.EXPERTS, ids=lambda batch: batch.__name__)
+def test_a_broken_expert_is_found(batch: type[SmallEnv]) -> None:
+    assert says_one_of(text := found(batch(), expert=True), batch), text
+
+
+# ---------------------------------------------------------------------------------------------------- correct
+
+
+@pytest.mark.parametrize("scene", [Scene, *unusual_scenes.SCENES], ids=lambda scene: scene.__name__)
+def test_an_unusual_scene_passes(scene: type[Scene]) -> None:
+    check_env(small_batch(scene), chunk=4, expert=scene not in UNSOLVED)
+    check_env(small_rows(scene, num_envs=1), chunk=4, expert=False)
+
+
+@pytest.mark.parametrize("scene", [Scene, unusual_scenes.NoisyEyes, unusual_scenes.Bandit])
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_other_chunks_pass(scene: type[Scene], chunk: int) -> None:
+    check_env(small_batch(scene, chunk=chunk), chunk=chunk)
+
+
+@pytest.mark.parametrize("batch", unusual_scenes.BATCHES, ids=lambda batch: batch.__name__)
+def test_an_unusual_batch_passes(batch: type[SmallEnv]) -> None:
+    check_env(batch(), chunk=4)
+
+
+def rows_apart(row: type[SceneRow]) -> RowsEnv:
+    splits = {split: small_states(split) for split in ("train", "eval")}
+    return RowsEnv(small_info(), splits, row, Context(num_envs=2, chunk=4), Processes(apart=True))
+
+
+def test_rows_in_processes_pass() -> None:
+    check_env(rows_apart(SceneRow), num_envs=2, chunk=4)
+
+
+def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
+    env = rows_apart(NoExpertRow)
+    try:
+        env.reset(np.arange(2), np.arange(2), np.arange(2))
+        for _ in range(2):
+            with pytest.raises(TypeError, match="no expert here"):
+                env.expert_chunk()
+        assert env.chunk_step(np.zeros((2, 4, 2), np.float32), np.ones(2, bool), True).executed.all()
+        assert not env.faults()
+    finally:
+        env.close()
+
+
+# ------------------------------------------------------------------------------------------ what is not seen
+
+
+def test_what_playing_cannot_show_is_said_and_is_no_finding() -> None:
+    text = notices(examined(small_batch(unusual_scenes.Endless)))
+    for what in ("success", "an end", "a reward other than 0"):
+        assert f"not seen: {what}" in text
+    assert "an effect of number 1 of an action" in notices(examined(small_batch(unusual_scenes.NoGripper)))
+    assert "not seen:" not in notices(examined(small_batch(Scene)))
+
+
+def test_little_time_means_fewer_states_and_shorter_episodes_and_is_said() -> None:
+    quick = examine_env(unusual_scenes.ManyStates(), None, Context(num_envs=3, chunk=4), seconds=0)
+    assert "not seen: all eval states; entered 3 of 3000 (1 of 2 tasks)" in notices(quick)
+    assert "not seen: whole episodes; compared 8 of up to 12 actions" in notices(quick)
+    quick.close()
+
+
+def test_an_error_that_comes_everywhere_is_told_once() -> None:
+    findings = examined(small_rows(broken_scenes.BreaksAlways))
+    texts = [text for section in findings.sections for text in section.findings]
+    assert sum("Traceback" in text for text in texts) == 1
+    assert all("the same error as in 'first reset'" in text for text in texts[1:])
+    assert len(texts) < 5
+
+
+def test_a_finding_says_what_was_played_and_where() -> None:
+    text = found(broken_batches.FirstActionOnly(), expert=False)
+    assert "(row 0, state 0 with random actions)" in text
+    assert "apply every action of a chunk, in order" in text
+
+
+def test_a_simulator_of_another_size_than_was_asked_for_is_found() -> None:
+    def build(config: Any, context: Context) -> SimEnv:
+        return SmallEnv(2, context.chunk)
+
+    plugin = Plugin(config=make_class("Config", []), build=build, summary="two rows, always")
+    with pytest.raises(CheckFailed, match="num_envs: expected 3, got 2"):
+        check_env(plugin)

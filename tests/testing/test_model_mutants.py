@@ -1,0 +1,385 @@
+"""Models with one mistake each, all of which `check_model` finds; and others that pass."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from test_check_model import INFO, findings
+
+from vla_rl.cli.new_plugin import new_plugin
+from vla_rl.core.catalogue import import_module
+from vla_rl.testing import CheckFailed, LinearModel, check_model
+from vla_rl.testing.scripted import LinearConfig, vla_rl_plugins
+
+MUTANTS: dict[type[LinearModel], str] = {}
+
+
+def found_by(text):
+    """Register a mutant, and what of a finding names its mistake."""
+
+    def register(mutant):
+        MUTANTS[mutant] = text
+        return mutant
+
+    return register
+
+
+APART = "whatever other rows there are"
+ENTROPY = "an entropy that is the mean of -log_probs over samples"
+
+
+# ------------------------------------------------------------------------------------------------- rows of a batch
+
+
+@found_by(APART)
+class CentredByTheBatch(LinearModel):
+    def _features(self, obs):
+        features = super()._features(obs)
+        return features - features.mean(0)
+
+
+@found_by(APART)
+class LooksAtTheLastRow(LinearModel):
+    def _log_softmax(self, features):
+        return super()._log_softmax(features + 0.1 * features[-1:])
+
+
+@found_by("a row's entropy whatever other rows there are")
+class EntropyOfTheBatch(LinearModel):
+    def chunk_log_probs(self, obs, chunk):
+        scores = super().chunk_log_probs(obs, chunk)
+        return attrs.evolve(scores, entropy=scores.entropy.mean(0).expand_as(scores.entropy))
+
+
+@found_by("a row's values whatever other rows there are")
+class ValuesOfTheBatch(LinearModel):
+    def _critic(self, features):
+        return super()._critic(features - features.mean(0))
+
+
+@found_by("a row's actions whatever other rows there are")
+class NoiseOfTheFirstRow(LinearModel):
+    def sample_chunk(self, obs, noise, greedy):
+        draw = noise.uniforms
+        noise.uniforms = lambda *shape: np.repeat(draw(*shape)[:1], len(obs), 0)
+        return super().sample_chunk(obs, noise, greedy)
+
+
+@found_by("a row's value whatever other rows there are")
+class CriticOfTheBatch(LinearModel):
+    def values(self, obs):
+        values = super().values(obs)
+        return values if len(values) == 1 else values + 1e-3 * values.mean()
+
+
+# ----------------------------------------------------------------------------------------- entropies and log-probs
+
+
+class Entropy(LinearModel):
+    """Its entropy is changed."""
+
+    def chunk_log_probs(self, obs, chunk):
+        scores = super().chunk_log_probs(obs, chunk)
+        return attrs.evolve(scores, entropy=self.change(scores.entropy, scores))
+
+
+@found_by(ENTROPY)
+class NegativeEntropy(Entropy):
+    def change(self, entropy, scores):
+        return -entropy
+
+
+@found_by(ENTROPY)
+class EntropyInBits(Entropy):
+    def change(self, entropy, scores):
+        return entropy / np.log(2)
+
+
+@found_by(ENTROPY)
+class EntropyOfUniform(Entropy):
+    def change(self, entropy, scores):
+        return entropy - entropy.detach() + np.log(8)
+
+
+@found_by(ENTROPY)
+class EntropySpreadOverTokens(Entropy):
+    def change(self, entropy, scores):
+        return entropy / entropy.shape[-1]
+
+
+@found_by(ENTROPY)
+class SampledColder(LinearModel):
+    def sample_chunk(self, obs, noise, greedy):
+        self._temperature /= 3
+        chunk = super().sample_chunk(obs, noise, greedy)
+        self._temperature *= 3
+        log_probs = self.chunk_log_probs(obs, chunk).log_probs.detach()
+        return attrs.evolve(chunk, log_probs=log_probs)
+
+
+@found_by(ENTROPY)
+class NextToken(LinearModel):
+    """Samples one bin, plays and scores another."""
+
+    def sample_chunk(self, obs, noise, greedy):
+        chunk = super().sample_chunk(obs, noise, greedy)
+        tokens = (chunk.trace["tokens"] + 3) % self._bins
+        moved = attrs.evolve(chunk, actions=self.decode_actions(tokens), trace={"tokens": tokens})
+        return attrs.evolve(moved, log_probs=self.chunk_log_probs(obs, moved).log_probs.detach())
+
+
+@found_by("at most 0, as of tokens")
+class AllSignsTurned(LinearModel):
+    def sample_chunk(self, obs, noise, greedy):
+        chunk = super().sample_chunk(obs, noise, greedy)
+        return attrs.evolve(chunk, log_probs=-chunk.log_probs)
+
+    def chunk_log_probs(self, obs, chunk):
+        scores = super().chunk_log_probs(obs, chunk)
+        return attrs.evolve(scores, log_probs=-scores.log_probs, entropy=-scores.entropy)
+
+
+@found_by("log_probs that differ with what was sampled")
+class LogProbsOfTheMode(LinearModel):
+    def sample_chunk(self, obs, noise, greedy):
+        chunk = super().sample_chunk(obs, noise, greedy)
+        return attrs.evolve(chunk, log_probs=self.chunk_log_probs(obs, chunk).log_probs.detach())
+
+    def chunk_log_probs(self, obs, chunk):
+        scores = super().chunk_log_probs(obs, chunk)
+        return attrs.evolve(scores, log_probs=self._log_softmax(self._features(obs)).amax(-1))
+
+
+@found_by("draws of their own for all numbers of a chunk")
+class OneDrawAChunk(LinearModel):
+    def sample_chunk(self, obs, noise, greedy):
+        draw = noise.uniforms
+        noise.uniforms = lambda *shape: np.broadcast_to(draw(1, 1), (len(obs), *shape)).copy()
+        return super().sample_chunk(obs, noise, greedy)
+
+
+@found_by("a greedy chunk that is likelier than samples are")
+class GreedyIsTheLeastLikely(LinearModel):
+    def sample_chunk(self, obs, noise, greedy):
+        chunk = super().sample_chunk(obs, noise, greedy)
+        if not greedy:
+            return chunk
+        log_probs = self._log_softmax(self._features(obs))
+        tokens = log_probs.argmin(-1)
+        return attrs.evolve(
+            chunk, actions=self.decode_actions(tokens), trace={"tokens": tokens}, log_probs=log_probs.amin(-1)
+        )
+
+
+# -------------------------------------------------------------------------------------------------------- gradients
+
+
+def turned(tensor):
+    """The same numbers, with the opposite gradient."""
+    return 2 * tensor.detach() - tensor
+
+
+@found_by("higher log_probs after a small step up their gradient")
+class GradientTurned(LinearModel):
+    def chunk_log_probs(self, obs, chunk):
+        scores = super().chunk_log_probs(obs, chunk)
+        return attrs.evolve(scores, log_probs=turned(scores.log_probs))
+
+
+@found_by("higher entropy after a small step up their gradient")
+class EntropyGradientTurned(Entropy):
+    def change(self, entropy, scores):
+        return turned(entropy)
+
+
+@found_by("higher values after a small step up their gradient")
+class ValueGradientTurned(LinearModel):
+    def chunk_log_probs(self, obs, chunk):
+        scores = super().chunk_log_probs(obs, chunk)
+        return attrs.evolve(scores, values=turned(scores.values))
+
+
+@found_by("one of values in value_head.*")
+class ValuesOfThePolicy(LinearModel):
+    def _critic(self, features):
+        return self.module.policy(features).mean(-1) + 0 * super()._critic(features).detach()
+
+
+@found_by("a step that makes demonstrated actions likelier")
+class Uncloning(LinearModel):
+    def imitation_loss(self, obs, actions):
+        return -super().imitation_loss(obs, actions)
+
+
+@found_by("another gradient for other actions")
+class ClonesTheMiddle(LinearModel):
+    def imitation_loss(self, obs, actions):
+        return super().imitation_loss(obs, torch.zeros_like(torch.as_tensor(actions)))
+
+
+@found_by("a mean over the batch")
+class SumOfTheBatch(LinearModel):
+    def imitation_loss(self, obs, actions):
+        return super().imitation_loss(obs, actions) * len(obs)
+
+
+@found_by("the same log_probs as before an imitation_loss")
+class StaysInTraining(LinearModel):
+    def imitation_loss(self, obs, actions):
+        self._temperature = 3.0
+        return super().imitation_loss(obs, actions)
+
+
+# -------------------------------------------------------------------------------------- arguments, weights, storage
+
+
+@found_by("log_probs of the observation")
+class Blind(LinearModel):
+    def _features(self, obs):
+        return torch.ones_like(super()._features(obs))
+
+
+@found_by("observation: expected unchanged, got written into")
+class ScalesInPlace(LinearModel):
+    def chunk_log_probs(self, obs, chunk):
+        scores = super().chunk_log_probs(obs, chunk)
+        for image in obs.images.values():
+            np.floor_divide(image, 2, out=image)
+        return scores
+
+
+@found_by("a recorded chunk that stays as it is")
+class ClipsTheChunk(LinearModel):
+    def chunk_log_probs(self, obs, chunk):
+        scores = super().chunk_log_probs(obs, chunk)
+        chunk.actions.clamp_(-0.1, 0.1)
+        return scores
+
+
+@found_by("the weights that were loaded in weights()")
+class LoadsHalf(LinearModel):
+    def load_weights(self, pairs):
+        pairs = list(pairs)
+        return super().load_weights(pairs[: len(pairs) // 2] + [pair for pair in pairs if "no such" in pair[0]])
+
+
+@found_by("the same log_probs whatever the trained weights are")
+class MovingReference(LinearModel):
+    def reference_log_probs(self, obs, chunk):
+        return self.chunk_log_probs(obs, chunk).log_probs.detach()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_mistake_is_found(mutant) -> None:
+    assert MUTANTS[mutant] in findings(mutant)
+
+
+def plugin_of(cls):
+    def build(config, context):
+        told = {name: getattr(context, name) for name in ("values", "device", "temperature")}
+        return cls(context.env, context.chunk, bins=config.bins, seed=7, checkpoint=config.checkpoint, **told)
+
+    return attrs.evolve(vla_rl_plugins["model"]["linear"], build=build)
+
+
+class SavesTheShape(LinearModel):
+    """Its weights after loading are those that it begins with."""
+
+    def save(self, folder):
+        (folder / "config.json").write_text(json.dumps(self._shape))
+        return True
+
+    def _load(self, folder):
+        pass
+
+
+class SavesThePolicyAlone(LinearModel):
+    def _load(self, folder):
+        super()._load(folder)
+        self.module.value_head.weight.data.zero_()
+
+
+class NoTemperature(LinearModel):
+    def __init__(self, *args, temperature, **options):
+        super().__init__(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "text"),
+    [
+        (SavesTheShape, "the same log_probs once loaded"),
+        (SavesThePolicyAlone, "the same values once loaded"),
+        (NoTemperature, "a higher entropy at twice the temperature"),
+    ],
+)
+def test_a_mistake_of_a_plugin_is_found(mutant, text) -> None:
+    with pytest.raises(CheckFailed) as failed:
+        check_model(plugin_of(mutant), LinearConfig(), values="chunk")
+    assert text in str(failed.value)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chance_raises_no_alarm(seed) -> None:
+    check_model(LinearModel(INFO, 2, values="chunk", seed=seed, bins=3 + 50 * seed), env=INFO, values="chunk")
+
+
+# ------------------------------------------------------------------------------------------------ a continuous policy
+
+
+@pytest.fixture(scope="module")
+def gaussian(tmp_path_factory) -> type:
+    """The class of the generated model project."""
+    project = new_plugin("model", "bell", tmp_path_factory.mktemp("bell") / "project")
+    sys.path.insert(0, str(project / "src"))
+    yield import_module("bell")
+    sys.path.remove(str(project / "src"))
+
+
+def test_a_gaussian_policy_passes_and_its_mutants_do_not(gaussian) -> None:
+    from bell.impl import Bell
+
+    config = gaussian.BellConfig(width=16)
+    check_model(gaussian.plugin, config, values="chunk", temperature=1.5)
+
+    class Doubled(Bell):
+        def chunk_log_probs(self, obs, chunk):
+            scores = super().chunk_log_probs(obs, chunk)
+            return attrs.evolve(scores, entropy=2 * scores.entropy)
+
+    class Negative(Bell):
+        def chunk_log_probs(self, obs, chunk):
+            scores = super().chunk_log_probs(obs, chunk)
+            return attrs.evolve(scores, entropy=-scores.entropy)
+
+    class Narrow(Bell):
+        """Samples from half the width that it scores with."""
+
+        def sample_chunk(self, obs, noise, greedy):
+            draw = noise.normals
+            noise.normals = lambda *shape: draw(*shape) / 2
+            return super().sample_chunk(obs, noise, greedy)
+
+    class Normed(Bell):
+        def forward(self, obs):
+            policy, values = super().forward(obs)
+            return type(policy)(policy.mean - policy.mean.mean(0), policy.stddev), values
+
+    for mutant, text in {Doubled: ENTROPY, Negative: ENTROPY, Narrow: ENTROPY, Normed: APART}.items():
+        plugin = attrs.evolve(gaussian.plugin, build=mutant)
+        with pytest.raises(CheckFailed) as failed:
+            check_model(plugin, config)
+        assert text in str(failed.value), mutant
+
+
+def test_nothing_is_left_of_a_check(tmp_path: Path) -> None:
+    """Of the observation that a caller gives through `env`, of gradients, of moved weights."""
+    model = LinearModel(INFO, 2, values="chunk")
+    before = {name: p.clone() for name, p in model.module.named_parameters()}
+    check_model(model, env=INFO, values="chunk")
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in model.module.named_parameters())

@@ -1,0 +1,22 @@
+"""Trying what a machine can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_rl.core.errors import UserError
+from vla_rl.toolkit.envs import rendering as machine
+
+
+def test_drawing_that_does_not_work_is_refused_with_the_command_that_mends_it(monkeypatch):
+    monkeypatch.setattr(machine, "_works", lambda name: (False, "libEGL.so.1: cannot open shared object file"))
+    with pytest.raises(
+        UserError, match=r"libero draws with egl.*cannot open(.|\n)*apt-get install -y libegl1"
+    ) as caught:
+        machine.require("egl", "libero")
+    assert "vla-rl doctor" in str(caught.value)
+
+
+def test_a_probe_that_fails_says_why():
+    works, said = machine.probe("nonsense")
+    assert not works and "nonsense" in said

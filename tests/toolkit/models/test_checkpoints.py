@@ -1,0 +1,163 @@
+"""Where checkpoints lie, what their files hold, and what is said when they cannot be used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.toolkit.models.checkpoints import CheckpointError, check_names, find_weights, read_file, read_json, resolve
+
+WANTED = ("*.json",)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache of a machine without network; it holds one repository."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    hub = tmp_path / "hub"
+    snapshot = hub / "models--acme--tiny" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return hub
+
+
+# ------------------------------------------------------------------------------------------------------------- places
+
+
+def test_importing_is_light() -> None:
+    heavy = {"torch", "huggingface_hub", "safetensors", "transformers", "peft"}
+    code = f"import sys, vla_rl.toolkit.models.checkpoints, vla_rl.toolkit.models.adapters; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_folders_and_what_ships_with_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own" / "table"
+    own.mkdir(parents=True)
+    assert resolve(str(own), WANTED) == own
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve("~/own/table", WANTED) == own
+    assert resolve("builtin:table", WANTED, tmp_path / "own") == own
+    with pytest.raises(CheckpointError, match="no built-in checkpoint 'builtin:chair'; there are: builtin:table"):
+        resolve("builtin:chair", WANTED, tmp_path / "own")
+    for name in ("nowhere", "builtin:table", "a/b/c"):
+        with pytest.raises(CheckpointError, match=f"'{name}' is not a folder"):
+            resolve(name, WANTED)
+
+
+def test_a_hub_name_is_taken_from_the_cache(cache: Path) -> None:
+    folder = cache / "models--acme--tiny" / "snapshots" / COMMIT
+    for name in ("acme/tiny", f"acme/tiny@{COMMIT}"):
+        for download in (True, False):
+            assert resolve(name, WANTED, download=download) == folder
+
+
+@pytest.mark.parametrize("download", [True, False])
+def test_a_hub_name_without_network_says_what_to_fetch_and_where_to_put_it(cache: Path, download: bool) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        resolve("acme/nothing@v2", WANTED, download=download)
+    for part in (
+        "'acme/nothing@v2' is neither a folder",
+        str(cache),
+        "hf download acme/nothing --revision v2 --local-dir FOLDER, then set model.checkpoint: FOLDER",
+        "models--acme--nothing of another machine's cache",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_hub_name_where_the_hub_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(CheckpointError, match="'acme/tiny' is not a folder here; a hub name needs huggingface_hub"):
+        resolve("acme/tiny", WANTED)
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    with pytest.raises(CheckpointError, match="not a complete checkpoint: it has no config.json$"):
+        read_json(file)
+    (tmp_path / "config.json.part").touch()
+    with pytest.raises(CheckpointError, match=r"no config.json; unfinished downloads lie there: config.json.part"):
+        read_json(file)
+    for text, message in (
+        ("{", f"cannot read {file}"),
+        ("[]", "must hold a JSON object, not a list"),
+        (POINTER, f"{file} is a Git LFS pointer and not the file itself; run `git lfs pull`"),
+    ):
+        file.write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            read_json(file)
+    file.write_text('{"a": 1}')
+    assert read_json(file) == {"a": 1}
+    with pytest.raises(CheckpointError, match=f"cannot read {file}: 'b'"):
+        read_file(file, lambda path: json.loads(path.read_text())["b"])
+
+
+def test_weights_in_one_file_or_many(tmp_path: Path) -> None:
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    arrays = {name: np.full((i + 1, 2), i, np.float32) for i, name in enumerate("abc")}
+    save_file({name: arrays[name] for name in "ab"}, tmp_path / "1.safetensors")
+    save_file({"c": arrays["c"]}, tmp_path / "2.safetensors")
+    index = {"weight_map": {"a": "1.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights = find_weights(tmp_path, lambda names: {name: name.upper() for name in names if name != "b"})
+    assert weights.shapes == {"A": (1, 2), "C": (3, 2)}
+    got = {}
+    weights.each(lambda name, tensor: got.update({name: tensor.numpy()}))
+    assert got.keys() == {"A", "C"} and all(np.array_equal(t, arrays[name.lower()]) for name, t in got.items())
+    save_file(arrays, tmp_path / "model.safetensors")
+    assert find_weights(tmp_path).shapes == {"a": (1, 2), "b": (2, 2), "c": (3, 2)}
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "2.safetensors").rename(tmp_path / "2.safetensors.incomplete")
+    wanted = r"half-downloaded: 1 of 2 weight files are missing \(2.safetensors\); unfinished .*: 2.safetensors.inc"
+    with pytest.raises(CheckpointError, match=wanted):
+        find_weights(tmp_path)
+
+
+def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(CheckpointError, match=r"not a complete checkpoint: it has no model.safetensors$"):
+        find_weights(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"\(pytorch_model.bin is not read; save it anew as safetensors\)"):
+        find_weights(tmp_path)
+    save_file({"a": np.zeros(1000, np.float32)}, file)
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot read .*model.safetensors.*cut off: fetch it again"):
+        find_weights(tmp_path)
+    file.write_text(POINTER)
+    with pytest.raises(CheckpointError, match="model.safetensors is a Git LFS pointer"):
+        find_weights(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*index.json: 'weight_map'"):
+        find_weights(tmp_path)
+
+
+def test_names_and_shapes_that_do_not_fit_are_listed() -> None:
+    own = {f"x{i}": (2,) for i in range(10)} | {"a": (3,), "same": (1, 2)}
+    given = {"a": (4,), "b": (1,), "same": (1, 2)}
+    check_names(own, dict(own), Path("here"))
+    with pytest.raises(CheckpointError) as caught:
+        check_names(own, given, Path("here"), "; start anew")
+    assert str(caught.value).splitlines() == [
+        "here does not fit the model that is asked for; start anew:",
+        "  missing (10): x0, x1, x2, x3, x4, x5, x6, x7 and 2 more",
+        "  unexpected (1): b",
+        "  of another shape (1): a: (4,) instead of (3,)",
+    ]
