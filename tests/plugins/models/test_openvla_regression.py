@@ -12,7 +12,7 @@ import torch
 from openvla_cases import CHUNK, expert, noise, observation, policy
 from rounding import assert_same_up_to
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.models.openvla import LoRAConfig
 from vla_rl.plugins.models.openvla.builder import MismatchError
@@ -20,7 +20,6 @@ from vla_rl.plugins.models.openvla.checkpoint import read_part
 from vla_rl.plugins.models.openvla.heads import L1Head
 from vla_rl.plugins.models.openvla.regression import DeterministicHeadError, L1Policy
 from vla_rl.runtime.start import run
-from vla_rl.toolkit.models.checkpoints import CheckpointError
 
 
 def waves(head: L1Head) -> dict[str, torch.Tensor]:

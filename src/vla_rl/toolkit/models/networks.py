@@ -10,7 +10,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from vla_rl.toolkit.models.checkpoints import CheckpointError, WeightFiles, check_names
+from vla_rl.core.errors import CheckpointError
+from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names
 
 GIB = 1024**3
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
 from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
-from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, CheckpointError, find_weights, folder_of, read_json
+from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, find_weights, folder_of, read_json
 
 MODEL_TYPE = "openvla"
 PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.config import FamilyConfig
 from vla_rl.plugins.models.openvla.locate import resolve
-from vla_rl.toolkit.models.checkpoints import CheckpointError
 
 STATISTICS = "dataset_statistics.json"
 

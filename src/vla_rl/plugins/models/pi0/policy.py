@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Chunk, Observation, Scores, to_numpy
@@ -62,6 +63,7 @@ class Pi0Policy(VLAModel):
         device: torch.device,
     ) -> None:
         self.module, self.checkpoint, self.prompts, self.images = module, checkpoint, prompts, images
+        self.critic = module.value_head
         self._schedule, self._every_step = schedule, every_step
         self._actions, self._state_scaler = actions, state
         self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
@@ -120,15 +122,15 @@ class Pi0Policy(VLAModel):
     def values(self, obs: Observation) -> Tensor:
         values = self.module.criticise(*self._see(obs))
         if values is None:
-            raise TypeError("this pi0 has no value head; it is built for algorithms that need values")
+            raise NotOffered("this pi0 has no value head; it is built for algorithms that need values")
         return values
 
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Score recorded chunks with the weights under the adapters and the noise head as it began: float32 [B, C, 1].
-        Costs no second copy of the weights. Raises TypeError without `lora`."""
+        Costs no second copy of the weights. Raises NotOffered without `lora`."""
         if not self._adapted:
-            raise TypeError("a reference beside pi0 needs `lora`; without adapters it is a second copy")
+            raise NotOffered("a reference beside pi0 needs `lora`; without adapters it is a second copy")
         with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
             return self.chunk_log_probs(obs, chunk).log_probs
 
@@ -152,9 +154,8 @@ class Pi0Policy(VLAModel):
             errors = self.module.flow_matching(prefix, state, target, noise, time)
         return errors[:, : wanted.shape[1]].mean()
 
-    def save(self, folder: Path) -> bool:
+    def save(self, folder: Path) -> None:
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder))
-        return True
 
     # ------------------------------------------------------------------------------------------------ one step
 

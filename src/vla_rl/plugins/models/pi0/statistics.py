@@ -13,11 +13,11 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0.config import Pi0Config
-from vla_rl.toolkit.models.checkpoints import CheckpointError, find_weights, folder_of, read_file, read_json, resolve
+from vla_rl.toolkit.models.checkpoints import find_weights, folder_of, read_file, read_json, resolve
 
 PREPROCESSOR, NORMALIZER, OPENPI_STATISTICS = "policy_preprocessor.json", "normalizer_processor", "norm_stats.json"
 TOKENIZER = "tokenizer.json"
