@@ -10,10 +10,11 @@ import pytest
 import torch
 from scripted_runs import scripted_spec
 
-from vla_rl.core.errors import CallHung, PluginError
+from vla_rl.core.errors import PluginError
 from vla_rl.core.manager import hookimpl, wrap
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
+from vla_rl.runtime.backends.backend import CallHung
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.steps import ImitationStep
 from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive

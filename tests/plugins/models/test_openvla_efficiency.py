@@ -13,6 +13,7 @@ from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, Context, to_numpy
 from vla_rl.plugins.models.openvla import (
     LoRAConfig,
@@ -325,5 +326,5 @@ def test_reference_is_the_policy_before_training(plugin: Any, config: Any) -> No
 def test_reference_needs_adapters() -> None:
     model, obs = policy(), observation(1)
     chunk = Chunk(actions=expert(1), log_probs=np.zeros((1, CHUNK, 3)), trace={"tokens": np.full((1, CHUNK, 3), 600)})
-    with pytest.raises(TypeError, match="needs `lora`"):
+    with pytest.raises(NotOffered, match="needs `lora`"):
         model.reference_log_probs(obs, chunk)
