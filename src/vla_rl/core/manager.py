@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import pluggy
 
@@ -24,12 +24,17 @@ from vla_rl.core.errors import PluginError, did_you_mean
 from vla_rl.core.hookspecs import RunEvents
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Named = Mapping[str, object] | Iterable[tuple[str, object]]
 
 _NOTE = "in plugin "
 _mark = pluggy.HookimplMarker("vla_rl")
 
 
+@overload
+def hookimpl(function: F) -> F: ...
+@overload
+def hookimpl(*, wraps: str) -> Callable[[F], F]: ...
 def hookimpl(function: Any = None, *, wraps: str | None = None) -> Any:
     """Makes a function a listener to the event of its name; with `wraps`, a kind of plugin ("env", "model" ...), a
     wrapper around that method of its components: it yields once, where the method runs, and returns the result."""

@@ -108,7 +108,7 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 
 def _offers(component: object, method: str) -> bool:
     """Whether a component (not wrapped) has this optional method itself: the contract's only raises NotOffered."""
-    return getattr(component, method).__module__ != SimEnv.__module__
+    return bool(getattr(component, method).__module__ != SimEnv.__module__)
 
 
 def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:

@@ -20,9 +20,10 @@ from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
 from vla_rl.plugins.models.pi0.images import ImageProcessor, resize_with_pad
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
 from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text
-from vla_rl.plugins.models.pi0.scaling import Scaler
-from vla_rl.plugins.models.pi0.statistics import Scale, action_dim
+from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.lerobot import Scale
+from vla_rl.toolkit.models.scaling import Scaler
 
 CPU = torch.device("cpu")
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"

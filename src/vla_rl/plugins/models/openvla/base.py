@@ -19,10 +19,11 @@ from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.codec import ActionCodec, Scaler
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
-from vla_rl.plugins.models.openvla.images import ImageProcessor, as_tensor
+from vla_rl.plugins.models.openvla.images import ImageProcessor
 from vla_rl.plugins.models.openvla.lora import AdapterBase
 from vla_rl.plugins.models.openvla.prompts import Prompts
 from vla_rl.toolkit.models.adapters import before_training
+from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array

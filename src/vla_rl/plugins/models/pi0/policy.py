@@ -21,12 +21,13 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Chunk, Observation, Scores, to_numpy
 from vla_rl.plugins.models.pi0.checkpoint import Checkpoint, save_checkpoint
-from vla_rl.plugins.models.pi0.images import ImageProcessor, as_tensor
+from vla_rl.plugins.models.pi0.images import ImageProcessor
 from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix
 from vla_rl.plugins.models.pi0.prompts import Prompts
-from vla_rl.plugins.models.pi0.scaling import Scaler
-from vla_rl.plugins.models.pi0.schedule import Schedule, entropy, log_density
 from vla_rl.toolkit.models.adapters import before_training, seeded
+from vla_rl.toolkit.models.flow_matching import Schedule, entropy, log_density, training_times
+from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.scaling import Scaler
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
@@ -147,7 +148,7 @@ class Pi0Policy(VLAModel):
         trained = [p for p in self.module.pi0.parameters() if p.requires_grad]
         keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
         rng = generator(self._seed, "pi0/imitation", *keys)
-        time = as_tensor((rng.beta(1.5, 1.0, len(target)) * 0.999 + 0.001).astype(np.float32), self._device)
+        time = as_tensor(training_times(rng, len(target)), self._device)
         noise = as_tensor(rng.standard_normal(target.shape, dtype=np.float32), self._device)
         with seeded(int(rng.integers(2**63)), self._device):
             prefix, state = self._see(obs, dropout=True)
