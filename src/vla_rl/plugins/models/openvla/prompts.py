@@ -15,6 +15,7 @@ from attrs import frozen
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.toolkit.models.prompts import KnownPrompts, learn_merges
 
@@ -98,7 +99,9 @@ class Prompts(KnownPrompts):
     def _id(self, token: str) -> int:
         index = self.tokenizer.token_to_id(token)
         if index is None:
-            raise ValueError(f"the tokenizer has no {token!r}; OpenVLA's is Llama 2's with BOS, EOS and the lone space")
+            raise CheckpointError(
+                f"the tokenizer has no {token!r}; OpenVLA's is Llama 2's with BOS, EOS and the lone space"
+            )
         return int(index)
 
     def encode(self, instruction: str) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.toolkit.models.prompts import KnownPrompts, learn_merges
 
 BOS, SPACE = "<bos>", "▁"
@@ -54,7 +55,7 @@ class Prompts(KnownPrompts):
     ) -> None:
         bos = tokenizer.token_to_id(BOS)
         if bos is None:
-            raise ValueError(f"the tokenizer has no {BOS!r}; pi0's is PaliGemma's")
+            raise CheckpointError(f"the tokenizer has no {BOS!r}; pi0's is PaliGemma's")
         super().__init__(tokenizer, device)
         self._bos, self._vocab, self._limit, self._full_width = int(bos), vocab, max_length, full_width
         self._learn(dict.fromkeys(instructions))
@@ -63,7 +64,7 @@ class Prompts(KnownPrompts):
         """BOS, instruction, newline; cut at the length that the model was trained with, as openpi does."""
         ids = [self._bos, *self.tokenizer.encode(prompt_text(instruction), add_special_tokens=False).ids]
         if max(ids) >= self._vocab:
-            raise ValueError(
+            raise CheckpointError(
                 f"the tokenizer gives id {max(ids)} for {instruction!r}, the model has {self._vocab} embeddings; "
                 "it is another model's tokenizer"
             )
