@@ -7,8 +7,8 @@ control      a chunk step without any latency, simulator and policy in separate 
 lanes        100 ms of simulation and 100 ms of inference, one and two lanes
 strategies   unequal and lognormal latencies (one in a hundred takes 5 times the median) under every strategy
 
-A lane of a k-th of the rows takes a k-th of the time. The ideal is `vla_rl.cli.planning`'s forecast with messages that
-take no time. Cases of a group are started together and play in turn; medians of the rounds.
+A lane of a k-th of the rows takes a k-th of the time. The ideal is `vla_rl.runtime.planning`'s forecast with messages
+that take no time. Cases of a group are started together and play in turn; medians of the rounds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.cli.planning.profile import Cost, Profile
-from vla_rl.cli.planning.simulate import forecast
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import Spec, parse_spec
-from vla_rl.runtime.assignments import assign, plan_for
+from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.planning.plan import plan_for
+from vla_rl.runtime.planning.profile import Cost, Profile
+from vla_rl.runtime.planning.simulate import forecast
 from vla_rl.testing.latency import Latency
 
 STEPS, TAIL = 32, 0.7

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
     from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel, hookimpl
     from vla_rl.core.manager import broadcast, wrap
-    from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, MeasureFirst, Node, Plan, Slot, Window
+    from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Node, Plan, Slot, Window
     from vla_rl.core.randomness import Noise, generator
     from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
     from vla_rl.core.types import (
@@ -55,7 +55,6 @@ __all__ = [
     "Job",
     "Loss",
     "MeasureFirst",
-    "Measured",
     "Node",
     "Noise",
     "Observation",
@@ -96,7 +95,7 @@ _MODULES = {
     "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
     "core.hookspecs": ("Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel", "hookimpl"),
     "core.manager": ("broadcast", "wrap"),
-    "core.plan": ("Cluster", "DoesNotFit", "Job", "Measured", "MeasureFirst", "Node", "Plan", "Slot", "Window"),
+    "core.plan": ("Cluster", "DoesNotFit", "Job", "MeasureFirst", "Node", "Plan", "Slot", "Window"),
     "core.randomness": ("Noise", "generator"),
     "core.spec.spec": ("Spec", "load_spec", "parse_spec"),
     "core.types": (

@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from vla_rl.cli.compare import TRIED_STAGES
 from vla_rl.cli.main import app
 from vla_rl.cli.plan import cluster_of
-from vla_rl.cli.planning.compare import TRIED_STAGES
 
 SPEC = """
 name: planned

@@ -110,10 +110,10 @@ def test_only_steps_in_a_row_count():
     selection, none, everything = Selection(spec), torch.zeros(16, dtype=torch.bool), torch.ones(16, dtype=torch.bool)
     for keep in (none, everything, none):
         selection.choose(rollout, keep, {})
-        selection.check_drought()
+        selection.check_progress()
     selection.choose(rollout, none, {})
     with pytest.raises(UserError, match="2 training steps"):
-        selection.check_drought()
+        selection.check_progress()
 
 
 # -------------------------------------------------------------------------------------------------- an old policy

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from scripted_runs import scripted_spec
 
-from vla_rl.core.plan import Cluster, DoesNotFit, Measured, MeasureFirst, Plan, Slot
+from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.assignments import assign, plan_for, ranks_of
+from vla_rl.runtime.assignments import assign, ranks_of
+from vla_rl.runtime.planning.plan import plan_for
+from vla_rl.runtime.planning.profile import Cost, Profile
 
 CORES2 = Cluster(cpus=2, gpus=0, memory=2**33)
 
@@ -40,7 +42,7 @@ def test_a_strategy_that_measures_is_asked_again():
     spec = parse_spec(scripted_spec(placement={"type": "auto"}))
     with pytest.raises(MeasureFirst, match="0 of 3 are measured yet"):
         plan_for(spec, CORES2)
-    even = Measured(rows=4, sim=0.1, policy=0.1, learner=0.0, chunk_steps=2)
+    even = Profile(chunk_steps=2, sim=Cost(seconds=0.1, rows=4), policy=Cost(seconds=0.1, rows=4))
     assert len(plan_for(spec, CORES2, lambda spec, cluster: even).slots) == 2
 
 

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vla_rl.cli.planning.compare import Candidate, best, compare
-from vla_rl.cli.planning.profile import Profile, load_profile
-from vla_rl.cli.planning.simulate import Forecast
+from vla_rl.cli.compare import Candidate, best, compare
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.hardware import machine
+from vla_rl.runtime.planning.profile import Profile, load_profile
+from vla_rl.runtime.planning.simulate import Forecast
 
 GIB = 2**30
 CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import Factory, field, frozen
 
 
@@ -35,21 +37,6 @@ class Cluster:
 
 
 @frozen(kw_only=True)
-class Measured:
-    """What the roles of a job took, for `rows` rows on one device."""
-
-    rows: int
-    sim: float
-    """Seconds of a chunk step."""
-    policy: float
-    """Seconds of an inference."""
-    learner: float
-    """Seconds of training on the samples of one chunk step, all epochs."""
-    chunk_steps: int
-    """Of an episode, at most."""
-
-
-@frozen(kw_only=True)
 class Job:
     """What has to be placed."""
 
@@ -61,8 +48,9 @@ class Job:
     """Host memory of one simulator row in bytes; 0 when negligible."""
     global_batch: int | None = None
     """Samples of an optimiser step, over all learners; None: the whole rollout."""
-    measured: Measured | None = None
-    """None: not measured; a strategy that wants it raises MeasureFirst, and is asked again."""
+    forecast: Callable[[Plan], float] | None = field(default=None, eq=False)
+    """Seconds that an iteration will take under a plan, simulated with what the roles took in a measurement, as `vla-rl
+    plan` does it. None: not measured yet; a strategy that wants it raises MeasureFirst, and is asked again."""
 
 
 @frozen(kw_only=True)
@@ -112,4 +100,4 @@ class DoesNotFit(Exception):
 
 
 class MeasureFirst(DoesNotFit):
-    """A placement strategy plans by `Job.measured`."""
+    """A placement strategy plans by `Job.forecast`."""

@@ -1,23 +1,196 @@
-"""The algorithm of a spec, and what it needs of a run, checked before anything starts."""
+"""What a run is refused for. `check_spec` is everything that shows before there are any processes, and all of `vla-rl
+check`; the rest is asked of parts once they are built, before the first step."""
 
 from __future__ import annotations
 
-from vla_rl.core.errors import PluginError, SpecError
-from vla_rl.core.hookspecs import Algorithm, SimEnv
+import os
+from collections.abc import Iterator
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst
+from vla_rl.core.session import listeners
 from vla_rl.core.spec.source import Item, located
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Component, Spec, missing
+from vla_rl.core.spec.structure import Problems
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.runtime.components import build_algorithm
+from vla_rl.runtime.interpreter import interpreter_problems
 
 SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "groups", "reference", "frames"})
 
 
-def check_needs(algorithm: Algorithm, spec: Spec) -> None:
-    """Raise SpecError for what the algorithm needs and the spec or this runtime does not provide."""
-    found = needs(algorithm, spec)
+def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
+    """Everything that shows without building a simulator or a network, and without the network of this machine: files,
+    names, what parts ask of each other, the plan. Raises SpecError with all of it.
+
+    Args:
+        training: by reinforcement learning.
+        imitation: the spec's `imitation:` is read.
+    """
+    found = list(missing(spec, imitation))
+    lacking = {path for path, _ in found}
+    for path, kind, part in _parts(spec, imitation):
+        if path not in lacking:
+            found += _of_plugin(spec, path, kind, part)
+    if training:
+        found += _of_training(spec)
+    if ("algorithm",) not in lacking:
+        found += _of_needs(spec)
+    found += [*_of_listeners(spec, lacking), *_of_interpreter(spec), *_of_plan(spec)]
     if found:
         raise SpecError(located(found, spec.source))
 
 
-def needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
+def check_simulators(spec: Spec) -> None:
+    """For the driver: what simulators lack on this machine, found out by trying. Raises UserError."""
+    if on_this_machine(spec):
+        ask_plugin(spec)
+
+
+def on_this_machine(spec: Spec) -> bool:
+    """Whether simulators run in this interpreter, and on no other machine."""
+    return spec.env.python is None and spec.runtime.address is None
+
+
+def ask_plugin(spec: Spec) -> None:
+    """Let the simulator plugin look for what is lacking here. Raises UserError."""
+    look = load("env", spec.env.type, spec.plugins).preflight
+    if look is not None:
+        look(spec.env.config)
+
+
+def check_needs(algorithm: Algorithm, spec: Spec) -> None:
+    """Raise SpecError for what the algorithm needs and the spec or this runtime does not provide."""
+    found = _needs(algorithm, spec)
+    if found:
+        raise SpecError(located(found, spec.source))
+
+
+def check_offload(env: SimEnv, name: str) -> None:
+    """Raise PluginError for a simulator that cannot leave its device."""
+    if type(env).snapshot is SimEnv.snapshot or type(env).restore is SimEnv.restore:
+        raise PluginError(
+            f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
+            f"give simulators devices of their own (placement: disaggregated)"
+        )
+
+
+def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
+    """Let the model score one chunk for a black picture. Raises UserError where it has no reference policy."""
+    import torch
+
+    from vla_rl.runtime.rollouts.heavy import blank
+
+    obs, chunk = blank(model, info)
+    try:
+        with torch.no_grad():
+            model.reference_log_probs(obs, chunk)
+    except TypeError as exc:
+        raise UserError(
+            f"algorithm {spec.algorithm.type!r} compares the policy with a reference (kl_coef above 0), and model "
+            f"{spec.model.type!r} gives none: {exc}; set algorithm.kl_coef: 0, or give the model `lora` if it takes it"
+        ) from exc
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:
+    """Parts whose files and packages are those of this machine: (path, kind, part)."""
+    yield ("algorithm",), "algorithm", spec.algorithm
+    if spec.runtime.address is not None:
+        return
+    yield ("model",), "model", spec.model
+    if spec.env.python is None:
+        yield ("env",), "env", spec.env
+    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+        yield ("imitation", "data"), "data", spec.imitation.data
+
+
+def _of_plugin(spec: Spec, path: tuple[str, ...], kind: str, part: Component) -> list[Item]:
+    """What the plugin itself says of its settings."""
+    check = load(kind, part.type, spec.plugins).check
+    context = Context(seed=spec.seed, chunk=spec.rollout.chunk, temperature=spec.rollout.temperature)
+    try:
+        if check is not None:
+            check(part.config, context)
+    except Problems as exc:
+        return [((*path, *inside), text) for inside, text in exc.items]
+    except UserError as exc:
+        return [(path, str(exc))]
+    except Exception as exc:
+        exc.add_note(f"in plugin {part.type!r}, checking the {kind}'s settings")
+        raise
+    return []
+
+
+def _of_training(spec: Spec) -> Iterator[Item]:
+    why = load("model", spec.model.type, spec.plugins).no_rl
+    reason = why and why(spec.model.config)
+    if reason and spec.train.steps:
+        yield ("model",), f"model {spec.model.type!r} cannot be trained by reinforcement learning: {reason}"
+    look = load("algorithm", spec.algorithm.type, spec.plugins).preflight
+    try:
+        if look is not None:
+            look(spec.algorithm.config)
+    except UserError as exc:
+        yield ("algorithm",), str(exc)
+
+
+def _of_needs(spec: Spec) -> list[Item]:
+    try:
+        return _needs(build_algorithm(spec), spec)
+    except PluginError as exc:
+        return [(("algorithm",), str(exc))]
+
+
+def _of_listeners(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[Item]:
+    """Listeners are built, so that events that nobody knows are found; they do nothing before a run starts."""
+    if any(path[0] == "hooks" for path in lacking):
+        return
+    try:
+        listeners(spec)
+    except PluginError as exc:
+        yield ("hooks",), str(exc)
+
+
+def _of_interpreter(spec: Spec) -> Iterator[Item]:
+    python = spec.env.python
+    if python is not None and spec.runtime.address is None:
+        yield from ((("env", "python"), text) for text in interpreter_problems(python))
+    if python is not None and spec.runtime.backend == "local":
+        yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
+
+
+def _of_plan(spec: Spec) -> Iterator[Item]:
+    """On a cluster that is not this machine, only a run can tell."""
+    from vla_rl.runtime.planning.plan import NoCuda, plan_for
+
+    if spec.runtime.address is not None:
+        return
+    try:
+        plan_for(spec, _this_machine(spec))
+    except MeasureFirst:
+        return
+    except NoCuda as exc:
+        yield ("runtime", "require"), str(exc)
+    except (DoesNotFit, PluginError) as exc:
+        yield ("placement",), str(exc)
+
+
+def _this_machine(spec: Spec) -> Cluster:
+    """As the backend will see it. Ray counts all processors, also those that this process may not use."""
+    from vla_rl.runtime.hardware import machine
+
+    here = machine()
+    if spec.runtime.backend == "local":
+        return here
+    return Cluster(cpus=float(os.cpu_count() or here.cpus), gpus=here.gpus, memory=here.memory)
+
+
+def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
     """What the algorithm needs and does not get."""
     name, rollout = spec.algorithm.type, spec.rollout
     found: list[Item] = []
@@ -48,12 +221,3 @@ def needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
         text = f"it replaces groups that are filtered; algorithm {name!r} has none"
         found.append((("rollout", "resample"), text))
     return found
-
-
-def check_offload(env: SimEnv, name: str) -> None:
-    """Raise PluginError for a simulator that cannot leave its device."""
-    if type(env).snapshot is SimEnv.snapshot or type(env).restore is SimEnv.restore:
-        raise PluginError(
-            f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
-            f"give simulators devices of their own (placement: disaggregated)"
-        )

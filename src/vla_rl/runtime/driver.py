@@ -13,21 +13,22 @@ import numpy as np
 
 from vla_rl.core.events import Evaluation
 from vla_rl.core.interrupts import Interrupts
-from vla_rl.core.plan import Cluster, Measured, Plan
+from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.reset_states import TaskWindows
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
-from vla_rl.runtime.assignments import assign, plan_for
+from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.backends.backend import Backend
 from vla_rl.runtime.backends.local import LocalBackend
 from vla_rl.runtime.backends.ray import RayBackend
-from vla_rl.runtime.checks import check_needs
+from vla_rl.runtime.checks import check_needs, check_simulators
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
 from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
 from vla_rl.runtime.learning.update import update
-from vla_rl.runtime.preflight import check_simulators
+from vla_rl.runtime.planning.plan import plan_for
+from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import PolicyRole
@@ -53,7 +54,7 @@ class Driver:
         imitation: bool = False,
         statistics: Statistics = None,
         plan: Plan | None = None,
-        measure: Callable[[Spec, Cluster], Measured] | None = None,
+        measure: Callable[[Spec, Cluster], Profile] | None = None,
         interrupts: Interrupts | None = None,
     ):
         """

@@ -12,9 +12,9 @@ from vla_rl.core.loop import ReinforcementLearning
 from vla_rl.core.runtime import Statistics
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.state import State
+from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.measure import measure
-from vla_rl.runtime.preflight import check_spec
+from vla_rl.runtime.planning.measure import measure
 from vla_rl.runtime.run_folder.folder import RunFolder, read_state
 
 

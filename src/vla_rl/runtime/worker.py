@@ -25,11 +25,9 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
 from vla_rl.runtime.backends.wire import Inbox
-from vla_rl.runtime.checks import check_offload
+from vla_rl.runtime.checks import ask_plugin, check_offload, check_reference, on_this_machine
 from vla_rl.runtime.components import build_algorithm, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device
-from vla_rl.runtime.preflight import ask_plugin, on_this_machine
-from vla_rl.runtime.reference import check_reference
 from vla_rl.runtime.remote import declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.offload import Offload

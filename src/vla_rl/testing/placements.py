@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, Plan
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.core.types import Context, Plugin
 from vla_rl.testing.findings import Findings, built
 from vla_rl.toolkit.placement.checks import check_acts
@@ -17,9 +17,15 @@ CLUSTERS = (
     Cluster(cpus=32, gpus=1, memory=128 * GIB),
     Cluster(cpus=96, gpus=8, memory=1024 * GIB),
 )
-MEASURED = Measured(rows=8, sim=0.1, policy=0.1, learner=0.1, chunk_steps=20)
-JOB = Job(num_envs=64, group_size=4, env="scripted", row_memory=2**20, measured=MEASURED)
-ABSURD = Job(num_envs=10**9, group_size=1, env="scripted", row_memory=2**40, measured=MEASURED)
+
+
+def forecast(plan: Plan) -> float:
+    """A made-up one: seconds of an iteration that its workers share."""
+    return 10.0 / len(plan.slots)
+
+
+JOB = Job(num_envs=64, group_size=4, env="scripted", row_memory=2**20, forecast=forecast)
+ABSURD = Job(num_envs=10**9, group_size=1, env="scripted", row_memory=2**40, forecast=forecast)
 
 
 def check_placement(

@@ -1,58 +1,79 @@
-"""The rule by which `auto` chooses, with numbers worked by hand, and what it makes of a choice."""
+"""Which split of the devices `auto` takes, by the simulation that a run and `vla-rl plan` give it."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 from attrs import evolve
 
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Measured, MeasureFirst
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst
 from vla_rl.plugins.placement.auto import AutoConfig
-from vla_rl.plugins.placement.auto.choice import choices
-from vla_rl.plugins.placement.auto.impl import Auto
+from vla_rl.plugins.placement.auto.impl import Auto, splits
+from vla_rl.runtime.assignments import assign
+from vla_rl.runtime.planning.profile import Cost, Profile
+from vla_rl.runtime.planning.simulate import forecast
+from vla_rl.toolkit.placement.devices import arrange, busy_devices
 
-EVEN = Measured(rows=16, sim=0.1, policy=0.1, learner=0.0, chunk_steps=32)
-GPUS2 = Cluster(cpus=16, gpus=2, memory=2**37)
-JOB = Job(num_envs=16, group_size=4, env="sim", measured=EVEN)
-
-
-def seconds(measured, rows, devices):
-    return {(c.together, c.sim, c.policy, c.learner, c.stages): c.seconds for c in choices(measured, rows, devices)}
-
-
-def test_the_seconds_of_each_split():
-    found = seconds(EVEN, 16, 2)
-    assert found[True, 2, 2, 2, 1] == pytest.approx(32 * (0.05 + 0.05))
-    assert found[False, 1, 1, 2, 1] == pytest.approx(32 * 0.2)
-    assert found[False, 1, 1, 2, 2] == pytest.approx(32 * 0.1 + 0.05)
-    assert found[False, 1, 1, 2, 4] == pytest.approx(32 * 0.1 + 0.025)
+EVEN = Profile(
+    chunk_steps=32,
+    sim=Cost(seconds=0.1, rows=16),
+    policy=Cost(seconds=0.1, rows=16),
+    message=0.0,
+    reset=Cost(seconds=0.0),
+)
 
 
-def test_training_is_shared_by_the_learners():
-    found = seconds(evolve(EVEN, learner=0.3), 16, 3)
-    assert found[False, 1, 1, 1, 1] == pytest.approx(32 * (0.2 + 0.3))
-    assert found[False, 1, 2, 3, 2] == pytest.approx(32 * (0.1 + 0.1) + 0.025)
+def gpus(count):
+    return Cluster(cpus=8 * count, gpus=count, memory=2**37)
 
 
-def test_what_takes_longer_gets_more_devices():
-    slow_policy = evolve(EVEN, sim=0.02, policy=0.14)
-    pipeline = [c for c in choices(slow_policy, 64, 8) if c.stages == 4]
-    assert (pipeline[0].sim, pipeline[0].policy) == (2, 6)  # max(0.02/2, 0.14/6) is least: 0.023 s, 4 times the rows
+def seconds(profile, rows, plan):
+    return forecast(plan, assign(plan, rows, one_process=False), profile, rounds=1, chunk=1).iteration
 
 
-def test_of_equals_the_simpler_one_is_first():
-    assert choices(EVEN, 16, 1)[0].together
-    assert choices(EVEN, 16, 2)[0].together  # 3.2 s, against 3.225 s of four lanes
+def job_of(profile, rows=16):
+    return Job(num_envs=rows, group_size=1, env="sim", forecast=partial(seconds, profile, rows))
 
 
-def test_it_plans_what_the_rule_says():
-    plan = Auto(AutoConfig()).plan(GPUS2, JOB)
-    assert [slot.roles for slot in plan.slots] == [("sim", "policy", "learner")] * 2
-    odd = Auto(AutoConfig()).plan(GPUS2, evolve(JOB, num_envs=15))  # 15 rows have no two halves
-    assert [slot.roles for slot in odd.slots] == [("sim", "learner"), ("policy", "learner")] and odd.stages == 1
+def chosen(profile, rows, devices):
+    """(sim, policy, learner workers, stages) of the plan, and seconds of its iteration."""
+    plan = Auto(AutoConfig()).plan(gpus(devices), job_of(profile, rows))
+    counts = tuple(len(plan.hosting(role)) for role in ("sim", "policy", "learner"))
+    return (*counts, plan.stages), seconds(profile, rows, plan)
+
+
+def test_roles_that_take_turns_share_all_devices():
+    split, iteration = chosen(EVEN, 16, 2)
+    assert split == (2, 2, 2, 1)
+    assert iteration == pytest.approx(32 * (0.05 + 0.05)), "four lanes on a device each would take 3.225 s"
+
+
+@pytest.mark.parametrize(("sim", "policy", "workers"), [(0.02, 0.14, (1, 2)), (0.14, 0.02, (2, 1))])
+def test_what_takes_longer_gets_more_devices(sim, policy, workers):
+    """16 rows have no three thirds, so that the roles have devices of their own."""
+    profile = evolve(EVEN, sim=Cost(seconds=sim, rows=16), policy=Cost(seconds=policy, rows=16))
+    split, iteration = chosen(profile, 16, 3)
+    assert split[:3] == (*workers, 3)
+    cluster, job = gpus(3), job_of(profile)
+    every = [arrange(cluster, job, of, stages=stages) for of, stages in splits(busy_devices(cluster), 16)]
+    assert len(every) == 6 and iteration == pytest.approx(min(seconds(profile, 16, plan) for plan in every))
+
+
+def test_of_equals_the_simpler_one_is_taken():
+    free = evolve(EVEN, sim=Cost(seconds=0.0), policy=Cost(seconds=0.0))
+    assert chosen(free, 16, 3)[0] == (2, 1, 3, 1)
+    assert chosen(free, 16, 2)[0] == (2, 2, 2, 1)
+
+
+def test_learners_are_on_all_devices():
+    assert chosen(evolve(EVEN, learner=Cost(seconds=9.6)), 15, 2)[0] == (1, 1, 2, 1), "15 rows have no two halves"
 
 
 def test_it_wants_a_measurement_and_says_when_nothing_fits():
     with pytest.raises(MeasureFirst, match="0 of 3 are measured yet"):
-        Auto(AutoConfig()).plan(GPUS2, evolve(JOB, measured=None))
-    with pytest.raises(DoesNotFit, match="none of .* ways to place 16 rows on 2 devices fits; the fastest: 16 rows of"):
-        Auto(AutoConfig()).plan(GPUS2, evolve(JOB, row_memory=2**40))
+        Auto(AutoConfig()).plan(gpus(2), evolve(job_of(EVEN), forecast=None))
+    with pytest.raises(
+        DoesNotFit, match="none of .* ways to place 16 rows on 2 devices fits; the simplest: 16 rows of"
+    ):
+        Auto(AutoConfig()).plan(gpus(2), evolve(job_of(EVEN), row_memory=2**40))

@@ -9,11 +9,12 @@ import pytest
 
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import load_spec
-from vla_rl.runtime.assignments import plan_for
-from vla_rl.testing.placements import MEASURED
+from vla_rl.runtime.planning.plan import plan_for
+from vla_rl.runtime.planning.profile import Cost, Profile
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / "placement.md", *(ROOT / "src" / "vla_rl" / "plugins" / "placement").glob("*/README.md")]
+PROFILE = Profile(chunk_steps=20, sim=Cost(seconds=0.1, rows=8), policy=Cost(seconds=0.1, rows=8))
 GPUS8 = Cluster(cpus=96, gpus=8, memory=2**40)
 
 
@@ -23,4 +24,4 @@ def test_examples_plan_on_eight_gpus(page):
     assert examples
     for example in examples:
         spec = load_spec(ROOT / "examples" / "tabletop_grpo.yaml", [f"placement={example}"])
-        assert plan_for(spec, GPUS8, lambda spec, cluster: MEASURED).hosting("learner")
+        assert plan_for(spec, GPUS8, lambda spec, cluster: PROFILE).hosting("learner")

@@ -7,15 +7,16 @@ import logging
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.plan import Cluster, Measured, Plan, Slot
+from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.planning.profile import Cost, Profile
 
 CHUNK_STEPS = 2
 logger = logging.getLogger(__name__)
 
 
-def measure(spec: Spec, cluster: Cluster) -> Measured:
+def measure(spec: Spec, cluster: Cluster) -> Profile:
     """Start one worker with all roles, play two chunk steps twice and train on the second time's samples. What it
     learns is thrown away."""
     devices = cluster.gpus or max(1, int(cluster.cpus))
@@ -47,13 +48,14 @@ def measure(spec: Spec, cluster: Cluster) -> Measured:
         trained = runtime.update(rollouts, everything, runtime.algorithm.advantages(rollouts))
     finally:
         runtime.close()
-    played = rollouts.valid.shape[0]
-    found = Measured(
-        rows=rows,
-        sim=metrics["time/env"] / played,
-        policy=metrics["time/policy"] / played,
-        learner=trained["time/learner"] * rows / trained["update/samples"],
-        chunk_steps=-(-(spec.rollout.max_steps or limit) // spec.rollout.chunk),
+    played, cpus = rollouts.valid.shape[0], None if cluster.gpus else slot.cpus
+    chunk_steps = -(-(spec.rollout.max_steps or limit) // spec.rollout.chunk)
+    samples = spec.env.num_envs * spec.rollout.rounds(spec.env.num_envs) * chunk_steps
+    found = Profile(
+        chunk_steps=chunk_steps,
+        sim=Cost(seconds=metrics["time/env"] / played, rows=rows),
+        policy=Cost(seconds=metrics["time/policy"] / played, rows=rows, cpus=cpus),
+        learner=Cost(seconds=trained["time/learner"] * samples / trained["update/samples"], cpus=cpus),
     )
     logger.info("measured for %d rows: %s", rows, found)
     return found

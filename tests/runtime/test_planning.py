@@ -8,11 +8,11 @@ from itertools import combinations
 import pytest
 from attrs import evolve
 
-from vla_rl.cli.planning.profile import Cost, Profile, from_trace, load_profile
-from vla_rl.cli.planning.simulate import forecast
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.runtime.assignments import assign
+from vla_rl.runtime.planning.profile import Cost, Profile, from_trace, load_profile
+from vla_rl.runtime.planning.simulate import forecast
 
 ALL = ("sim", "policy", "learner")
 GIB = 2**30

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from random import Random
 
 import attrs
 from attrs import evolve, frozen
 
-from vla_rl.cli.planning.profile import Cost, Profile
-from vla_rl.cli.planning.simulate import Forecast, forecast
 from vla_rl.core.catalogue import installed, load
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.plan import Cluster, DoesNotFit, Measured
+from vla_rl.core.plan import Cluster, DoesNotFit
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.spec.structure import Problems
-from vla_rl.runtime.assignments import assign, plan_for
+from vla_rl.runtime.planning.plan import plan_for
+from vla_rl.runtime.planning.profile import Profile
+from vla_rl.runtime.planning.simulate import Forecast, expected
 
 STAGES = "pipeline_stages"
 TRIED_STAGES = (1, 2, 4)
-DRAWS = 64
-"""Of measured latencies, for a mean."""
 
 
 @frozen(kw_only=True)
@@ -42,41 +38,13 @@ def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
     for name, own, placement in _placements(spec):
         there = evolve(spec, placement=placement)
         try:
-            plan = plan_for(there, cluster, partial(_measured, profile))
-            # the local backend has one process whatever the plan says; compare what Ray would do
-            assignments = assign(plan, spec.env.num_envs, one_process=False)
-            expected = forecast(
-                plan,
-                assignments,
-                profile,
-                rounds=spec.rollout.rounds(spec.env.num_envs),
-                chunk=spec.rollout.chunk,
-                row_memory=load("env", spec.env.type, spec.plugins).row_memory,
-            )
+            plan = plan_for(there, cluster, lambda spec, cluster: profile)
+            forecast = expected(plan, there, profile)
         except (DoesNotFit, UserError) as exc:
             found.append(Candidate(name=name, own=own, placement=placement, forecast=None, reason=str(exc)))
         else:
-            found.append(Candidate(name=name, own=own, placement=placement, forecast=expected))
+            found.append(Candidate(name=name, own=own, placement=placement, forecast=forecast))
     return found
-
-
-def _measured(profile: Profile, spec: Spec, cluster: Cluster) -> Measured:
-    """What a strategy that measures first would find, by the profile."""
-    rows, draws = max(spec.env.num_envs // max(cluster.gpus, 1), 1), Random(0)
-    lengths = profile.chunk_steps if isinstance(profile.chunk_steps, tuple) else (profile.chunk_steps,)
-    chunk_steps = sum(lengths) / len(lengths)
-    samples = spec.env.num_envs * spec.rollout.rounds(spec.env.num_envs) * chunk_steps
-
-    def mean(cost: Cost, size: float) -> float:
-        return sum(cost.draw(draws, size) for _ in range(DRAWS)) / DRAWS
-
-    return Measured(
-        rows=rows,
-        sim=mean(profile.sim, rows / profile.sim.rows),
-        policy=mean(profile.policy, rows / profile.policy.rows),
-        learner=mean(profile.learner, profile.learner.rows) * rows / samples,
-        chunk_steps=max(lengths),
-    )
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:

@@ -13,9 +13,11 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.cli.planning.profile import Cost, Profile
+from vla_rl.core.catalogue import load
 from vla_rl.core.plan import Plan
-from vla_rl.runtime.assignments import Assignment, LaneSlice
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.assignments import Assignment, LaneSlice, assign
+from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.runtime.rollouts.lanes import Driving, Lane, Mode, Wait, drive
 
 ROLES = ("sim", "policy", "learner")
@@ -203,6 +205,21 @@ def forecast(
         idle={r: 1 - busy[r] / (workers[r] * iteration) if iteration and workers[r] else 1.0 for r in ROLES},
         device_bytes=_device_bytes(plan, assignments, profile),
         host_bytes=max(sum(lane.rows for lane in assignment.lanes) for assignment in assignments) * row_memory,
+    )
+
+
+def expected(plan: Plan, spec: Spec, profile: Profile) -> Forecast:
+    """What the plan is expected to do with a spec's job. Raises UserError where its lanes cannot share the rows.
+
+    The local backend has one process whatever the plan says; this is what Ray would do.
+    """
+    return forecast(
+        plan,
+        assign(plan, spec.env.num_envs, one_process=False),
+        profile,
+        rounds=spec.rollout.rounds(spec.env.num_envs),
+        chunk=spec.rollout.chunk,
+        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
     )
 
 

@@ -1,0 +1,66 @@
+"""From the spec to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import evolve
+
+from vla_rl.core.catalogue import build, hook_modules, load
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Placement
+from vla_rl.core.manager import wrap
+from vla_rl.core.plan import Cluster, Job, MeasureFirst, Plan, Slot
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Context
+from vla_rl.runtime.planning.profile import Profile
+from vla_rl.runtime.planning.simulate import expected
+from vla_rl.toolkit.placement.checks import checked
+
+MEND = "leave runtime.require out to run on CPUs"
+
+
+class NoCuda(UserError):
+    """`runtime.require: cuda` is not met."""
+
+
+def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Profile] | None = None) -> Plan:
+    """Ask the placement plugin; simulators with their own interpreter get their own slots. Raises DoesNotFit; without
+    `measure` MeasureFirst for a strategy that plans by what roles take; NoCuda."""
+    if spec.runtime.require == "cuda" and not cluster.gpus:
+        raise NoCuda(f"cuda is required, and there is no GPU: {cluster.cpus:g} CPUs and 0 GPUs were found; {MEND}")
+    component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
+    placement: Placement = wrap("placement", component, spec.placement.type, hook_modules(spec.plugins))
+    job = Job(
+        num_envs=spec.env.num_envs,
+        group_size=spec.rollout.group_size,
+        env=spec.env.type,
+        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+        global_batch=spec.train.global_batch,
+    )
+    try:
+        plan = placement.plan(cluster, job)
+    except MeasureFirst:
+        if measure is None:
+            raise
+        profile = measure(spec, cluster)
+        plan = placement.plan(cluster, evolve(job, forecast=lambda plan: expected(plan, spec, profile).iteration))
+    plan = checked(plan, cluster, job)
+    slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
+    if spec.runtime.require == "cuda" and slow:
+        raise NoCuda(f"cuda is required, and {' and '.join(slow)} would be on CPUs; mend the placement, or {MEND}")
+    return plan if spec.env.python is None else _with_sims_apart(plan)
+
+
+def _with_sims_apart(plan: Plan) -> Plan:
+    """The plan with every sim role in a slot of its own, which gets half of the shared one: simulators that need
+    another interpreter need other processes."""
+    slots: list[Slot] = []
+    for slot in plan.slots:
+        others = tuple(role for role in slot.roles if role != "sim")
+        if "sim" not in slot.roles or not others:
+            slots.append(slot)
+            continue
+        half = evolve(slot, cpus=slot.cpus / 2, gpus=slot.gpus / 2)
+        slots += [evolve(half, roles=("sim",)), evolve(half, roles=others)]
+    return evolve(plan, slots=tuple(slots))
