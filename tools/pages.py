@@ -101,4 +101,6 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     uri = page.file.src_uri
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # it stands alone under its tab
     return rewritten(markdown, _sources.get(uri, DOCS / uri))
