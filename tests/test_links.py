@@ -54,7 +54,9 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{file.name} has no heading {anchor!r}: {sorted(anchors(file))}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_files_that_are_named_are_there(page):
     """Paths in the repository, in the package, or beside the page."""
     for path in FILE.findall(prose(page)):
@@ -115,6 +117,6 @@ def test_a_link_out_of_docs_becomes_a_page_of_the_site():
         "[a](../algorithms.md#keys) `[b](../no.md)` [c](../index.md) "
         "[`d`](../repository/src/vla_rl/core/loop.py.md) [e](#x)"
     )
-    assert pages.page_of(SRC / "core" / "loop.py").startswith("# src/vla_rl/core/loop.py\n\n~~~~python\n")
+    assert pages.page_of(SRC / "core" / "loop.py").startswith("# `src/vla_rl/core/loop.py`\n\n~~~~python\n")
     example = pages.page_of(ROOT / "examples" / "acme_env")
-    assert "## src/acme_env/__init__.py\n\n~~~~python" in example and "## README.md\n\n~~~~markdown" in example
+    assert example.startswith("# acme-env") and "## `src/acme_env/__init__.py`\n\n~~~~python" in example

@@ -61,19 +61,18 @@ def rewritten(markdown: str, source: Path) -> str:
 
 
 def page_of(source: Path) -> str:
-    """Markdown that shows a file, or all files of a folder."""
+    """Markdown that shows a file, or a folder: its README.md, then its other files."""
     if source.is_dir():
-        files = [f for f in sorted(source.rglob("*")) if f.is_file() and f.suffix in {*LANGUAGES, ".md"}]
-        files = [f for f in files if "build" not in f.relative_to(source).parts]
-        shown = "\n\n".join(f"## {f.relative_to(source)}\n\n{_shown(f)}" for f in files)
-        return f"# {source.relative_to(ROOT)}\n\n{shown}\n"
+        files = [f for f in sorted(source.rglob("*")) if f.suffix in LANGUAGES and "build" not in f.parts]
+        shown = [f"## `{f.relative_to(source)}`\n\n{_shown(f)}" for f in files]
+        return "\n\n".join([(source / "README.md").read_text(), *shown]) + "\n"
     if source.suffix == ".md":
         return source.read_text()
-    return f"# {source.relative_to(ROOT)}\n\n{_shown(source)}\n"
+    return f"# `{source.relative_to(ROOT)}`\n\n{_shown(source)}\n"
 
 
 def _shown(file: Path) -> str:
-    return f"~~~~{LANGUAGES.get(file.suffix, 'text' if file.suffix != '.md' else 'markdown')}\n{file.read_text()}~~~~"
+    return f"~~~~{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text()}~~~~"
 
 
 # ----------------------------------------------------------------------------------------------- called by mkdocs
@@ -103,4 +102,6 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     uri = page.file.src_uri
     if uri == "index.md":
         page.meta["hide"] = ["navigation"]  # it stands alone under its tab
+    if uri in _sources and _sources[uri].suffix in LANGUAGES:
+        page.meta["search"] = {"exclude": True}  # the reference is what searches should find
     return rewritten(markdown, _sources.get(uri, DOCS / uri))
