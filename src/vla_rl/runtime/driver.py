@@ -126,7 +126,7 @@ class Driver:
     def discard(self) -> None:
         """Free the heavy part of the last rollout, which nothing is trained on."""
         self.played = None
-        self.fleet.clear_shelves()
+        self.fleet.clear_stores()
 
     # ----------------------------------------------------------------------------------- evaluation and imitation
 
