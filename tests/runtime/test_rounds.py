@@ -189,8 +189,8 @@ def test_values_are_those_of_the_current_critic(advantage):
             advance(made, 1)
             rollout, _ = made.rollout(2)
             model = made.backend.worker.roles["learner"].model
-            shelf = made.backend.worker.roles["policy"].shelf
-            now = torch.stack([model.values(heavy.obs) for heavy in shelf[0, 0]])
+            store = made.backend.worker.roles["policy"].store
+            now = torch.stack([model.values(heavy.obs) for heavy in store[0, 0]])
             found[name] = (rollout.values, now, rollout.next_values)
     values, now, ends = found["gipo"]
     torch.testing.assert_close(values, now)

@@ -65,7 +65,7 @@ class Session(ABC):
     @classmethod
     def run(cls, spec: Spec, home: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
         """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
-        after Ctrl-C or SIGTERM (saved), UserError for what the user can mend, and what a plugin raised. After the death
+        after Ctrl-C or SIGTERM (saved), UserError for what the user can fix, and what a plugin raised. After the death
         of a worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times. Meanwhile no
         other process can run in the folder."""
         with home.claim(resume):
