@@ -6,7 +6,7 @@ import pytest
 
 from vla_rl.cli import doctor
 from vla_rl.cli.probes import PROBES
-from vla_rl.toolkit.envs.rendering import MEND
+from vla_rl.toolkit.envs.rendering import FIXES
 
 FINE = dict.fromkeys(PROBES, (True, "works"))
 
@@ -25,7 +25,7 @@ def test_a_machine_where_all_works(outcomes, capsys) -> None:
     assert {"versions", "packages", "cores", "memory", "/dev/shm", "Ray", "CUDA", "GL: EGL", "GL: OSMesa"} < set(found)
     assert "torch 2" in found["packages"]["detail"]
     assert found["openvla"]["area"] == "extras"
-    assert all(bool(row["mend"]) == (row["state"] != "ok") for row in found.values())
+    assert all(bool(row["fix"]) == (row["state"] != "ok") for row in found.values())
 
 
 def test_what_is_missing_comes_with_the_command_that_mends_it(outcomes, capsys) -> None:
@@ -50,7 +50,7 @@ def osmesa_renderer() -> str:
     """What the probe of OSMesa says; few machines have that, so the test is skipped without it."""
     works, said = doctor.probe("osmesa")
     if not works:
-        pytest.skip(f"OSMesa does not work here ({said}): {MEND['osmesa']}")
+        pytest.skip(f"OSMesa does not work here ({said}): {FIXES['osmesa']}")
     return said
 
 

@@ -8,7 +8,7 @@ from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.run_folder.changes import NOT_READ, RULES, Effect, changes_of, refuse, rule_of, told
+from vla_rl.runtime.run_folder.changes import NOT_READ, RULES, Effect, changes_of, describe, refuse, rule_of
 from vla_rl.runtime.start import clone
 
 FULL = {
@@ -81,7 +81,7 @@ def test_what_makes_it_another_run_is_refused(changes, tmp_path, changed, line):
 def test_what_changes_numbers_is_said(changes, tmp_path, changed, line):
     found = changes(**changed)
     refuse(found, tmp_path, None)
-    assert told(found).strip().startswith(line) and "\n" not in told(found)
+    assert describe(found).strip().startswith(line) and "\n" not in describe(found)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_changes_numbers_is_said(changes, tmp_path, changed, line):
 def test_what_changes_no_number_passes_without_a_word(changes, tmp_path, changed):
     found = changes(**changed)
     refuse(found, tmp_path, None)
-    assert told(found) == ""
+    assert describe(found) == ""
 
 
 def test_imitation_is_compared_where_it_is_what_is_done(changes, tmp_path):
@@ -115,7 +115,7 @@ def test_a_key_that_a_newer_version_has_is_said_and_not_refused(changes, tmp_pat
     file.write_text(file.read_text().replace("  chunk: 2\n", ""))
     found = changes_of(file, parse_spec(scripted_spec()), "training")
     refuse(found, tmp_path, None)
-    assert told(found).startswith("  rollout.chunk: (not there) -> 2")
+    assert describe(found).startswith("  rollout.chunk: (not there) -> 2")
 
 
 def test_a_refused_change_leaves_the_run_as_it_was(train, tmp_path):

@@ -126,7 +126,7 @@ def test_seats_follow_the_plan():
     assert [s.rank for s in assignments] == [-1, -1, -1, 0, 1] and assignments[3].world == 2
     assert assignments[2].window.max_batch == 4  # with stages, one lane at a time
     one = assign(Plan(slots=slots, stages=2), 16, one_process=True)
-    assert len(one) == 1 and len(one[0].lanes) == 4 and one[0].near
+    assert len(one) == 1 and len(one[0].lanes) == 4 and one[0].local
     with pytest.raises(UserError, match="10 rows cannot be shared evenly by 4 lanes"):
         assign(Plan(slots=slots, stages=2), 10, one_process=False)
 

@@ -110,10 +110,10 @@ def test_only_steps_in_a_row_count():
     selection, none, everything = Selection(spec), torch.zeros(16, dtype=torch.bool), torch.ones(16, dtype=torch.bool)
     for keep in (none, everything, none):
         selection.choose(rollout, keep, {})
-        selection.check_drought()
+        selection.check_progress()
     selection.choose(rollout, none, {})
     with pytest.raises(UserError, match="2 training steps"):
-        selection.check_drought()
+        selection.check_progress()
 
 
 # -------------------------------------------------------------------------------------------------- an old policy
@@ -189,8 +189,8 @@ def test_values_are_those_of_the_current_critic(advantage):
             advance(made, 1)
             rollout, _ = made.rollout(2)
             model = made.backend.worker.roles["learner"].model
-            shelf = made.backend.worker.roles["policy"].shelf
-            now = torch.stack([model.values(heavy.obs) for heavy in shelf[0, 0]])
+            store = made.backend.worker.roles["policy"].store
+            now = torch.stack([model.values(heavy.obs) for heavy in store[0, 0]])
             found[name] = (rollout.values, now, rollout.next_values)
     values, now, ends = found["gipo"]
     torch.testing.assert_close(values, now)

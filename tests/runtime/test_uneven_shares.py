@@ -32,7 +32,7 @@ def one_ray():
 
 
 def train_on(keep, **changes):
-    """Metrics of two updates, each on the columns `keep` of its rollout; nothing stays on a shelf."""
+    """Metrics of two updates, each on the columns `keep` of its rollout; nothing stays in a store."""
     spec = scripted_spec(
         env={"num_envs": 12},
         rollout={"episodes": 12, "group_size": 4},

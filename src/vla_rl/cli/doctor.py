@@ -1,4 +1,4 @@
-"""`vla-rl doctor`: what works on this machine, what does not, and the command that mends it."""
+"""`vla-rl doctor`: what works on this machine, what does not, and the command that fixs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Literal
 from attrs import asdict, frozen
 
 from vla_rl.core.catalogue import OWN_DIST, missing_requirements
-from vla_rl.toolkit.envs.rendering import MEND, probe
+from vla_rl.toolkit.envs.rendering import FIXES, probe
 
 State = Literal["ok", "missing", "broken"]
 GIB = 2**30
@@ -32,7 +32,7 @@ class Finding:
     state: State
     """missing: something optional is not there; broken: runs will fail."""
     detail: str
-    mend: str = ""
+    fix: str = ""
     """A command, or what to do; empty when nothing has to be done."""
 
 
@@ -70,7 +70,7 @@ def _machine() -> Iterator[Finding]:
         what="memory",
         state="missing" if tight else "ok",
         detail=f"{free / GIB:.1f} of {total / GIB:.1f} GiB free",
-        mend="close other programs, or lower env.num_envs" if tight else "",
+        fix="close other programs, or lower env.num_envs" if tight else "",
     )
     shm = shutil.disk_usage(SHM).total if SHM.is_dir() else 0
     small = shm < 2 * GIB
@@ -79,19 +79,19 @@ def _machine() -> Iterator[Finding]:
         what=str(SHM),
         state="missing" if small else "ok",
         detail=f"{shm / GIB:.1f} GiB, for rollouts that move between processes",
-        mend="mount -o remount,size=8G /dev/shm   (docker run: --shm-size=8g)" if small else "",
+        fix="mount -o remount,size=8G /dev/shm   (docker run: --shm-size=8g)" if small else "",
     )
 
 
 def _runtimes(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
     works, said = outcomes["ray"]
-    mend = "" if works else "pip install 'ray>=2.50'   (until then: runtime.backend=local)"
-    yield Finding(area="runtime", what="Ray", state="ok" if works else "broken", detail=said, mend=mend)
+    fix = "" if works else "pip install 'ray>=2.50'   (until then: runtime.backend=local)"
+    yield Finding(area="runtime", what="Ray", state="ok" if works else "broken", detail=said, fix=fix)
     works, said = outcomes["cuda"]
     has_driver = shutil.which("nvidia-smi") is not None
-    mend = "" if works or not has_driver else "install a torch build with CUDA: https://pytorch.org/get-started"
+    fix = "" if works or not has_driver else "install a torch build with CUDA: https://pytorch.org/get-started"
     said += "" if works or has_driver else ", and there is no NVIDIA driver; runs use the CPU"
-    yield Finding(area="runtime", what="CUDA", state="ok" if works else "missing", detail=said, mend=mend)
+    yield Finding(area="runtime", what="CUDA", state="ok" if works else "missing", detail=said, fix=fix)
 
 
 def _drawing(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
@@ -104,7 +104,7 @@ def _drawing(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
         works, said = outcomes[name]
         state: State = "ok" if works else "missing"
         yield Finding(
-            area="drawing", what=what, state=state, detail=f"{said} ({users})", mend="" if works else MEND[name]
+            area="drawing", what=what, state=state, detail=f"{said} ({users})", fix="" if works else FIXES[name]
         )
 
 
@@ -113,7 +113,7 @@ def _extras() -> Iterator[Finding]:
         extras = metadata.metadata(OWN_DIST).get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
         detail = "not installed as a distribution, so no plugin is known"
-        yield Finding(area="extras", what=OWN_DIST, state="broken", detail=detail, mend=f"pip install {OWN_DIST}")
+        yield Finding(area="extras", what=OWN_DIST, state="broken", detail=detail, fix=f"pip install {OWN_DIST}")
         return
     for extra in extras:
         missing = missing_requirements(OWN_DIST, extra)
@@ -122,7 +122,7 @@ def _extras() -> Iterator[Finding]:
             what=extra,
             state="missing" if missing else "ok",
             detail=f"needs {', '.join(missing)}" if missing else "installed",
-            mend=f"pip install '{OWN_DIST}[{extra}]'" if missing else "",
+            fix=f"pip install '{OWN_DIST}[{extra}]'" if missing else "",
         )
 
 
@@ -167,8 +167,8 @@ def _print(found: list[Finding]) -> None:
     for finding in found:
         mark, style = marks[finding.state]
         detail = Text(finding.detail)
-        if finding.mend:
-            detail.append("\n→ ", style="dim").append(finding.mend, style="cyan")
+        if finding.fix:
+            detail.append("\n→ ", style="dim").append(finding.fix, style="cyan")
         if finding.area != area and area:
             table.add_section()
         shown, area = ("" if finding.area == area else finding.area), finding.area

@@ -35,7 +35,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def reported(command: F) -> F:
-    """Print what the user can mend without a traceback and exit with 2; 130 after an interrupt."""
+    """Print what the user can fix without a traceback and exit with 2; 130 after an interrupt."""
 
     @functools.wraps(command)
     def run_command(*args: Any, **kwargs: Any) -> Any:
@@ -239,7 +239,7 @@ def new_plugin(
 @app.command()
 @reported
 def doctor(json: Json = False, debug: Debug = False) -> None:
-    """Say what works on this machine, what does not, and the command that mends it."""
+    """Say what works on this machine, what does not, and the command that fixes it."""
     from vla_rl.cli.doctor import main as examine
 
     raise typer.Exit(examine(json))

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: shown as a message, without a traceback."""
+"""Errors that the user can fix: shown as a message, without a traceback."""
 
 from __future__ import annotations
 

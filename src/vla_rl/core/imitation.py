@@ -17,8 +17,6 @@ from vla_rl.core.state import State
 
 @define
 class Cloning(Session):
-    imitation: Imitation | None = None
-
     doing = "imitation"
 
     @staticmethod
@@ -29,13 +27,12 @@ class Cloning(Session):
     def open(cls, spec: Spec, state: State, start: StartRuntime, interrupts: Interrupts) -> Runtime:
         return start(spec, imitation=True, statistics=state.statistics, interrupts=interrupts)
 
-    @property
-    def prepared(self) -> bool:
-        return self.imitation is not None
-
-    def prepare(self) -> None:
-        self.imitation = self.runtime.imitation()
+    def loop(self) -> None:
+        imitation = self.runtime.imitation()
         self.state.statistics = self.runtime.statistics
+        while self.milestone():
+            self._train(imitation)
+            self.trace("training")
 
     def due(self) -> tuple[bool, bool]:
         section, step = imitation_of(self.spec), self.state.step
@@ -46,10 +43,9 @@ class Cloning(Session):
             bool(section.checkpoint_every) and step % section.checkpoint_every == 0,
         )
 
-    def advance(self) -> None:
+    def _train(self, imitation: Imitation) -> None:
         """To the next line of metrics, evaluation or checkpoint."""
-        begun, section, imitation = perf_counter(), imitation_of(self.spec), self.imitation
-        assert imitation is not None
+        begun, section = perf_counter(), imitation_of(self.spec)
         first = self.state.step + 1
         marks = (section.report_every, section.eval_every, section.checkpoint_every)
         last = min(section.steps, *(-(-first // every) * every for every in marks if every))

@@ -45,7 +45,7 @@ class Selection:
             self.skipped.append(_histogram(rollout))
         return columns
 
-    def check_drought(self) -> None:
+    def check_progress(self) -> None:
         """Raise UserError when `train.max_skipped` rollouts in a row had nothing to train on."""
         limit = self.spec.train.max_skipped
         if len(self.skipped) < limit:

@@ -55,26 +55,17 @@ class Session(ABC):
         return start(spec, statistics=state.statistics, interrupts=interrupts)
 
     @abstractmethod
-    def advance(self) -> None:
-        """Train on; raises `state.step`."""
+    def loop(self) -> None:
+        """Train to the end. Calls `milestone` before each advance of `state.step`, and once after the last."""
 
     @abstractmethod
     def due(self) -> tuple[bool, bool]:
         """Whether to evaluate and whether to save at `state.step`, apart from the last step, which does both."""
 
-    @abstractmethod
-    def prepare(self) -> None:
-        """Before the first evaluation, in a fresh or a resumed run."""
-
-    @property
-    def prepared(self) -> bool:
-        """Whether there is anything to save."""
-        return True
-
     @classmethod
     def run(cls, spec: Spec, home: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
         """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
-        after Ctrl-C or SIGTERM (saved), UserError for what the user can mend, and what a plugin raised. After the death
+        after Ctrl-C or SIGTERM (saved), UserError for what the user can fix, and what a plugin raised. After the death
         of a worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times. Meanwhile no
         other process can run in the folder."""
         with home.claim(resume):
@@ -139,28 +130,16 @@ class Session(ABC):
 
     def play(self) -> dict[str, Any]:
         """All of it; the rest is as in `run`."""
-        state, last = self.state, self.about.steps
+        state = self.state
         self._begun = perf_counter() - state.wall_seconds
         self.runtime.progress, self.runtime.on_fault = self.progress, self._fault
         self.runtime.tick = self._meanwhile
         self.events.on_run_start(self.about)
         self.trace("start")
         try:
-            self.prepare()
-            self.interrupts.worth_saving = True
-            while True:
-                finished = state.step >= last
-                evaluate, save = self.due()
-                if (finished or evaluate) and state.evaluated < state.step:
-                    self._evaluate()
-                if state.step and (finished or save):
-                    self.save()
-                if finished:
-                    break
-                self.advance()
-                self.trace("training")
+            self.loop()
         except StopRequested:
-            if not self.prepared:
+            if not self.interrupts.worth_saving:
                 raise
             self.save()
             self.trace("end", final=True)
@@ -172,6 +151,17 @@ class Session(ABC):
         results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing, roles)
         self.events.on_run_end(self.about, results)
         return results
+
+    def milestone(self) -> bool:
+        """Between two steps: evaluate and save where it is due. -> whether to train on."""
+        state, finished = self.state, self.state.step >= self.about.steps
+        self.interrupts.worth_saving = True
+        evaluate, save = self.due()
+        if (finished or evaluate) and state.evaluated < state.step:
+            self._evaluate()
+        if state.step and (finished or save):
+            self.save()
+        return not finished
 
     def _evaluate(self) -> None:
         evaluation = self.runtime.evaluate(self.state.step, self.events.frames_wanted(self.state.step))

@@ -101,7 +101,7 @@ class Plugin:
     check: Callable[[Any, Context], None] | None = None
     """(config, context without `env`) -> None, for `vla-rl check` and before every run, within a second: raises
     UserError for what shows without building, such as files that are missing or cut off, names that nobody has, a chunk
-    that a checkpoint was not trained for. `core.structure.at(key)` says which key is to blame. No downloads."""
+    that a checkpoint was not trained for. `vla_rl.at(key)` says which key is to blame. No downloads."""
     lacks: Callable[[], str | None] | None = None
     """-> what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None: nothing."""
     action_dim: Callable[[Any], int | None] | None = None

@@ -116,7 +116,7 @@ class Assignment:
     """Roles that leave the device between phases."""
 
     @property
-    def near(self) -> bool:
+    def local(self) -> bool:
         """Simulators and policy call each other directly."""
         return bool(self.served) and self.served == self.lanes
 

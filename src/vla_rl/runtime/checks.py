@@ -61,13 +61,6 @@ def ask_plugin(spec: Spec) -> None:
         look(spec.env.config)
 
 
-def check_needs(algorithm: Algorithm, spec: Spec) -> None:
-    """Raise SpecError for what the algorithm needs and the spec or this runtime does not provide."""
-    found = _needs(algorithm, spec)
-    if found:
-        raise SpecError(located(found, spec.source))
-
-
 def check_offload(env: SimEnv, name: str) -> None:
     """Raise PluginError for a simulator that cannot leave its device."""
     if not (_offers(env, "snapshot") and _offers(env, "restore")):

@@ -21,7 +21,7 @@ from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.backends.backend import Backend
 from vla_rl.runtime.backends.local import LocalBackend
 from vla_rl.runtime.backends.ray import RayBackend
-from vla_rl.runtime.checks import check_needs, check_simulators
+from vla_rl.runtime.checks import check_simulators
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
@@ -71,7 +71,6 @@ class Driver:
         self.windows: TaskWindows | None = None
         """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
         self.algorithm = build_algorithm(spec)
-        check_needs(self.algorithm, spec)
         local = spec.runtime.backend == "local"
         check_simulators(spec)
         self.version = 0
@@ -126,7 +125,7 @@ class Driver:
     def discard(self) -> None:
         """Free the heavy part of the last rollout, which nothing is trained on."""
         self.played = None
-        self.fleet.clear_shelves()
+        self.fleet.clear_stores()
 
     # ----------------------------------------------------------------------------------- evaluation and imitation
 

@@ -91,13 +91,13 @@ class Phases:
 class Fleet:
     def __init__(self, backend: Backend, assignments: Sequence[Assignment], offload: frozenset[str]):
         self.backend, self.assignments = backend, tuple(assignments)
-        self.workers = [self._handle("worker", place, Worker) for place in assignments]
-        self.sims = [self._handle("sim", place, SimRole) for place in assignments if place.lanes]
-        self.policies = [self._handle("policy", place, PolicyRole) for place in assignments if place.served]
-        ranked = sorted((place for place in assignments if place.rank >= 0), key=lambda place: place.rank)
-        self.learners = [self._handle("learner", place, LearnerRole) for place in ranked]
+        self.workers = [self._handle("worker", assignment, Worker) for assignment in assignments]
+        self.sims = [self._handle("sim", a, SimRole) for a in assignments if a.lanes]
+        self.policies = [self._handle("policy", a, PolicyRole) for a in assignments if a.served]
+        ranked = sorted((a for a in assignments if a.rank >= 0), key=lambda a: a.rank)
+        self.learners = [self._handle("learner", assignment, LearnerRole) for assignment in ranked]
         """By rank."""
-        self.lanes = sorted((lane for place in assignments for lane in place.lanes), key=lambda lane: lane.index)
+        self.lanes = sorted((lane for a in assignments for lane in a.lanes), key=lambda lane: lane.index)
         self.sim_of = {lane.index: sim for sim in self.sims for lane in sim.assignment.lanes}
         """Lane -> the sim role that hosts it."""
         self.policy_of = {lane.index: policy for policy in self.policies for lane in policy.assignment.served}
@@ -129,12 +129,12 @@ class Fleet:
 
     def introduce(self) -> None:
         """Let every policy's worker call the simulators that it acts for."""
-        places = [policy.assignment for policy in self.policies]
-        self.get_all([self.backend.introduce(p.index, p.sim_workers) for p in places if p.sim_workers])
+        assignments = [policy.assignment for policy in self.policies]
+        self.get_all([self.backend.introduce(p.index, p.sim_workers) for p in assignments if p.sim_workers])
 
-    def clear_shelves(self) -> None:
+    def clear_stores(self) -> None:
         """Free the heavy parts of all rollouts."""
-        self.get_all([policy.call(PolicyRole.clear_shelf) for policy in self.policies])
+        self.get_all([policy.call(PolicyRole.clear_store) for policy in self.policies])
 
     def publish(self, version: int, check: bool) -> None:
         """Give all policies the learners' version, with checksums if asked for. Those beside a learner hold the weights

@@ -45,7 +45,7 @@ def machine() -> Cluster:
 
 def describe(assignments: Sequence[Assignment], devices: Sequence[Device]) -> str:
     """`sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)`."""
-    workers = [(place.slot, device.number) for place, device in zip(assignments, devices, strict=True)]
+    workers = [(assignment.slot, device.number) for assignment, device in zip(assignments, devices, strict=True)]
     parts = [f"{role} {_places([(s.node, number) for s, number in workers if role in s.roles])}" for role in ROLES]
     models = ", ".join(dict.fromkeys(device.model for device in devices if device.model))
     slots = any(assignment.slot.device == "cpu" and assignment.slot.index is not None for assignment in assignments)

@@ -42,7 +42,7 @@ class Restarts:
         fleet.backend.revive([worker.worker for worker in dead])
         fleet.get_all([worker.call(Worker.start_sim) for worker in dead])
         fleet.introduce()
-        fleet.clear_shelves()
+        fleet.clear_stores()
         workers = ", ".join(str(worker.worker) for worker in dead)
         lost = sum(lane.rows for worker in dead for lane in worker.assignment.lanes)
         self.on_fault(

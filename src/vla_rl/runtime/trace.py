@@ -226,7 +226,7 @@ class Trace:
                 "roles": s.slot.roles,
                 "device": s.slot.device,
                 "cpus": s.slot.cpus,
-                "near": s.near,
+                "local": s.local,
                 "rows": {lane.index: lane.rows for lane in s.lanes},
                 "served": {lane.index: lane.rows for lane in s.served},
             }
@@ -344,9 +344,9 @@ def _newest(segment: Segment) -> Segment:
 
 def _names(tracks: Iterable[Track]) -> Iterator[dict[str, Any]]:
     for worker, role in tracks:
-        place = {"ph": "M", "pid": worker + 1, "tid": _thread(role)}
-        yield {**place, "name": "process_name", "args": {"name": "driver" if worker < 0 else f"worker {worker}"}}
-        yield {**place, "name": "thread_name", "args": {"name": role}}
+        track = {"ph": "M", "pid": worker + 1, "tid": _thread(role)}
+        yield {**track, "name": "process_name", "args": {"name": "driver" if worker < 0 else f"worker {worker}"}}
+        yield {**track, "name": "thread_name", "args": {"name": role}}
 
 
 def _thread(role: str) -> int:

@@ -44,7 +44,7 @@ IDLE = "idle"
 
 
 @frozen(eq=False)
-class _Far:
+class _Remote:
     """What a simulator in another process answers."""
 
     lane: int
@@ -92,7 +92,7 @@ class Worker:
             grouped="groups" in self.algorithm.needs,
             framed="frames" in self.algorithm.needs,
             camera=self.algorithm.camera,
-            near=self.assignment.near,
+            local=self.assignment.local,
             beat=self.beat,
         )
         info: EnvInfo = self.roles["sim"].info()
@@ -231,11 +231,11 @@ class Worker:
 
     @remote(phase="learn", main=True, track="last")
     def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
-        """Train this rank: heavy samples from the own shelf (`wanted`), then from other policies (`parts`)."""
+        """Train this rank: heavy samples from the own store (`wanted`), then from other policies (`parts`)."""
         own = None
         if "policy" in self.roles:
             own = self.roles["policy"].take_heavy(wanted, bool(parts))
-            self.roles["policy"].clear_shelf()
+            self.roles["policy"].clear_store()
         there = [part for part in (own, *parts) if part is not None]
         heavy = Heavy.concat(there) if there else None
         result: Result = self.roles["learner"].update(step, heavy, light, steps)
@@ -339,30 +339,30 @@ class Worker:
             return lambda method, *arguments: inbox.take(direct(method, *arguments))
         peers = self.peers
         assert peers is not None  # the driver introduces them before anything is played
-        return lambda method, *arguments: _Far(lane, peers.call(home, "sim", method, *arguments))
+        return lambda method, *arguments: _Remote(lane, peers.call(home, "sim", method, *arguments))
 
     def _talking(self) -> AbstractContextManager[None]:
         return nullcontext() if self.peers is None else self.peers.talking()
 
     def _value_of(self, reference: Any) -> Any:
-        if not isinstance(reference, _Far):
+        if not isinstance(reference, _Remote):
             return reference
         assert self.peers is not None
         self.beat(IDLE)
         return self.inboxes[reference.lane].take(self.peers.value_of(reference.reference))
 
     def _ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        near = [reference for reference in references if not isinstance(reference, _Far)]
-        far = {far.reference: far for far in references if isinstance(far, _Far)}
-        if not far:
-            return near
+        local = [reference for reference in references if not isinstance(reference, _Remote)]
+        remote = {remote.reference: remote for remote in references if isinstance(remote, _Remote)}
+        if not remote:
+            return local
         assert self.peers is not None
         self.beat(IDLE)
-        there = self.peers.ready(list(far), 0.0 if near else timeout)
-        return [*near, *(far[reference] for reference in there)]
+        there = self.peers.ready(list(remote), 0.0 if local else timeout)
+        return [*local, *(remote[reference] for reference in there)]
 
     def _drive(self, lanes: Sequence[Lane], mode: Mode, begin: Callable[[int], tuple[Any, ...]]) -> None:
-        window = evolve(self.assignment.window, max_wait=None) if self.assignment.near else self.assignment.window
+        window = evolve(self.assignment.window, max_wait=None) if self.assignment.local else self.assignment.window
         driving = drive(
             lanes,
             self.played.watching(self._direct("policy")),

@@ -91,7 +91,7 @@ class Findings:
         except Exception as exc:
             frame = traceback.extract_tb(exc.__traceback__)[-1]
             at = f"{type(exc).__name__}: {str(exc).strip()} ({frame.filename}:{frame.lineno})"
-            self.raised(f"{what}: expected no exception", at, "mend what raises it")
+            self.raised(f"{what}: expected no exception", at, "fix what raises it")
         found = tuple(self._found)[known:]
         self.sections.append(Section(what, found, perf_counter() - before, skipped, tuple(self._notices)))
 

@@ -74,6 +74,6 @@ def test_it_wants_a_measurement_and_says_when_nothing_fits():
     with pytest.raises(MeasureFirst, match="0 of 3 are measured yet"):
         Auto(AutoConfig()).plan(gpus(2), evolve(job_of(EVEN), forecast=None))
     with pytest.raises(
-        DoesNotFit, match="none of .* ways to place 16 rows on 2 devices fits; the simplest: 16 rows of"
+        DoesNotFit, match="none of .* ways to device 16 rows on 2 devices fits; the simplest: 16 rows of"
     ):
         Auto(AutoConfig()).plan(gpus(2), evolve(job_of(EVEN), row_memory=2**40))

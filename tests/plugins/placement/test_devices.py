@@ -7,7 +7,7 @@ from attrs import evolve
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, Window
 from vla_rl.toolkit.placement.checks import checked
-from vla_rl.toolkit.placement.devices import Place, RoleDevices, arrange, find
+from vla_rl.toolkit.placement.devices import Device, RoleDevices, arrange, find
 
 GIB = 2**30
 BOX = Cluster(cpus=16, gpus=4, memory=64 * GIB)
@@ -26,21 +26,21 @@ JOB = Job(num_envs=8, group_size=2, env="sim", row_memory=GIB)
 
 
 def indices(text, cluster):
-    return [place.index for place in find("sim", text, cluster)]
+    return [device.index for device in find("sim", text, cluster)]
 
 
 def test_ranges_lists_and_cores():
     assert indices("0-3", BOX) == [0, 1, 2, 3]
     assert indices("3, 0", BOX) == [3, 0]
     assert indices("0-3", CORES) == [0, 1, 2, 3]
-    assert find("sim", "cpu", BOX) == [Place("this machine", None)]
+    assert find("sim", "cpu", BOX) == [Device("this machine", None)]
 
 
 def test_numbers_go_over_the_nodes_in_the_order_of_their_names():
-    assert find("sim", "3-4", RACK) == [Place("gpu-1", 3), Place("gpu-2", 0)]
-    assert find("sim", "gpu-2:0-1", RACK) == [Place("gpu-2", 0), Place("gpu-2", 1)]
-    assert find("sim", "gpu-*:3", RACK) == [Place("gpu-1", 3), Place("gpu-2", 3)]
-    assert find("sim", "sims-*:cpu", RACK) == [Place("sims-1", None)]
+    assert find("sim", "3-4", RACK) == [Device("gpu-1", 3), Device("gpu-2", 0)]
+    assert find("sim", "gpu-2:0-1", RACK) == [Device("gpu-2", 0), Device("gpu-2", 1)]
+    assert find("sim", "gpu-*:3", RACK) == [Device("gpu-1", 3), Device("gpu-2", 3)]
+    assert find("sim", "sims-*:cpu", RACK) == [Device("sims-1", None)]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_all_forms_of_a_list_are_one():
 
 
 def test_roles_of_one_device_share_a_worker():
-    on = [Place("this machine", i) for i in range(2)]
+    on = [Device("this machine", i) for i in range(2)]
     plan = arrange(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})
     assert [(s.roles, s.device, s.cpus, s.gpus, s.index) for s in plan.slots] == [
         (("sim", "learner"), "cuda", 15.0, 1.0, 0),
@@ -87,7 +87,7 @@ def test_roles_of_one_device_share_a_worker():
 
 
 def test_sim_workers_share_their_gpu_equally():
-    on = [Place("this machine", 0)]
+    on = [Device("this machine", 0)]
     plan = arrange(BOX, JOB, dict.fromkeys(("sim", "policy", "learner"), on), sim_workers=2)
     assert [(s.roles, s.gpus, s.index) for s in plan.slots] == [
         (("sim",), 0.333, 0),
@@ -106,7 +106,7 @@ def test_simulators_on_nodes_without_gpus():
 @pytest.mark.parametrize(
     ("job", "options", "message"),
     [
-        ({}, {"sim_workers": 3}, "3 sim workers cannot be spread evenly over 2 places"),
+        ({}, {"sim_workers": 3}, "3 sim workers cannot be spread evenly over 2 devices"),
         ({}, {"stages": 3}, r"8 rows cannot be shared evenly by 6 lanes \(2 sim workers x 3\); .* a multiple of 6"),
         ({"global_batch": 33}, {}, r"33 samples \(train.global_batch\) cannot be shared evenly by 2 learners"),
         ({"num_envs": 80}, {}, r"80 rows of sim need about 80.0 GiB .* there are 64.0 GiB; at most 64 rows fit"),
@@ -114,7 +114,7 @@ def test_simulators_on_nodes_without_gpus():
     ],
 )
 def test_what_does_not_add_up_says_the_numbers(job, options, message):
-    on = [Place("this machine", i) for i in range(4)]
+    on = [Device("this machine", i) for i in range(4)]
     with pytest.raises(DoesNotFit, match=message):
         arrange(BOX, evolve(JOB, **job), {"sim": on[:2], "policy": on[2:], "learner": on[2:]}, **options)
 
@@ -163,6 +163,6 @@ def test_simulators_are_counted_where_they_are():
 
 
 def test_a_policy_without_a_lane():
-    on = [Place("this machine", i) for i in range(4)]
+    on = [Device("this machine", i) for i in range(4)]
     with pytest.raises(DoesNotFit, match="3 policy workers need a lane each, and there are 1"):
         arrange(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})

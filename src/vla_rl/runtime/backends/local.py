@@ -62,9 +62,9 @@ class LocalBackend(Backend):
 class _WorkerHere(Worker):
     """Lets the driver, in whose thread it works, look up from time to time."""
 
-    def __init__(self, spec: Spec, place: Assignment, on_beat: Callable[[], None]):
+    def __init__(self, spec: Spec, assignment: Assignment, on_beat: Callable[[], None]):
         self._on_beat = on_beat
-        super().__init__(spec, place)
+        super().__init__(spec, assignment)
 
     def beat(self, doing: str | None = None) -> None:
         super().beat(doing)

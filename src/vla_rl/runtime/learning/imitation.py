@@ -59,11 +59,11 @@ class Imitation:
         return total / sum(map(self.size, range(first, last + 1)))
 
     def _shares(self, step: int, lr: float) -> list[ImitationStep]:
-        epoch, place = divmod(step - 1, self.epoch)
+        epoch, position = divmod(step - 1, self.epoch)
         chosen = []
         for rank, own in enumerate(self._samples):
             order = generator(self._seed, self._purpose, rank, epoch).permutation(len(own))
-            chosen.append(own[order[place * self._batch : (place + 1) * self._batch]])
+            chosen.append(own[order[position * self._batch : (position + 1) * self._batch]])
         most = max(map(len, chosen))
         return [ImitationStep(indices=own, total=self.size(step), most=most, lr=lr) for own in chosen]
 

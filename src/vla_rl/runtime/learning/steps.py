@@ -44,16 +44,16 @@ def share_out(
     counts, value_counts = light["counts"], light["value_counts"]
     assert counts is not None and value_counts is not None
     shares = [Share(samples=np.lexsort((order, ranks != rank))[: int((ranks == rank).sum())]) for rank in range(world)]
-    place = np.zeros(count, np.int64)
+    position = np.zeros(count, np.int64)
     for share in shares:
-        place[share.samples] = np.arange(len(share.samples))
+        position[share.samples] = np.arange(len(share.samples))
     for epoch in range(epochs):
         shuffled = generator(seed, "mini-batches", step, epoch).permutation(count)
         for start in range(0, count, size):
             members = shuffled[start : start + size]
             passes = -(-int(np.bincount(ranks[members]).max()) // micro_batch)
             for rank, share in enumerate(shares):
-                own = place[members[ranks[members] == rank]]
+                own = position[members[ranks[members] == rank]]
                 share.steps.append(
                     OptimizerStep(
                         micro_batches=tuple(own[i : i + micro_batch] for i in range(0, len(own), micro_batch)),

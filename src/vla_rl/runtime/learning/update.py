@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 def update(
     fleet: Fleet, spec: Spec, played: Played, kept: Rollout, keep: Array, advantages: Advantages
 ) -> dict[str, float]:
-    """Train on the columns `keep` (indices) of a rollout, which `kept` is cut to; all shelves are empty then.
+    """Train on the columns `keep` (indices) of a rollout, which `kept` is cut to; all stores are empty then.
     -> metrics."""
     samples = find_samples(kept, keep, played.positions, played.owner)
     light = light_arrays(kept, advantages, samples)
@@ -44,7 +44,7 @@ def update(
         worker = fleet.worker_of(learner)
         pending.append(worker.call(Worker.update, kept.step, mine, of_rank, share.steps, *arrived))
     at_learners = {learner.worker for learner in fleet.learners}
-    clearing = [p.call(PolicyRole.clear_shelf) for p in fleet.policies if p.worker not in at_learners]
+    clearing = [p.call(PolicyRole.clear_store) for p in fleet.policies if p.worker not in at_learners]
     results = fleet.get_all(pending)
     fleet.get_all(clearing)
     return {

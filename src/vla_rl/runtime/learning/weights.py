@@ -69,9 +69,9 @@ class Publisher:
         sent = []
         for start, (name, tensor) in zip(starts, pairs, strict=False):
             one = _Sent(name=name, start=start, dtype=tensor.dtype, shape=tuple(tensor.shape), checksum=None)
-            place = one.read(self.memory)
-            place.copy_(tensor)
-            sent.append(evolve(one, checksum=_checksum(place)) if check else one)
+            target = one.read(self.memory)
+            target.copy_(tensor)
+            sent.append(evolve(one, checksum=_checksum(target)) if check else one)
         return Published(version=version, memory=self.memory.numpy(), tensors=tuple(sent))
 
 

@@ -17,7 +17,7 @@ from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.planning.simulate import expected
 from vla_rl.toolkit.placement.checks import checked
 
-MEND = "leave runtime.require out to run on CPUs"
+WITHOUT = "leave runtime.require out to run on CPUs"
 
 
 class NoCuda(UserError):
@@ -28,7 +28,7 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
     """Ask the placement plugin; simulators with their own interpreter get their own slots. Raises DoesNotFit; without
     `measure` MeasureFirst for a strategy that plans by what roles take; NoCuda."""
     if spec.runtime.require == "cuda" and not cluster.gpus:
-        raise NoCuda(f"cuda is required, and there is no GPU: {cluster.cpus:g} CPUs and 0 GPUs were found; {MEND}")
+        raise NoCuda(f"cuda is required, and there is no GPU: {cluster.cpus:g} CPUs and 0 GPUs were found; {WITHOUT}")
     component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
     placement: Placement = wrap("placement", component, spec.placement.type, hook_modules(spec.plugins))
     job = Job(
@@ -48,7 +48,7 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
     plan = checked(plan, cluster, job)
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
     if spec.runtime.require == "cuda" and slow:
-        raise NoCuda(f"cuda is required, and {' and '.join(slow)} would be on CPUs; mend the placement, or {MEND}")
+        raise NoCuda(f"cuda is required, and {' and '.join(slow)} would be on CPUs; change the placement, or {WITHOUT}")
     return plan if spec.env.python is None else _with_sims_apart(plan)
 
 

@@ -196,7 +196,7 @@ def _joined(costs: Sequence[Cost]) -> Cost:
 def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
     """`message` and `turn`: mean seconds until a call begins after the one that it waits for, in another worker, or
     after the last one of its own worker, whichever ended later."""
-    if all(assignment["near"] for assignment in assignments.values() if assignment["rows"]):
+    if all(assignment["local"] for assignment in assignments.values() if assignment["rows"]):
         return MESSAGE, 0.0
     came: dict[tuple[str, int], float] = {}
     free: dict[int, float] = {}

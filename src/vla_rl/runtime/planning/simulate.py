@@ -105,8 +105,8 @@ class _Simulation:
             yield from self._round(policy)
 
     def _round(self, policy: Assignment) -> Driving:
-        profile, near = self.profile, policy.near
-        message, turn = (0.0, 0.0) if near else (profile.message, profile.turn)
+        profile, local = self.profile, policy.local
+        message, turn = (0.0, 0.0) if local else (profile.message, profile.turn)
         left: dict[int, int] = {}
         sizes = {lane.index: lane.rows for lane in policy.served}
 
@@ -140,7 +140,7 @@ class _Simulation:
             return _Reference(at, [_Reference(at) for _ in lanes])
 
         lanes = [Lane(slice=lane, sim=simulator(lane)) for lane in policy.served]
-        window = evolve(policy.window, max_wait=None) if near else policy.window
+        window = evolve(policy.window, max_wait=None) if local else policy.window
 
         def begin(lane: Lane) -> tuple[Any, ...]:
             return "begin_train", lane.slice.index

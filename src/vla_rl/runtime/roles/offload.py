@@ -56,7 +56,7 @@ class Offload:
 
     def _park_sim(self, sim: SimRole) -> int:
         """Simulators hold memory that only their end gives back: they are closed, and built anew from a snapshot."""
-        envs = sim.place({})
+        envs = sim.swap({})
         self.snapshots = {lane: env.snapshot() for lane, env in envs.items()}
         for env in envs.values():
             env.close()
@@ -66,7 +66,7 @@ class Offload:
         envs = {lane: self.make_env(lane) for lane in self.snapshots}
         for lane, env in envs.items():
             env.restore(self.snapshots.pop(lane))
-        sim.place(envs)
+        sim.swap(envs)
 
     def _move(self, role: str, device: str) -> int:
         """-> bytes moved. Weights that policy and learner share stay, and a learner's share of sharded ones."""

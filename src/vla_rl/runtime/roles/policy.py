@@ -64,7 +64,7 @@ class PolicyRole:
         self.kept: dict[tuple[int, int], list[_Record]] = {}
         self.seconds = 0.0
         self.records: dict[int, list[_Record]] = {}
-        self.shelf: dict[tuple[int, int], list[Heavy]] = {}
+        self.store: dict[tuple[int, int], list[Heavy]] = {}
 
     @remote(lane=1, main=True)
     def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
@@ -101,7 +101,7 @@ class PolicyRole:
     def collect(
         self, lane: int, round_index: int, rows: int, frames: tuple[Array, ...] | None = None
     ) -> dict[str, Any]:
-        """The light part of the round that ended, [T, N, ...] padded with zeros; its heavy part goes on the shelf.
+        """The light part of the round that ended, [T, N, ...] padded with zeros; its heavy part goes into the store.
         `frames` of the N trajectories become "features" [N, D]."""
         records = self.records.pop(lane, [])
         steps = len(records)
@@ -120,19 +120,19 @@ class PolicyRole:
             light["versions"][t, record.positions] = record.version
             light["sample"][t, record.positions] = count + np.arange(len(record.positions))
             count += len(record.positions)
-        self.shelf[lane, round_index] = [record.heavy for record in records]
+        self.store[lane, round_index] = [record.heavy for record in records]
         features = None if frames is None else self._features(frames)
         seconds, self.seconds = self.seconds, 0.0
         return {"light": light, "features": features, "seconds": seconds}
 
     @remote()
     def take_heavy(self, wanted: Sequence[tuple[tuple[int, int], Array]], remote: bool) -> Heavy | None:
-        """Samples of shelved rounds, by their places in each (ascending). None: nothing wanted."""
+        """Samples of stored rounds, by their positions in each (ascending). None: nothing wanted."""
         parts: list[Heavy] = []
-        for key, places in wanted:
+        for key, positions in wanted:
             start = 0
-            for heavy in self.shelf[key]:
-                inside = places[(places >= start) & (places < start + len(heavy))] - start
+            for heavy in self.store[key]:
+                inside = positions[(positions >= start) & (positions < start + len(heavy))] - start
                 start += len(heavy)
                 if len(inside):
                     parts.append(heavy.take(inside))
@@ -142,9 +142,9 @@ class PolicyRole:
         return heavy.numpy() if remote else heavy
 
     @remote()
-    def clear_shelf(self) -> None:
+    def clear_store(self) -> None:
         self.records.clear()
-        self.shelf.clear()
+        self.store.clear()
         self.kept.clear()
 
     @remote(phase="act", lane=0)

@@ -49,7 +49,7 @@ class SimRole:
         grouped: bool,
         framed: bool,
         camera: str | None,
-        near: bool,
+        local: bool,
         beat: Callable[[], None],
     ):
         """
@@ -58,10 +58,10 @@ class SimRole:
             grouped: the algorithm compares trajectories within groups, so these must not share a state.
             framed: the algorithm embeds the frames of training episodes, so these are recorded.
             camera: whose frames; None: the first one's.
-            near: the policy is in this process, so observations stay as they are.
+            local: the policy is in this process, so observations stay as they are.
             beat: says that a long call goes on.
         """
-        self.spec, self.envs, self.slices, self.near, self.beat = spec, envs, {s.index: s for s in slices}, near, beat
+        self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
         self.framed = framed
         self.outboxes = {s.index: Outbox() for s in slices}
         self.shared: dict[int, bool] = {}
@@ -105,7 +105,7 @@ class SimRole:
                 "rollout.group_size, lower env.num_envs, or offer more tasks or states"
             )
 
-    def place(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
+    def swap(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
         """Go on with these simulators, or, while no round is played, without any. -> those there were."""
         before, self.envs = self.envs, envs
         for played in (self.train, self.eval):
@@ -128,11 +128,11 @@ class SimRole:
     def begin_train(self, lane: int, step: int, round_index: int, weights: TaskWeights) -> Any:
         """Reset the lane's rows to the states of this rollout's round, drawn by these weights of tasks, and ask for
         actions."""
-        place, rollout = self.slices[lane], self.spec.rollout
+        own, rollout = self.slices[lane], self.spec.rollout
         groups = self.spec.env.num_envs // rollout.group_size
 
         def start(position: int, index: int) -> Start:
-            row = place.first_row + position
+            row = own.first_row + position
             group = row // rollout.group_size
             if rollout.auto_reset == "off":
                 state = self._dealt(step, groups, weights)[round_index][group]
@@ -142,7 +142,7 @@ class SimRole:
 
         chunk_steps = None if rollout.auto_reset == "off" else (rollout.steps or 0) // rollout.chunk
         self.running[lane] = self.train[lane]
-        starts = [start(p, round_index) for p in range(place.rows)]
+        starts = [start(p, round_index) for p in range(own.rows)]
         return self._answer(lane, self.running[lane].begin(starts, chunk_steps, start))
 
     @remote(lane=0)
@@ -163,12 +163,12 @@ class SimRole:
         """What the algorithm's camera saw of each row's episode in the round that ended, uint8 [frames, H, W, 3] a row:
         the first observation and one after each chunk. To be taken before `collect`; none for a row that did not
         play."""
-        episodes, place = self.running[lane], self.slices[lane]
+        episodes, own = self.running[lane], self.slices[lane]
         height, width = episodes.env.info.cameras[self.camera]
         recorded, episodes.recorded = episodes.recorded, {}
-        of_row = {row - place.first_row: images[self.camera] for (row, _), images in recorded.items()}
+        of_row = {row - own.first_row: images[self.camera] for (row, _), images in recorded.items()}
         none = np.zeros((0, height, width, 3), np.uint8)
-        return tuple(of_row.get(position, none) for position in range(place.rows))
+        return tuple(of_row.get(position, none) for position in range(own.rows))
 
     @remote(lane=0)
     def collect(self, lane: int) -> dict[str, Any]:
@@ -197,23 +197,23 @@ class SimRole:
         Raises UserError for a simulator without an expert.
         Returns: ((observations, expert actions float32 [B, C, A]) of successful episodes, (B, successes, tries)).
         """
-        env, place = self.envs[lane], self.slices[lane]
+        env, own = self.envs[lane], self.slices[lane]
         episodes = self.eval[lane]
         kept_obs: list[Observation] = []
         kept_actions: list[Array] = []
-        places: list[Array] = []
+        found_at: list[Array] = []
         good = tried = 0
-        for round_index in range(3 * -(-count // place.rows)):
+        for round_index in range(3 * -(-count // own.rows)):
             if good >= count:
                 break
-            index = [round_index * self.spec.env.num_envs + place.first_row + p for p in range(place.rows)]
+            index = [round_index * self.spec.env.num_envs + own.first_row + p for p in range(own.rows)]
             starts = [
                 Start(state=draw_state(self.states, self.spec.seed, EPISODES_PER_STEP, i), row=i, episode=0)
                 for i in index
             ]
             request = episodes.begin(starts, None, None)
             steps: list[tuple[Array, Array, Observation, Array]] = []
-            first = np.zeros(place.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
+            first = np.zeros(own.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
             while not request.done and request.obs is not None:
                 self.beat()
                 first[request.positions[request.chunks == 0]] = len(steps)
@@ -225,20 +225,20 @@ class SimRole:
                 steps.append((request.positions, request.chunks, request.obs.numpy(), label))
                 noisy = np.clip(label + noise * np.stack(jitter), episodes.low, episodes.high)
                 request = episodes.step(noisy.astype(np.float32))
-            solved = np.zeros(place.rows, bool)
+            solved = np.zeros(own.rows, bool)
             for row, episode in episodes.finished:
                 solved[row] = episode.success_once
-            good, tried = good + int(solved.sum()), tried + place.rows
+            good, tried = good + int(solved.sum()), tried + own.rows
             for i, (positions, chunks, obs, label) in enumerate(steps):
                 rows = np.flatnonzero(solved[positions] & (i >= first[positions]))
                 if len(rows):
                     kept_obs.append(obs.take(rows))
                     kept_actions.append(label[rows])
-                    places.append(np.stack([np.full(len(rows), round_index), chunks[rows], positions[rows]]))
+                    found_at.append(np.stack([np.full(len(rows), round_index), chunks[rows], positions[rows]]))
         if not kept_obs:
             return None, (0, 0, tried)
         observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
-        order = np.lexsort(np.concatenate(places, axis=1)[::-1])
+        order = np.lexsort(np.concatenate(found_at, axis=1)[::-1])
         if np.any(np.diff(order) < 0):  # a row that broke plays later than its neighbours
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
@@ -274,7 +274,7 @@ class SimRole:
 
     def _answer(self, lane: int, request: Request) -> Any:
         """The request, or the message that it travels in."""
-        if self.near:
+        if self.local:
             return request
         obs = None if request.obs is None else request.obs.numpy()
         final = None if request.final is None else request.final.numpy()

@@ -36,7 +36,7 @@ class Samples:
     """int64 [S]: t and n."""
     blocks: Array
     positions: Array
-    """int64 [S]: index of the block, and position on its worker's shelf."""
+    """int64 [S]: index of the block, and position in its worker's store."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class Played:
     """Its light part."""
     blocks: Sequence[Block]
     positions: Array
-    """int64 [T, N]: of each chunk step on its worker's shelf; -1: there is none."""
+    """int64 [T, N]: of each chunk step in its worker's store; -1: there is none."""
     owner: Array
     """int64 [N]: index of the block of each column."""
 

@@ -125,7 +125,7 @@ def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> Non
     )
 
 
-def told(changes: Sequence[Change]) -> str:
+def describe(changes: Sequence[Change]) -> str:
     """Those that change numbers, a line each."""
     return "\n".join(_lines([change for change in changes if change.effect is NUMBERS]))
 

@@ -17,7 +17,7 @@ from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dump
 from vla_rl.core.state import State
-from vla_rl.runtime.run_folder.changes import changes_of, refuse, told
+from vla_rl.runtime.run_folder.changes import changes_of, describe, refuse
 from vla_rl.runtime.run_folder.environment import environment, versions
 from vla_rl.runtime.run_folder.lock import RunLock
 from vla_rl.runtime.run_folder.manifest import damage, write_manifest
@@ -72,7 +72,7 @@ class RunFolder:
             )
         if trainer is None:
             logger.warning("%s has no checkpoint yet: it starts over at step 0", self.path)
-        if said := told(changed):
+        if said := describe(changed):
             logger.warning(
                 "%s goes on with other settings; those until step %d are kept beside its spec.yaml:\n%s",
                 self.path,

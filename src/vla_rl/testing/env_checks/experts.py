@@ -32,7 +32,7 @@ def demonstrate(player: Player, wanted: float) -> list[Trace]:
     lost = [state.id for row, state in enumerate(chosen) if not traces[row].won]
     share = 1 - len(lost) / len(chosen)
     got = f"{share:.0%} of {len(chosen)} (not solved: {lost})"
-    player.expect(share >= wanted, "expert_chunk", f"success in {wanted:.0%} of train states", got, "mend the expert")
+    player.expect(share >= wanted, "expert_chunk", f"success in {wanted:.0%} of train states", got, "fix the expert")
     return list(traces.values())
 
 

@@ -278,7 +278,7 @@ class Player:
     def _broken(self, where: str) -> bool:
         texts = [text for of_row in self.env.faults().values() for text in of_row]
         for text in texts:
-            self.findings.raised(f"{where}: expected a row that works", text.strip(), "mend what breaks it")
+            self.findings.raised(f"{where}: expected a row that works", text.strip(), "fix what breaks it")
         return bool(texts)
 
     def _unwritten(self, where: str, arguments: Any) -> None:

@@ -104,7 +104,7 @@ def enter_states(player: Player) -> Starts:
             entered += some
         for error in dict.fromkeys(failed.values()):
             ids = ", ".join(str(state) for state, text in failed.items() if text == error)
-            player.findings.raised(f"reset: expected {split} state {ids} to be entered", error, "mend what raises it")
+            player.findings.raised(f"reset: expected {split} state {ids} to be entered", error, "fix what raises it")
         if len(entered) < len(states):
             tasks, seen = ({state.task for state in several} for several in (states, entered))
             of_tasks = f" ({len(seen)} of {len(tasks)} tasks)" if len(tasks) > 1 else ""

@@ -71,7 +71,7 @@ def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int)
 
 def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo, chunk: int) -> None:
     """Raise UserError unless the first sample has the shapes that the simulator has, and the chunk that was asked for.
-    Sizes of images are the model's to mend."""
+    The model resizes images."""
     if data.num_samples() < 1:
         raise UserError(f"{source} has no samples")
     obs, actions = data.read_samples(np.zeros(1, np.int64))
@@ -86,7 +86,7 @@ def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo
             raise UserError(
                 f"{source} does not go with {simulator}: the {what} of a sample are {found}, and {wanted} is wanted "
                 f"({simulator} has {env.action_dim} numbers an action, {env.state_dim} in its state, cameras "
-                f"{', '.join(env.cameras)}; rollout.chunk is {chunk}); mend the data plugin, or choose its file or key "
+                f"{', '.join(env.cameras)}; rollout.chunk is {chunk}); fix the data plugin, or choose its file or key "
                 f"for this simulator"
             )
 
@@ -98,7 +98,7 @@ def check_finite(source: str, what: str, values: Array, episodes: Array, steps: 
         row = broken[0]
         raise UserError(
             f"{source}: {what} of episode {episodes[row]}, step {steps[row]} is not finite: {values[row].tolist()}; "
-            f"mend or leave out such episodes ({len(np.unique(episodes[broken]))} in all)"
+            f"repair or leave out such episodes ({len(np.unique(episodes[broken]))} in all)"
         )
 
 

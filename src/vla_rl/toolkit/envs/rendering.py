@@ -11,7 +11,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 PROBE_SECONDS = 90.0
-MEND = {
+FIXES = {
     "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libgles2",
     "osmesa": "apt-get install -y libosmesa6",
     "vulkan": "sh tools/install_vulkan.sh   (or: apt-get install -y libvulkan1 mesa-vulkan-drivers, from Mesa 24.3 on)",
@@ -40,7 +40,7 @@ def _works(name: str) -> tuple[bool, str]:
 
 
 def require(name: str, user: str) -> None:
-    """Raise UserError, with the command that mends it, when drawing through "egl", "osmesa" or "vulkan" fails here.
+    """Raise UserError, with the command that fixes it, when drawing through "egl", "osmesa" or "vulkan" fails here.
 
     Args:
         user: who needs it, for the message.
@@ -49,7 +49,7 @@ def require(name: str, user: str) -> None:
     if not works:
         raise UserError(
             f"{user} draws with {name}, which does not work on this machine: {said}\n"
-            f"  mend it with: {MEND[name]}\n"
+            f"  fix it with: {FIXES[name]}\n"
             f"  `vla-rl doctor` tries everything"
         )
 
@@ -57,7 +57,7 @@ def require(name: str, user: str) -> None:
 def require_mujoco(user: str) -> None:
     """The same for what MuJoCo draws with: MUJOCO_GL, or EGL. A window system that the user asked for is not tried."""
     interface = os.environ.get("MUJOCO_GL", "egl")
-    if interface in MEND:
+    if interface in FIXES:
         require(interface, user)
 
 

@@ -72,7 +72,7 @@ class _Served(gymnasium.Env[Any, Any]):
             self._row = None
 
 
-class _Place(Protocol):
+class _Home(Protocol):
     """Where a row lives."""
 
     pid: int
@@ -132,7 +132,7 @@ class InProcess:
         return answer
 
     def close(self) -> None:
-        self._process.kill()  # a row holds nothing worth a farewell, and one that hangs would not answer
+        self._process.kill()  # rows need no cleanup, and one that hangs would not answer
         self._process.join()
         self._vector.closed = True
         for pipe in self._vector.parent_pipes:
@@ -144,26 +144,26 @@ class _MakeServed:
     make: MakeRow
     number: int
     chunk: int
-    home: int
+    owner: int
     """Process id of the batch's owner."""
 
     def __call__(self) -> _Served:
-        if os.getpid() != self.home:
+        if os.getpid() != self.owner:
             ignore_signals()  # they are the owner's to handle
             threading.Thread(target=_leave_with_owner, daemon=True).start()
         return _Served(self.make, self.number, self.chunk)
 
 
 @define
-class Slot:
-    """A row's place, empty until it is needed and after it broke."""
+class RowProcess:
+    """A row and the process it lives in, which is started when it is needed, and anew after it broke."""
 
     row: int
     make: MakeRow
-    place: type[InProcess | Inline]
+    home: type[InProcess | Inline]
     chunk: int
     episodes: int = 0
-    _there: _Place | None = None
+    _there: _Home | None = None
     _unsent: str = ""
 
     @property
@@ -171,7 +171,7 @@ class Slot:
         return self._there is not None
 
     def start(self) -> None:
-        self._there = self.place(self.make, self.row, self.chunk)
+        self._there = self.home(self.make, self.row, self.chunk)
         self.episodes = 0
 
     def send(self, method: str, given: tuple[Any, ...]) -> None:
@@ -193,8 +193,8 @@ class Slot:
         except ConnectionError as exc:
             return "broken", str(exc)
 
-    def worn(self, limits: Processes) -> bool:
-        """Whether the process has had its time."""
+    def stale(self, limits: Processes) -> bool:
+        """Whether the process has played as many episodes, or takes as much memory, as it may."""
         if self._there is None or self._there.pid == os.getpid():
             return False
         if limits.recycle_episodes is not None and self.episodes >= limits.recycle_episodes:
@@ -213,15 +213,15 @@ class Slot:
             self._there = None
 
 
-def start_all(slots: Sequence[Slot]) -> None:
+def start_all(rows: Sequence[RowProcess]) -> None:
     """Start the processes that are missing, side by side."""
-    missing = [slot for slot in slots if not slot.alive]
-    if len(missing) > 1 and missing[0].place is InProcess:
+    missing = [row for row in rows if not row.alive]
+    if len(missing) > 1 and missing[0].home is InProcess:
         with ThreadPoolExecutor(len(missing)) as pool:
-            list(pool.map(Slot.start, missing))
+            list(pool.map(RowProcess.start, missing))
     else:
-        for slot in missing:
-            slot.start()
+        for row in missing:
+            row.start()
 
 
 def _leave_with_owner() -> None:

@@ -17,7 +17,7 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.toolkit.envs.row import MakeRow, View
-from vla_rl.toolkit.envs.row_process import Inline, InProcess, Slot, start_all
+from vla_rl.toolkit.envs.row_process import Inline, InProcess, RowProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
 
 Array = np.ndarray[Any, Any]
@@ -46,9 +46,10 @@ class RowsEnv(SimEnv):
         instructions = {task.name: task.instruction for task in info.tasks}
         self._told = {state.id: instructions[state.task] for split in self._states.values() for state in split}
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
-        place: type[InProcess | Inline] = InProcess if apart else Inline
+        home: type[InProcess | Inline] = InProcess if apart else Inline
         self._slots = [
-            Slot(row=context.first_row + i, make=make_row, place=place, chunk=self._chunk) for i in range(self.num_envs)
+            RowProcess(row=context.first_row + i, make=make_row, home=home, chunk=self._chunk)
+            for i in range(self.num_envs)
         ]
         self._instructions = [info.tasks[0].instruction] * self.num_envs
         blank = {name: np.zeros((h, w, 3), np.uint8) for name, (h, w) in info.cameras.items()}
@@ -67,7 +68,7 @@ class RowsEnv(SimEnv):
         }
         for row, (state, _) in wanted.items():
             self._instructions[row] = self._told[state]
-            if self._slots[row].worn(self._processes):
+            if self._slots[row].stale(self._processes):
                 self._slots[row].discard()
         missing = wanted
         for _ in range(RESET_TRIES):

@@ -30,7 +30,7 @@ PART = re.compile(r"(?:([^:,\s]+):)?(?:(\d+)(?:-(\d+))?|cpu)")
 
 
 @frozen
-class Place:
+class Device:
     """A device of a node, or its CPUs (index None)."""
 
     node: str
@@ -90,20 +90,20 @@ class RoleDevices:
     """What is moved to host memory between phases."""
 
 
-def devices_of(cluster: Cluster) -> list[Place]:
+def devices_of(cluster: Cluster) -> list[Device]:
     """All devices, in the order of their numbers."""
     counts = [(n, n.gpus if cluster.gpus else int(n.cpus * SLOTS_PER_CORE)) for n in _nodes(cluster)]
-    return [Place(node.name, index) for node, count in counts for index in range(count)]
+    return [Device(node.name, index) for node, count in counts for index in range(count)]
 
 
-def busy_devices(cluster: Cluster) -> list[Place]:
+def busy_devices(cluster: Cluster) -> list[Device]:
     """Devices for workers that all work at once: all GPUs, or a CPU slot a core."""
     return devices_of(cluster)[:: 1 if cluster.gpus else SLOTS_PER_CORE]
 
 
-def find(role: str, text: str, cluster: Cluster) -> list[Place]:
-    """The places that a well-formed list names. Raises DoesNotFit."""
-    found: list[Place] = []
+def find(role: str, text: str, cluster: Cluster) -> list[Device]:
+    """The devices that a well-formed list names. Raises DoesNotFit."""
+    found: list[Device] = []
     kind = "GPUs" if cluster.gpus else f"CPU slots ({SLOTS_PER_CORE} a core)"
     for part in text.split(","):
         match = PART.fullmatch(part.strip())
@@ -114,7 +114,7 @@ def find(role: str, text: str, cluster: Cluster) -> list[Place]:
             names = ", ".join(node.name for node in _nodes(cluster))
             raise DoesNotFit(f"placement.{role}: no node is named {pattern!r}; there are: {names}")
         if first is None:
-            found += [Place(name, None) for name in nodes]
+            found += [Device(name, None) for name in nodes]
             continue
         everywhere = devices_of(cluster)
         pools = [everywhere] if pattern is None else [[d for d in everywhere if d.node == name] for name in nodes]
@@ -125,21 +125,21 @@ def find(role: str, text: str, cluster: Cluster) -> list[Place]:
                     f"{'' if pattern is None else f' on node {name!r}'}{_numbers(pool)}"
                 )
             found += pool[int(first) : int(last or first) + 1]
-    twice = [place for place, count in Counter(found).items() if count > 1]
+    twice = [device for device, count in Counter(found).items() if count > 1]
     if twice:
         raise DoesNotFit(f"placement.{role}: {text!r} names {_said(twice, cluster)} twice")
     return found
 
 
-def free(cluster: Cluster, taken: Iterable[Place], slots: int) -> list[Place]:
+def free(cluster: Cluster, taken: Iterable[Device], slots: int) -> list[Device]:
     """All GPUs that are not taken; without any GPU, so many CPU slots."""
-    there = [place for place in devices_of(cluster) if place not in set(taken)]
+    there = [device for device in devices_of(cluster) if device not in set(taken)]
     return there if cluster.gpus else there[:slots]
 
 
-def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Place]], cluster: Cluster, hint: str) -> None:
+def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Device]], cluster: Cluster, hint: str) -> None:
     """Raise DoesNotFit when two roles name the same device."""
-    both = [place for place in of[a] if place in set(of[b]) and place.index is not None]
+    both = [device for device in of[a] if device in set(of[b]) and device.index is not None]
     if both:
         raise DoesNotFit(f"placement: {a} and {b} both name {_said(both, cluster)}; {hint}")
 
@@ -147,31 +147,31 @@ def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Place]], cluster: C
 def arrange(
     cluster: Cluster,
     job: Job,
-    of: Mapping[str, Sequence[Place]],
+    of: Mapping[str, Sequence[Device]],
     *,
     sim_workers: int | None = None,
     stages: int = 1,
     offload: frozenset[str] = frozenset(),
 ) -> Plan:
-    """A worker for each place; roles that name the same one live in its worker together.
+    """A worker for each device; roles that name the same one live in its worker together.
 
     Args:
-        of: role -> its places.
-        sim_workers: so many simulator workers, apart from other roles; None: one a place of `sim`.
+        of: role -> its devices.
+        sim_workers: so many simulator workers, apart from other roles; None: one a device of `sim`.
     Raises DoesNotFit.
     """
-    workers: list[tuple[Place, list[str]]] = []
+    workers: list[tuple[Device, list[str]]] = []
     homes = of["sim"]
     if sim_workers is not None:
         if sim_workers % len(homes):
-            raise DoesNotFit(f"{sim_workers} sim workers cannot be spread evenly over {len(homes)} places")
-        workers = [(place, ["sim"]) for place in homes for _ in range(sim_workers // len(homes))]
-    together: dict[Place, list[str]] = {}
+            raise DoesNotFit(f"{sim_workers} sim workers cannot be spread evenly over {len(homes)} devices")
+        workers = [(device, ["sim"]) for device in homes for _ in range(sim_workers // len(homes))]
+    together: dict[Device, list[str]] = {}
     for role in ROLES if sim_workers is None else ROLES[1:]:
-        for place in of[role]:
-            together.setdefault(place, []).append(role)
+        for device in of[role]:
+            together.setdefault(device, []).append(role)
     workers += together.items()
-    on_device = Counter(place for place, _ in workers)
+    on_device = Counter(device for device, _ in workers)
     lanes = sum("sim" in roles for _, roles in workers) * stages
     if lanes < len(of["policy"]):
         raise DoesNotFit(
@@ -179,26 +179,26 @@ def arrange(
             f"workers (sim, sim_workers) or the policies fewer devices"
         )
     slots = []
-    for place, roles in workers:
-        gpu = bool(cluster.gpus) and place.index is not None
+    for device, roles in workers:
+        gpu = bool(cluster.gpus) and device.index is not None
         slots.append(
             Slot(
                 roles=tuple(roles),
                 device="cuda" if gpu else "cpu",
-                cpus=_cpus(place.node, roles, workers, cluster),
-                gpus=_floor(1 / on_device[place]) if gpu else 0.0,
-                node=place.node if len(cluster.nodes) > 1 else None,
-                index=place.index,
+                cpus=_cpus(device.node, roles, workers, cluster),
+                gpus=_floor(1 / on_device[device]) if gpu else 0.0,
+                node=device.node if len(cluster.nodes) > 1 else None,
+                index=device.index,
             )
         )
     return checked(Plan(slots=tuple(slots), stages=stages, offload=offload), cluster, job)
 
 
-def _cpus(name: str, roles: Sequence[str], workers: Sequence[tuple[Place, Sequence[str]]], cluster: Cluster) -> float:
+def _cpus(name: str, roles: Sequence[str], workers: Sequence[tuple[Device, Sequence[str]]], cluster: Cluster) -> float:
     """CPUs of a worker. With GPUs, simulators share what is left after a core for each other worker of the node;
     without, all workers share equally."""
     there = next(node.cpus for node in cluster.nodes if node.name == name)
-    here = [of for place, of in workers if place.node == name]
+    here = [of for device, of in workers if device.node == name]
     if not cluster.gpus:
         share = there / len(here)
         return float(int(share)) if share >= 1 else _floor(share)
@@ -217,11 +217,11 @@ def _nodes(cluster: Cluster) -> list[Node]:
     return sorted(cluster.nodes, key=lambda node: node.name)
 
 
-def _said(places: Sequence[Place], cluster: Cluster) -> str:
+def _said(devices: Sequence[Device], cluster: Cluster) -> str:
     one = len(cluster.nodes) == 1
-    names = [f"{'' if one else f'{p.node}:'}{'cpu' if p.index is None else p.index}" for p in places]
+    names = [f"{'' if one else f'{p.node}:'}{'cpu' if p.index is None else p.index}" for p in devices]
     return f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def _numbers(pool: Sequence[Place]) -> str:
+def _numbers(pool: Sequence[Device]) -> str:
     return f": 0-{len(pool) - 1}" if pool else ""

@@ -17,7 +17,7 @@ from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.settings import STATES
 from vla_rl.plugins.envs.gymnasium.simulator import Array, Environment, Generators, facts, make, part, picture
-from vla_rl.toolkit.envs.rendering import MEND, require
+from vla_rl.toolkit.envs.rendering import FIXES, require
 from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.rows import RowsEnv
 
@@ -66,8 +66,8 @@ def try_out(config: GymnasiumConfig) -> None:
             env.close()
     except Exception:
         interface = os.environ.get("MUJOCO_GL")
-        if interface in MEND and {"mujoco", "OpenGL"} & sys.modules.keys():
-            require(interface, config.id)  # says how to mend it, if drawing is what fails
+        if interface in FIXES and {"mujoco", "OpenGL"} & sys.modules.keys():
+            require(interface, config.id)  # says how to fix it, if drawing is what fails
         raise
 
 

@@ -234,13 +234,13 @@ def _import(module: str, setting: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as exc:
         if exc.name is not None and (module == exc.name or module.startswith(exc.name + ".")):
-            raise UserError(f"{setting}: no module named {module!r}; install its package, or mend the name") from exc
+            raise UserError(f"{setting}: no module named {module!r}; install its package, or correct the name") from exc
         raise UserError(f"{setting}: module {module!r} needs {exc.name!r}, which is not installed") from exc
 
 
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
-    """What gymnasium says of a missing package, of arguments or of an old id, as the user's to mend."""
+    """What gymnasium says of a missing package, of arguments or of an old id, as what the user can fix."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as exc:

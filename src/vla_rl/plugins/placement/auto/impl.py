@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan
 from vla_rl.plugins.placement.auto import AutoConfig
-from vla_rl.toolkit.placement.devices import ROLES, Place, arrange, busy_devices
+from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, busy_devices
 
 STAGES = (1, 2, 4)
 GAIN = 1e-6
 """Part of an iteration by which a split has to be faster than a simpler one."""
-Split = tuple[Mapping[str, Sequence[Place]], int]
+Split = tuple[Mapping[str, Sequence[Device]], int]
 """Devices of each role, and pipeline stages."""
 
 
@@ -39,13 +39,13 @@ class Auto(Placement):
                 best = seconds, plan
         if best is None:
             raise DoesNotFit(
-                f"none of {len(reasons)} ways to place {job.num_envs} rows on {len(devices)} devices fits; the "
+                f"none of {len(reasons)} ways to device {job.num_envs} rows on {len(devices)} devices fits; the "
                 f"simplest: {reasons[0] if reasons else 'no number of workers divides the rows'}"
             )
         return best[1]
 
 
-def splits(devices: Sequence[Place], rows: int) -> Iterator[Split]:
+def splits(devices: Sequence[Device], rows: int) -> Iterator[Split]:
     """All whose lanes share the rows evenly, with fewer workers and lanes first: every role on all devices; learners on
     all and the others on a part each, in one lane or several; every role on a part."""
     count = len(devices)

@@ -17,10 +17,10 @@ class Collocated(Placement):
         config = self.config
         if config.devices is None:
             workers = config.workers or max(cluster.gpus, 1)
-            places = busy_devices(cluster)[:workers]
+            devices = busy_devices(cluster)[:workers]
         else:
-            places = find("devices", str(config.devices), cluster)
-            workers = len(places)
+            devices = find("devices", str(config.devices), cluster)
+            workers = len(devices)
         check_lanes(job, workers, 1)
         if workers > cluster.cpus:
             raise DoesNotFit(
@@ -30,4 +30,4 @@ class Collocated(Placement):
             raise DoesNotFit(
                 f"{workers} workers need a GPU each, and there are {cluster.gpus}; lower placement.workers"
             )
-        return arrange(cluster, job, dict.fromkeys(ROLES, places), offload=config.offload.roles)
+        return arrange(cluster, job, dict.fromkeys(ROLES, devices), offload=config.offload.roles)

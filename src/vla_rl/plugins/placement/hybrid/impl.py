@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.hybrid import HybridConfig
-from vla_rl.toolkit.placement.devices import ROLES, Place, arrange, find, free, refuse_overlap
+from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find, free, refuse_overlap
 
 
 class Hybrid(Placement):
@@ -15,7 +15,7 @@ class Hybrid(Placement):
     def plan(self, cluster: Cluster, job: Job) -> Plan:
         config = self.config
         named = {role: getattr(config, role) for role in ROLES}
-        of: dict[str, list[Place]] = {r: find(r, text, cluster) for r, text in named.items() if text is not None}
+        of: dict[str, list[Device]] = {r: find(r, text, cluster) for r, text in named.items() if text is not None}
         missing = [role for role in ("sim", "policy") if role not in of]
         left = free(cluster, [p for role in ("sim", "policy") for p in of.get(role, ())], len(missing))
         if len(left) < len(missing):
@@ -27,7 +27,7 @@ class Hybrid(Placement):
         for i, role in enumerate(missing):
             of[role] = left[i * len(left) // len(missing) : (i + 1) * len(left) // len(missing)]
         if "learner" not in of:
-            rollout = [place for role in ("sim", "policy") for place in of[role] if place.index is not None]
+            rollout = [device for role in ("sim", "policy") for device in of[role] if device.index is not None]
             of["learner"] = free(cluster, (), 0) or list(dict.fromkeys(rollout))
         if config.sim_workers is None:
             refuse_overlap("sim", "policy", of, cluster, "they run side by side; workers share a device by sim_workers")
