@@ -77,7 +77,7 @@ class Fragile(Row):
         won = over and self.push * self.target > 0
         return Outcome(float(won), won, terminated=over)
 
-    def look(self) -> View:
+    def render(self) -> View:
         image = np.full((8, 8, 3), 128 + 60 * int(self.target), np.uint8)
         image[0] = self.state_id
         return View({"main": image}, np.array([self.target, self.push], np.float32))

@@ -76,7 +76,7 @@ def data(algorithm: Algorithm, work: Work, step: int):
     heavy = Heavy(
         obs=synthetic.observation(INFO, count, seed=step),
         actions=rng.standard_normal((count, CHUNK, 2), dtype=np.float32),
-        trace={"tokens": rng.integers(0, 8, (count, CHUNK, 2))},
+        replay={"tokens": rng.integers(0, 8, (count, CHUNK, 2))},
     )
     ranks = np.zeros(count, np.int64) if work.lopsided else np.arange(count) * work.world // count
     shares = share_out(

@@ -151,7 +151,7 @@ def test_nothing_acts_with_half_a_version(slow):
     for version in versions.unique().tolist():
         at = np.flatnonzero((versions[order] == version).numpy())
         sampled = heavy.take(at)
-        chunk = Chunk(actions=sampled.actions, log_probs=None, trace=sampled.trace)
+        chunk = Chunk(actions=sampled.actions, log_probs=None, replay=sampled.replay)
 
         def difference(version: int, sampled=sampled, chunk=chunk, at=at) -> float:
             receive(model, weights[version])

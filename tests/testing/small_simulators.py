@@ -117,7 +117,7 @@ class SceneRow(Row):
     def step(self, action: Any) -> Outcome:
         return self.scene.step(action)
 
-    def look(self) -> View:
+    def render(self) -> View:
         numbers = self.scene.numbers() if self.scene.info.state_dim else None
         return View({name: self.scene.image() for name in self.scene.info.cameras}, numbers, self.scene.told())
 

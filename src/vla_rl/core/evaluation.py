@@ -24,7 +24,7 @@ def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime
 def _evaluate(
     spec: Spec, state: State, trainer: Path | None, start: StartRuntime, interrupts: Interrupts
 ) -> dict[str, Any]:
-    runtime = start(spec, statistics=state.statistics, interrupts=interrupts)
+    runtime = start(spec, scaling=state.scaling, interrupts=interrupts)
     try:
         if trainer is not None:
             runtime.load(trainer)

@@ -25,11 +25,11 @@ class Cloning(Session):
 
     @classmethod
     def open(cls, spec: Spec, state: State, start: StartRuntime, interrupts: Interrupts) -> Runtime:
-        return start(spec, imitation=True, statistics=state.statistics, interrupts=interrupts)
+        return start(spec, imitation=True, scaling=state.scaling, interrupts=interrupts)
 
     def loop(self) -> None:
         imitation = self.runtime.imitation()
-        self.state.statistics = self.runtime.statistics
+        self.state.scaling = self.runtime.scaling
         while self.milestone():
             self._train(imitation)
             self.trace("training")

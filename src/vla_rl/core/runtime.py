@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vla_rl.core.spec.spec import Spec
     from vla_rl.core.types import Advantages, EnvInfo, Rollout
 
-Statistics = Mapping[str, Mapping[str, Sequence[float]]] | None
+Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
 
 
 class Runtime(Protocol):
@@ -25,7 +25,7 @@ class Runtime(Protocol):
     info: EnvInfo
     version: int
     """Of the weights."""
-    statistics: Statistics
+    scaling: Scaling
     """By which the model scales, where it took them from demonstrations."""
     faults: int
     """Simulator rows that broke and were replaced."""
@@ -100,11 +100,11 @@ class StartRuntime(Protocol):
     """How a run gets its runtime."""
 
     def __call__(
-        self, spec: Spec, *, imitation: bool = False, statistics: Statistics = None, interrupts: Interrupts
+        self, spec: Spec, *, imitation: bool = False, scaling: Scaling = None, interrupts: Interrupts
     ) -> Runtime:
         """
         Args:
             imitation: the learners open the data that the spec's `imitation:` names.
-            statistics: by which the model scales, of a run that took them from its data; None: the model's own.
+            scaling: by which the model scales, of a run that took them from its data; None: the model's own.
             interrupts: by whose order a rollout or an evaluation is left, with StopRequested.
         """

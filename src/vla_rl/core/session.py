@@ -52,7 +52,7 @@ class Session(ABC):
     @classmethod
     def open(cls, spec: Spec, state: State, start: StartRuntime, interrupts: Interrupts) -> Runtime:
         """The runtime of the run."""
-        return start(spec, statistics=state.statistics, interrupts=interrupts)
+        return start(spec, scaling=state.scaling, interrupts=interrupts)
 
     @abstractmethod
     def loop(self) -> None:

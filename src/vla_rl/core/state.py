@@ -33,7 +33,7 @@ class State:
     """The expert was cloned; a run that is stopped before that starts again."""
     doing: str = "training"
     """As in `Run`."""
-    statistics: Mapping[str, Any] | None = None
+    scaling: Mapping[str, Any] | None = None
     """By which the model scales, where it took them from demonstrations."""
 
     def remember(self, evaluation: Evaluation) -> None:

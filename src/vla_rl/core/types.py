@@ -76,7 +76,7 @@ class Context:
     """Models: sampling temperature, in rollout and training alike."""
     values: ValueGranularity = "none"
     """Models: critic output the algorithm needs: none, [B] or [B, C]."""
-    statistics: Mapping[str, Mapping[str, Sequence[float]]] | None = None
+    scaling: Mapping[str, Mapping[str, Sequence[float]]] | None = None
     """Models: scale actions and state by these (`Demonstrations.data_statistics`), not by the checkpoint's own."""
 
 
@@ -236,7 +236,7 @@ class Chunk:
     """float32 [B, C, M]: log-probability under the distribution that was sampled (temperature included)."""
     values: Array | None = None
     """float32 [B] or [B, C] from the same forward pass, when the model has a value head."""
-    trace: Mapping[str, Array] = field(factory=dict)
+    replay: Mapping[str, Array] = field(factory=dict)
     """The heavy part that `chunk_log_probs` needs again, batch first: tokens [B, C, M], a denoising chain ..."""
 
 

@@ -41,7 +41,7 @@ from vla_rl.runtime.worker import Worker
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
-Statistics = Mapping[str, Mapping[str, Sequence[float]]] | None
+Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
 
 
 class Driver:
@@ -52,7 +52,7 @@ class Driver:
         spec: Spec,
         *,
         imitation: bool = False,
-        statistics: Statistics = None,
+        scaling: Scaling = None,
         plan: Plan | None = None,
         measure: Callable[[Spec, Cluster], Profile] | None = None,
         interrupts: Interrupts | None = None,
@@ -60,12 +60,12 @@ class Driver:
         """
         Args:
             imitation: for `vla-rl sft`: the learners open the data that the spec names.
-            statistics: by which the model scales, of a run that took them from its data; None: the model's own.
+            scaling: by which the model scales, of a run that took them from its data; None: the model's own.
             plan: of the workers; None: that of the spec's placement.
             measure: what roles take, for a placement that plans by it.
             interrupts: by whose order workers leave what they play.
         """
-        self.spec, self.statistics = spec, statistics
+        self.spec, self.scaling = spec, scaling
         self.demonstrations = 0
         """Samples of the data that the learners opened."""
         self.windows: TaskWindows | None = None
@@ -262,7 +262,7 @@ class Driver:
         if imitation:
             self._open_data(info)
         hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
-        fleet.get_all([worker.call(Worker.start_model, info, self.statistics) for worker in hosts])
+        fleet.get_all([worker.call(Worker.start_model, info, self.scaling) for worker in hosts])
         fleet.introduce()
         if len(fleet.learners) > 1:
             address = fleet.get(fleet.worker_of(fleet.learners[0]).call(Worker.rendezvous))
@@ -281,8 +281,8 @@ class Driver:
             return
         workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
         self.demonstrations = min(self.fleet.get_all([worker.call(Worker.open_data, info) for worker in workers]))
-        if section.statistics == "data" and self.statistics is None:
-            self.statistics = self.fleet.get(workers[0].call(Worker.data_statistics))
+        if section.statistics == "data" and self.scaling is None:
+            self.scaling = self.fleet.get(workers[0].call(Worker.data_statistics))
 
     def _report_faults(self, results: Sequence[Mapping[str, Any]]) -> int:
         """Tell of rows that broke in any worker. -> their number. Raises EnvError when there were too many."""

@@ -9,7 +9,7 @@ from vla_rl.core import evaluation
 from vla_rl.core.imitation import Cloning, imitation_of
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.loop import ReinforcementLearning
-from vla_rl.core.runtime import Statistics
+from vla_rl.core.runtime import Scaling
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.state import State
 from vla_rl.runtime.checks import check_spec
@@ -41,7 +41,7 @@ def evaluate(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
 
 
 def start(
-    spec: Spec, *, imitation: bool = False, statistics: Statistics = None, interrupts: Interrupts | None = None
+    spec: Spec, *, imitation: bool = False, scaling: Scaling = None, interrupts: Interrupts | None = None
 ) -> Driver:
     """As `core.runtime.StartRuntime`."""
-    return Driver(spec, imitation=imitation, statistics=statistics, measure=measure, interrupts=interrupts)
+    return Driver(spec, imitation=imitation, scaling=scaling, measure=measure, interrupts=interrupts)

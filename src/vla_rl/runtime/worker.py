@@ -147,7 +147,7 @@ class Worker:
         self.answering.serve(policy, self.call)
 
     @remote(track="last")
-    def start_model(self, info: EnvInfo, statistics: Any) -> None:
+    def start_model(self, info: EnvInfo, scaling: Any) -> None:
         """Build the model once, for the policy and the learner of this worker."""
         spec, slot = self.spec, self.assignment.slot
         context = Context(
@@ -157,7 +157,7 @@ class Worker:
             env=info,
             temperature=spec.rollout.temperature,
             values=values_for(self.algorithm),
-            statistics=statistics,
+            scaling=scaling,
         )
         component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
         if context.values != "none":

@@ -93,13 +93,13 @@ class LinearModel(VLAModel):
             actions=self.decode_actions(tokens),
             log_probs=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             values=self._critic(features),
-            trace={"tokens": tokens},
+            replay={"tokens": tokens},
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         features = self._features(obs)
         log_probs = self._log_softmax(features)
-        tokens = torch.as_tensor(chunk.trace["tokens"], device=self._device)
+        tokens = torch.as_tensor(chunk.replay["tokens"], device=self._device)
         return Scores(
             log_probs=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             entropy=-(log_probs.exp() * log_probs).sum(-1),

@@ -92,8 +92,8 @@ def _sampling(case: ModelCase) -> bool:
         f.expect(sampled.values is None, "sample_chunk: values", "None", "values", "Context.values is none")
     elif f.expect(sampled.values is not None, "sample_chunk: values", _value_shape(case), "None", "add a value head"):
         fine &= _array(case, sampled.values, _value_shape(case), "sample_chunk: values")
-    for name, array in sampled.trace.items():
-        fine &= f.expect(len(array) == case.rows, f"sample_chunk: trace {name!r}", f"batch first ({case.rows} rows)",
+    for name, array in sampled.replay.items():
+        fine &= f.expect(len(array) == case.rows, f"sample_chunk: replay {name!r}", f"batch first ({case.rows} rows)",
                          list(array.shape), "one entry for each row")  # fmt: skip
     graph = any(getattr(array, "requires_grad", False) for array in (sampled.actions, sampled.log_probs))
     f.expect(not graph, "sample_chunk", "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")

@@ -95,7 +95,7 @@ def take(chunk: Chunk, rows: np.ndarray[Any, Any]) -> Chunk:
         actions=to_numpy(chunk.actions)[rows],
         log_probs=to_numpy(chunk.log_probs)[rows],
         values=None if chunk.values is None else to_numpy(chunk.values)[rows],
-        trace={name: to_numpy(array)[rows] for name, array in chunk.trace.items()},
+        replay={name: to_numpy(array)[rows] for name, array in chunk.replay.items()},
     )
 
 
@@ -250,7 +250,7 @@ def _arguments(case: ModelCase) -> None:
     case.f.expect(same, "observation", "unchanged", "written into", "work on a copy")
     after = take(chunk, np.arange(case.rows))
     pairs = [(after.actions, kept.actions), (after.log_probs, kept.log_probs)]
-    pairs += [(after.trace[name], kept.trace[name]) for name in after.trace]
+    pairs += [(after.replay[name], kept.replay[name]) for name in after.replay]
     same = all(np.array_equal(now, before) for now, before in pairs)
     case.f.expect(same, "chunk_log_probs", "a recorded chunk that stays as it is", "written into", "work on a copy")
 

@@ -63,7 +63,7 @@ def learn(algorithm, micro_batches, ranks, global_batch=None):
     heavy = Heavy(
         obs=synthetic.observation(INFO, count),
         actions=torch.zeros(count, CHUNK, INFO.action_dim),
-        trace={"tokens": torch.from_numpy(np.random.default_rng(0).integers(0, 8, (count, CHUNK, INFO.action_dim)))},
+        replay={"tokens": torch.from_numpy(np.random.default_rng(0).integers(0, 8, (count, CHUNK, INFO.action_dim)))},
     )
     size = -(-count // ranks // micro_batches) + 1
     shares = share_out(

@@ -153,7 +153,7 @@ class RayBackend(Backend):
                 self._wait_on()
 
     def played(self, workers: Sequence[int]) -> Count:
-        return self._glances.look([self.actors[worker] for worker in workers])
+        return self._glances.count([self.actors[worker] for worker in workers])
 
     def ready(self, references: Sequence[Any]) -> list[Any]:
         self._begin_waiting()

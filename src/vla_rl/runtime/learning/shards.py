@@ -173,4 +173,4 @@ def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Shar
         held = Shards(model.module, blocks, device, world)
         held.run(passes[0])  # FSDP finds its blocks in the first pass
     held.release()
-    return held, Heavy(obs=obs, actions=chunk.actions, trace=chunk.trace)
+    return held, Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay)

@@ -246,7 +246,7 @@ class LearnerRole:
             return None if array is None else torch.tensor(array[indices], device=self.device)
 
         log_probs, values, value_weights = tensor("log_probs"), tensor("values"), tensor("value_weights")
-        chunk = Chunk(actions=heavy.actions, log_probs=log_probs, values=values, trace=heavy.trace)
+        chunk = Chunk(actions=heavy.actions, log_probs=log_probs, values=values, replay=heavy.replay)
         reference = None
         if "reference" in self.algorithm.needs:
             with torch.no_grad():

@@ -220,7 +220,7 @@ class PolicyRole:
         heavy = Heavy(
             obs=request.obs,
             actions=chunk.actions[part],
-            trace={name: tensor[part] for name, tensor in chunk.trace.items()},
+            replay={name: tensor[part] for name, tensor in chunk.replay.items()},
         )
         self.records.setdefault(lane, []).append(
             _Record(

@@ -17,11 +17,11 @@ Array = Any
 
 @frozen(kw_only=True, eq=False)
 class Heavy:
-    """B samples: observations, chosen actions [B, C, A] and the model's own trace, batch first."""
+    """B samples: observations, chosen actions [B, C, A] and the model's own replay, batch first."""
 
     obs: Observation
     actions: Array
-    trace: Mapping[str, Array]
+    replay: Mapping[str, Array]
 
     def __len__(self) -> int:
         return len(self.obs)
@@ -32,12 +32,12 @@ class Heavy:
         return Heavy(
             obs=self.obs.take(indices),
             actions=pick(self.actions, indices),
-            trace={name: pick(tensor, indices) for name, tensor in self.trace.items()},
+            replay={name: pick(tensor, indices) for name, tensor in self.replay.items()},
         )
 
     def numpy(self) -> Heavy:
-        trace = {name: to_numpy(tensor) for name, tensor in self.trace.items()}
-        return Heavy(obs=self.obs.numpy(), actions=to_numpy(self.actions), trace=trace)
+        replay = {name: to_numpy(tensor) for name, tensor in self.replay.items()}
+        return Heavy(obs=self.obs.numpy(), actions=to_numpy(self.actions), replay=replay)
 
     @staticmethod
     def concat(parts: Sequence[Heavy]) -> Heavy:
@@ -46,7 +46,7 @@ class Heavy:
         return Heavy(
             obs=Observation.concat([part.obs for part in parts]),
             actions=concat([part.actions for part in parts]),
-            trace={name: concat([part.trace[name] for part in parts]) for name in parts[0].trace},
+            replay={name: concat([part.replay[name] for part in parts]) for name in parts[0].replay},
         )
 
 

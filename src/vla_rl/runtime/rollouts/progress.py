@@ -70,7 +70,7 @@ class Glances:
         """Actor -> reference to its next answer."""
         self._known: dict[Any, Count] = {}
 
-    def look(self, actors: Iterable[Any]) -> Count:
+    def count(self, actors: Iterable[Any]) -> Count:
         """The sum of what these have said; asks again."""
         total = Count()
         for actor in actors:

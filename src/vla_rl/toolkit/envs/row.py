@@ -45,7 +45,7 @@ class Row(ABC):
         """Apply one action, float32 [A]."""
 
     @abstractmethod
-    def look(self) -> View:
+    def render(self) -> View:
         """Render; asked for after a reset and at the end of a chunk only."""
 
     def expert_chunk(self, length: int) -> Array:

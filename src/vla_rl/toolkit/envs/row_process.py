@@ -51,7 +51,7 @@ class _Served(gymnasium.Env[Any, Any]):
 
     def _reset(self, row: Row, state_id: int, seed: int) -> View:
         row.reset(state_id, seed)
-        return row.look()
+        return row.render()
 
     def _play(self, row: Row, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
         """-> rewards float32 [C]; success, terminated, truncated, executed bool [4, C]; the view after them."""
@@ -61,7 +61,7 @@ class _Served(gymnasium.Env[Any, Any]):
             rewards[i], flags[:3, i], flags[3, i] = outcome.reward, outcome[1:], True
             if stop_at_end and (outcome.terminated or outcome.truncated):
                 break
-        return rewards, flags, row.look()
+        return rewards, flags, row.render()
 
     def _expert_chunk(self, row: Row) -> Array:
         return np.asarray(row.expert_chunk(self._chunk), np.float32)

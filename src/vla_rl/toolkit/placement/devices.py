@@ -38,7 +38,7 @@ class Device:
 
 
 @frozen(kw_only=True)
-class Offload:
+class OffloadSettings:
     """Which roles leave their device, for host memory, while they have nothing to do."""
 
     sim: bool = False
@@ -86,7 +86,7 @@ class RoleDevices:
     sim_workers: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Simulator workers, spread evenly over the devices or nodes of `sim`; workers on one GPU share it equally. Null:
     one each."""
-    offload: Offload = field(factory=Offload)
+    offload: OffloadSettings = field(factory=OffloadSettings)
     """What is moved to host memory between phases."""
 
 

@@ -119,7 +119,7 @@ class GymnasiumRow(Row):
             self._end = outcome
         return outcome
 
-    def look(self) -> View:
+    def render(self) -> View:
         camera, state = self._config.camera, None
         image = self._render() if camera.source == "render" else part(self._observation, camera.source)
         image = np.rot90(picture(image, f"{camera.source} of {self._config.id}"), camera.turn // 90)

@@ -117,7 +117,7 @@ class LiberoRow(Row):
         reward, success = self._scene.step(np.asarray(action, np.float64))
         return Outcome(reward, success, terminated=success)
 
-    def look(self) -> View:
+    def render(self) -> View:
         return View(self._scene.images(), self._scene.state())
 
     def expert_chunk(self, length: int) -> Array:

@@ -57,7 +57,7 @@ class ManiSkillRow(Row):
         success, ended = bool(played.success), bool(played.ended)
         return Outcome(float(played.reward), success, terminated=ended)
 
-    def look(self) -> View:
+    def render(self) -> View:
         images = {name: to_numpy(image)[0] for name, image in self._scene.images().items()}
         words = self._scene.instructions()
         return View(images, to_numpy(self._scene.state())[0], words[0] if words else None)

@@ -74,7 +74,7 @@ class MetaWorldRow(Row):
         reward = dense if self._config.reward == "dense" else float(success)
         return Outcome(reward, success, terminated=success)
 
-    def look(self) -> View:
+    def render(self) -> View:
         return View(self._scene.images(), self._scene.state())
 
     def expert_chunk(self, length: int) -> Array:

@@ -51,7 +51,7 @@ class RobotwinRow(Row):
         solved = bool(self._task.eval_success)
         return Outcome(float(solved), solved, terminated=solved)
 
-    def look(self) -> View:
+    def render(self) -> View:
         with quiet():
             seen = self._task.get_obs()
         cameras = seen["observation"]

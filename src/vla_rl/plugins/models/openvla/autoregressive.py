@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, choose, entropy, trace
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, choose, entropy, replay
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
 from vla_rl.toolkit.models.networks import as_tensor
@@ -139,11 +139,11 @@ class ARPolicy(FamilyPolicy):
             index, values = self.module.decode(prompt.ids, prompt.mask, shape[0] * shape[1], pick, **seen)
         tokens = (index + self.module.first).unflatten(1, shape)
         scored = torch.stack(log_probs, dim=1).unflatten(1, shape)
-        return Chunk(actions=self.codec.decode(tokens), log_probs=scored, values=values, trace=trace(tokens, seen))
+        return Chunk(actions=self.codec.decode(tokens), log_probs=scored, values=values, replay=replay(tokens, seen))
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        tokens = as_tensor(chunk.trace["tokens"], self._device)
-        logits, values = self._score(obs, tokens, self._see(obs, chunk.trace))
+        tokens = as_tensor(chunk.replay["tokens"], self._device)
+        logits, values = self._score(obs, tokens, self._see(obs, chunk.replay))
         log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
         chosen = log_probs.gather(-1, (tokens - self.module.first).unsqueeze(-1)).squeeze(-1)
         return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)

@@ -105,10 +105,10 @@ class FamilyPolicy(VLAModel):
         kind = self._device.type  # train.precision: bf16 has autocast on around us
         return torch.autocast(kind, torch.bfloat16, enabled=self._autocast or torch.is_autocast_enabled(kind))
 
-    def _see(self, obs: Observation, trace: Mapping[str, Array] | None = None) -> dict[str, Tensor | None]:
-        """Pixels for the module, or features where those of acting are kept (`trace`: recorded ones)."""
-        if trace is not None and FEATURES in trace:
-            return {"pixels": None, "features": unpack(as_tensor(trace[FEATURES], self._device))}
+    def _see(self, obs: Observation, replay: Mapping[str, Array] | None = None) -> dict[str, Tensor | None]:
+        """Pixels for the module, or features where those of acting are kept (`replay`: recorded ones)."""
+        if replay is not None and FEATURES in replay:
+            return {"pixels": None, "features": unpack(as_tensor(replay[FEATURES], self._device))}
         pixels = self.images([obs.images[name] for name in self._cameras])
         if not self._reuse:
             return {"pixels": pixels, "features": None}
@@ -123,7 +123,7 @@ class FamilyPolicy(VLAModel):
         return self._state_scaler.normalise(as_tensor(obs.state, self._device), clip=True).to(self._dtype)
 
 
-def trace(tokens: Tensor, seen: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def replay(tokens: Tensor, seen: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """What scoring needs again."""
     features = seen["features"]
     return {"tokens": tokens} if features is None else {"tokens": tokens, FEATURES: pack(features)}

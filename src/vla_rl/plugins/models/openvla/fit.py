@@ -125,7 +125,7 @@ def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: En
 
 def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
     """Statistics of the demonstrations that the run scales by, in the form of a checkpoint's; empty: it does not."""
-    found = context.statistics
+    found = context.scaling
     if found is None:
         return {}
     entry = {"action": {name: list(values) for name, values in found["action"].items()}}

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, choose, entropy, inverse_cdf, trace
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, choose, entropy, inverse_cdf, replay
 from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.toolkit.models.networks import as_tensor
 
@@ -39,12 +39,12 @@ class OFTPolicy(FamilyPolicy):
         index = choose(log_probs, uniforms)
         chosen = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         tokens = index + self.codec.first
-        return Chunk(actions=self.codec.decode(tokens), log_probs=chosen, values=values, trace=trace(tokens, seen))
+        return Chunk(actions=self.codec.decode(tokens), log_probs=chosen, values=values, replay=replay(tokens, seen))
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        logits, values = self._act(obs, self._see(obs, chunk.trace))
+        logits, values = self._act(obs, self._see(obs, chunk.replay))
         log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
-        index = as_tensor(chunk.trace["tokens"], self._device) - self.codec.first
+        index = as_tensor(chunk.replay["tokens"], self._device) - self.codec.first
         chosen = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
 

@@ -128,7 +128,7 @@ def _fit(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
 
 def _measured(context: Context) -> Statistics | None:
     """z-scores by the demonstrations, when the run scales by them."""
-    found = context.statistics
+    found = context.scaling
     if found is None:
         return None
     scales = {

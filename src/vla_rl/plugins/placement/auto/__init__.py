@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.placement.devices import Offload
+from vla_rl.toolkit.placement.devices import OffloadSettings
 
 if TYPE_CHECKING:
     from vla_rl.core.hookspecs import Placement
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class AutoConfig:
-    offload: Offload = field(factory=Offload)
+    offload: OffloadSettings = field(factory=OffloadSettings)
     """What is moved to host memory between phases."""
 
 

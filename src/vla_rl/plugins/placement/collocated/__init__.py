@@ -8,7 +8,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.placement.devices import Devices, Offload, as_text, well_formed
+from vla_rl.toolkit.placement.devices import Devices, OffloadSettings, as_text, well_formed
 
 if TYPE_CHECKING:
     from vla_rl.core.hookspecs import Placement
@@ -21,7 +21,7 @@ class CollocatedConfig:
     without."""
     devices: Devices = field(default=None, converter=as_text, validator=well_formed)
     """Or the devices, one worker each, such as 0-3."""
-    offload: Offload = field(factory=Offload)
+    offload: OffloadSettings = field(factory=OffloadSettings)
     """What is moved to host memory between phases."""
 
     @devices.validator
