@@ -6,11 +6,13 @@ import pytest
 import torch
 from algorithm_cases import close, reference, rollout_of, tensors
 
+from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.impl import GRPO
+from vla_rl.plugins.algorithms.ppo import PPOConfig
+from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError
-from vla_rl.toolkit.algorithms.groups import group_verdict
-from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action, by_chunk, critic_verdict
-from vla_rl.toolkit.algorithms.settings import CriticSettings, GroupSettings
+from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action, by_chunk
 from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean
 
 LEVELS = {"chunk_level": "chunk", "action_level": "action", "token_level": "token"}
@@ -55,10 +57,10 @@ def test_generalised_advantages():
         valid = until if k["mask"] else torch.ones_like(ended)
         level = LEVELS[k["reward_type"]]
         rollout = with_values(inputs, ended, level)
-        settings = CriticSettings(
+        config = PPOConfig(
             gamma=k["gamma"], lam=k["gae_lambda"], advantage=level, normalize_advantages=False, time_limit="terminal"
         )
-        found = critic_verdict(rollout, settings)
+        found = PPO(config).advantages(rollout)
         mask = valid.any(-1) if level == "chunk" else valid
         wanted = coarse(outputs["advantages"]) if level == "chunk" else outputs["advantages"]
         advantages = F.normalize(found.advantages, mask, eps=1e-5) if k["normalize_advantages"] else found.advantages
@@ -105,7 +107,7 @@ def test_group_advantages():
             valid = outputs["loss_mask"].expand(valid.shape)
             ended = torch.zeros_like(ended)
         rollout = rollout_of(inputs["rewards"] * valid, ended, valid=valid, group_size=k["group_size"])
-        found = group_verdict(rollout, GroupSettings()).advantages
+        found = GRPO(GRPOConfig()).advantages(rollout).advantages
         wanted = outputs["advantages"][..., 0]
         close(found, wanted * valid.any(-1))
 
@@ -308,7 +310,7 @@ def test_a_whole_pipeline_of_rlinf():
         level, value_level = LEVELS[k["logprob_type"]], LEVELS[k["reward_type"]]
         everything = torch.ones_like(valid)
         mask = outputs["loss_mask"].expand(valid.shape) if masked else everything
-        settings = CriticSettings(
+        config = PPOConfig(
             gamma=k["gamma"],
             lam=k["gae_lambda"],
             log_prob=level,
@@ -320,13 +322,13 @@ def test_a_whole_pipeline_of_rlinf():
             rewards = inputs["rewards"] * mask
             first = torch.zeros_like(ended) if value_level == "chunk" else ended & valid
             rollout = rollout_of(rewards, first, valid=mask, group_size=k["group_size"])
-            advantages = group_verdict(rollout, GroupSettings(log_prob=level)).advantages
+            advantages = GRPO(GRPOConfig(log_prob=level)).advantages(rollout).advantages
             close(advantages, outputs["advantages"][..., 0] * mask.any(-1))
             returns = None
         else:
-            verdict = critic_verdict(with_values(inputs, ended, value_level), settings)
+            found = PPO(config).advantages(with_values(inputs, ended, value_level))
             inside = mask.any(-1) if value_level == "chunk" else mask
-            advantages, returns = F.normalize(verdict.advantages, inside, eps=1e-5), verdict.returns
+            advantages, returns = F.normalize(found.advantages, inside, eps=1e-5), found.returns
             wanted = coarse(outputs["advantages"]) if value_level == "chunk" else outputs["advantages"]
             close(advantages[inside], wanted[inside])
         weighed = rollout_of(inputs["rewards"], ended & valid, valid=valid if masked else everything)

@@ -182,11 +182,11 @@ def test_without_a_success_failures_have_no_reward():
 
 def test_advantages_are_relative_to_the_group_and_tell_of_the_rewards():
     algorithm = SRPO(CONFIG, "cpu")
-    verdict = algorithm.advantages(algorithm.shape_rewards(rollout()))
-    first = verdict.advantages[0, :4]
+    made = algorithm.advantages(algorithm.shape_rewards(rollout()))
+    first = made.advantages[0, :4]
     assert first[0] == first[3] > 0 and first[1] != first[2] and first.sum() == pytest.approx(0, abs=1e-5)
-    assert verdict.metrics["srpo/shaped"] == 0.25
-    assert 0 < verdict.metrics["srpo/reward"] < 0.6 and verdict.metrics["srpo/distance"] > 0
+    assert made.metrics["srpo/shaped"] == 0.25
+    assert 0 < made.metrics["srpo/reward"] < 0.6 and made.metrics["srpo/distance"] > 0
     kept = take_columns(algorithm.shape_rewards(rollout()), np.arange(4))
     assert kept.tasks == ("a",) * 4 and len(kept.findings["reward"]) == 4
     assert algorithm.advantages(kept).metrics["srpo/shaped"] == 0.5

@@ -1,4 +1,4 @@
-"""GRPO: group-relative advantages on fixed initial states, with P0's filters and length normalisation."""
+"""GRPO: group-relative advantages on fixed initial states, with RLinf-VLA's filters and length normalisation."""
 
 from __future__ import annotations
 
