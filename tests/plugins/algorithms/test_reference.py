@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from algorithm_cases import close, reference, rollout_of, tensors
+from algorithm_cases import cases_of, close, rollout_of, tensors
 
 from vla_rl.plugins.algorithms.grpo import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
@@ -41,7 +41,7 @@ def with_values(inputs, ended, level):
 
 
 def test_valid_masks():
-    for _, case in reference("rlinf_masks.json"):
+    for _, case in cases_of("rlinf_masks.json"):
         outputs = tensors(case["outputs"])
         ended, valid = until_end(tensors(case["inputs"])["dones"])
         assert torch.equal(valid, outputs["loss_mask"])
@@ -51,7 +51,7 @@ def test_valid_masks():
 
 
 def test_generalised_advantages():
-    for _, case in reference("rlinf_gae.json"):
+    for _, case in cases_of("rlinf_gae.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         ended, until = until_end(inputs["dones"])
         valid = until if k["mask"] else torch.ones_like(ended)
@@ -74,7 +74,7 @@ def test_a_truncation_is_bootstrapped_like_a_reward():
     """RLinf adds gamma * V(final) to the reward of a chunk's last action where that was cut ("standard") or ended in any
     way, and ends the episode there; without auto_reset it treats the cut as an end."""
     cuts = 0
-    for _, case in reference("rlinf_bootstrap.json"):
+    for _, case in cases_of("rlinf_bootstrap.json"):
         inputs, k = tensors(case["inputs"]), case["kwargs"]
         wanted = tensors({"o": case["outputs"]})["o"]
         if not k["auto_reset"]:
@@ -99,7 +99,7 @@ def test_a_truncation_is_bootstrapped_like_a_reward():
 
 
 def test_group_advantages():
-    for _, case in reference("rlinf_grpo.json"):
+    for _, case in cases_of("rlinf_grpo.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         ended, valid = until_end(inputs["dones"])
         chunk_level = k["reward_type"] == "chunk_level"
@@ -113,7 +113,7 @@ def test_group_advantages():
 
 
 def test_group_advantages_of_siirl():
-    for _, case in reference("grpo_advantage.json"):
+    for _, case in cases_of("grpo_advantage.json"):
         data = tensors(case)
         scores, groups = data["token_level_rewards"].sum(-1), data["index"]
         found = F.group_advantages(scores, groups, normalize_by_std=data["norm_by_std"])
@@ -123,7 +123,7 @@ def test_group_advantages_of_siirl():
 
 
 def test_advantages_of_siirl():
-    for name, case in reference("siirl_gae_value_kl.json"):
+    for name, case in cases_of("siirl_gae_value_kl.json"):
         if not name.startswith("gae"):
             continue
         data = tensors(case)
@@ -137,7 +137,7 @@ def test_advantages_of_siirl():
 
 
 def test_advantages_of_accerl():
-    for _, case in reference("accerl_gae.json"):
+    for _, case in cases_of("accerl_gae.json"):
         data = tensors(case)
         steps = len(data["rewards"])
         next_values, terminated = torch.zeros(steps, 1), torch.zeros(steps, 1, dtype=torch.bool)
@@ -153,7 +153,7 @@ def test_advantages_of_accerl():
 
 
 def test_clipped_losses():
-    for name, case in reference("rlinf_actor_loss.json"):
+    for name, case in cases_of("rlinf_actor_loss.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         samples, width = inputs["logprobs"].shape
         shape = (samples, width // k["single_action_dim"], k["single_action_dim"])
@@ -188,7 +188,7 @@ def test_clipped_losses():
 
 
 def test_clipped_losses_of_siirl():
-    for _, case in reference("dual_clip_ppo.json"):
+    for _, case in cases_of("dual_clip_ppo.json"):
         data = tensors(case)
         new = data["log_prob"].clone().requires_grad_()
         triple = (new, data["old_log_prob"], data["advantages"])
@@ -211,7 +211,7 @@ def test_clipped_losses_of_siirl():
 
 
 def test_critic_losses():
-    for _, case in reference("rlinf_critic_loss.json"):
+    for _, case in cases_of("rlinf_critic_loss.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         values = inputs["values"].clone().requires_grad_()
         mask = inputs.get("loss_mask", torch.ones(values.shape, dtype=torch.bool))
@@ -228,7 +228,7 @@ def test_critic_losses():
 
 def test_critic_losses_and_divergences_of_siirl():
     estimators = {"kl_kl": "k1", "kl_mse": "k2", "kl_low_var_kl": "k3"}
-    for name, case in reference("siirl_gae_value_kl.json"):
+    for name, case in cases_of("siirl_gae_value_kl.json"):
         data = tensors(case)
         if name.startswith("value_loss_clip_"):
             keys = {"clip": float(name.rpartition("_")[2]), "huber_delta": None}
@@ -246,7 +246,7 @@ def test_critic_losses_and_divergences_of_siirl():
 
 
 def test_trust_weighted_losses_of_accerl():
-    for _, case in reference("gipo_loss.json"):
+    for _, case in cases_of("gipo_loss.json"):
         data = tensors(case)
         tokens = data["action_tokens"]
         samples = len(tokens)
@@ -280,7 +280,7 @@ def test_trust_weighted_losses_of_accerl():
 
 
 def test_diagnostics_of_accerl():
-    for name, case in reference("accerl_full_formulas.json"):
+    for name, case in cases_of("accerl_full_formulas.json"):
         data = tensors(case)
         if "sigma" in data:
             new, old = data["ratio"].log(), torch.zeros_like(data["ratio"])
@@ -303,7 +303,7 @@ def test_diagnostics_of_accerl():
 
 def test_a_whole_pipeline_of_rlinf():
     """Rewards, ends, values and log-probs in, loss and gradients out, with the aggregation of its code."""
-    for _, case in reference("rlinf_pipeline.json"):
+    for _, case in cases_of("rlinf_pipeline.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         ended, valid = until_end(inputs["dones"])
         masked = "loss_mask" in outputs

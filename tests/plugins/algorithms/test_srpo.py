@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import attrs
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import cases_of
 
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import component
@@ -25,14 +22,6 @@ DEFAULT = RewardSettings()
 CONFIG = SRPOConfig(encoder="tiny")
 
 
-def reference(name: str) -> list[dict]:
-    default = Path(__file__).parents[4] / "shared" / "reference"
-    path = Path(os.environ.get("VLA_RL_REFERENCE", default)) / "algorithms" / f"{name}.json"
-    if not path.is_file():
-        pytest.skip(f"no reference data at {path}; set VLA_RL_REFERENCE to the folder that holds it")
-    return json.loads(path.read_text())["cases"]
-
-
 def array(entry) -> np.ndarray:
     if isinstance(entry, dict):
         return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])
@@ -43,7 +32,7 @@ def array(entry) -> np.ndarray:
 
 
 def test_rewards_equal_the_reference():
-    for case in reference("srpo_reward"):
+    for _, case in cases_of("srpo_reward.json"):
         embeddings, success = array(case["embeddings"]), np.array(case["complete"], bool)
         progress = progress_rewards(embeddings, success, case["task_name"], embeddings.any(1), DEFAULT)
         for got, name in (
