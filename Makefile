@@ -2,13 +2,14 @@
 # make test        install everything tests need, then `make check` and all tests
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make check       style and types
+# make docs        the documentation site, in build/site; a broken link fails it
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test kernels check format base-checkpoint progress-encoder clean
+.PHONY: quickstart test kernels check docs format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP)
@@ -37,6 +38,9 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 base-checkpoint: $(VENV)/.run
 	$(BIN)/python tools/base_checkpoint.py
 
@@ -60,4 +64,8 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.test: $(VENV)/.run
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.run
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vla_rl.core.catalogue import build, load
-    from vla_rl.core.errors import PluginError, SpecError, UserError
+    from vla_rl.core.errors import CheckpointError, NotOffered, PluginError, SpecError, UserError
     from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
-    from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel, hookimpl
-    from vla_rl.core.manager import broadcast, wrap
+    from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
+    from vla_rl.core.manager import broadcast, hookimpl, wrap
     from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Node, Plan, Slot, Window
     from vla_rl.core.randomness import Noise, generator
     from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
@@ -42,6 +42,7 @@ __all__ = [
     "Advantages",
     "Algorithm",
     "Batch",
+    "CheckpointError",
     "Chunk",
     "ChunkResult",
     "Cluster",
@@ -57,6 +58,7 @@ __all__ = [
     "MeasureFirst",
     "Node",
     "Noise",
+    "NotOffered",
     "Observation",
     "Placement",
     "Plan",
@@ -91,10 +93,10 @@ __all__ = [
 ]
 _MODULES = {
     "core.catalogue": ("build", "load"),
-    "core.errors": ("PluginError", "SpecError", "UserError"),
+    "core.errors": ("CheckpointError", "NotOffered", "PluginError", "SpecError", "UserError"),
     "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
-    "core.hookspecs": ("Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel", "hookimpl"),
-    "core.manager": ("broadcast", "wrap"),
+    "core.hookspecs": ("Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel"),
+    "core.manager": ("broadcast", "hookimpl", "wrap"),
     "core.plan": ("Cluster", "DoesNotFit", "Job", "MeasureFirst", "Node", "Plan", "Slot", "Window"),
     "core.randomness": ("Noise", "generator"),
     "core.spec.spec": ("Spec", "load_spec", "parse_spec"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.catalogue import KINDS
-from vla_rl.core.errors import PluginError
-from vla_rl.core.hookspecs import Algorithm, RunEvents, VLAModel, hookimpl
-from vla_rl.core.manager import ALL_HOOKS, broadcast, check_module, hook_names, wrap
+from vla_rl.core.catalogue import KINDS, Kind
+from vla_rl.core.errors import NotOffered, PluginError
+from vla_rl.core.hookspecs import Algorithm, RunEvents, SimEnv, VLAModel, hookspec
+from vla_rl.core.manager import broadcast, check_module, hookimpl, wrap
 
 
 class Twice(Algorithm):
@@ -35,10 +35,6 @@ def module(**functions: Any) -> ModuleType:
     return made
 
 
-def test_every_hook_belongs_to_one_kind():
-    assert len(ALL_HOOKS) == sum(len(hook_names(kind.base)) for kind in KINDS.values())
-
-
 def test_a_seat_is_its_component():
     algorithm = wrap("algorithm", Twice(), "twice")
     assert algorithm.advantages(21) == 42
@@ -59,13 +55,15 @@ def test_wrong_arguments_are_a_type_error(args, kwargs, wrapped):
         wrap("algorithm", Twice(), "twice", wrappers).advantages(*args, **kwargs)
 
 
-@hookimpl(wrapper=True)
-def passing():
+def around():
     return (yield)
 
 
+passing = hookimpl(wraps="algorithm")(around)
+
+
 def adding(number: int, calls: list[int]) -> Any:
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="algorithm")
     def advantages(rollout):
         calls.append(number)
         return (yield) + number + rollout
@@ -84,8 +82,75 @@ def test_a_wrapper_of_another_kind_is_left_alone():
     def frames(step):
         return 3
 
-    hooks = module(chunk_step=passing, frames_wanted=hookimpl(frames))
+    hooks = module(chunk_step=hookimpl(wraps="env")(around), frames_wanted=hookimpl(frames))
     assert wrap("algorithm", Twice(), "twice", {"hooks": hooks}).advantages(1) == 2
+
+
+class World:
+    """A kind of plugin that shares the names of two methods with simulators and models."""
+
+    @hookspec(firstresult=True)
+    def reset(self, frames: Any) -> Any:
+        raise NotOffered("World has no reset")
+
+    @hookspec(firstresult=True)
+    def weights(self) -> Any:
+        raise NotOffered("World has no weights")
+
+
+class Dream(World):
+    def reset(self, frames):
+        return ["dream", *frames]
+
+
+class Still(SimEnv):
+    """Its `reset` has other arguments than the world's."""
+
+    reset_states = chunk_step = lambda self: None
+
+    def reset(self, rows, seed):
+        return ["still", rows, seed]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setitem(KINDS, "world", Kind("world", "vla_rl.worlds", World))
+
+
+def test_two_kinds_may_have_a_hook_of_one_name(world):
+    @hookimpl(wraps="world")
+    def reset(frames):
+        return [*(yield), len(frames)]
+
+    hooks = module(reset=reset)
+    check_module("hooks", hooks)
+    assert wrap("world", Dream(), "dream", {"hooks": hooks}).reset((1, 2)) == ["dream", 1, 2, 2]
+    assert wrap("env", Still(), "still", {"hooks": hooks}).reset("rows", "ids", "seed") == ["still", "rows", "seed"]
+
+
+def test_errors_name_the_kind(world):
+    with pytest.raises(NotOffered, match="World has no weights") as caught:
+        wrap("world", Dream(), "dream").weights()
+    assert caught.value.__notes__ == ["in plugin 'dream', hook 'weights' of world"]
+
+    @hookimpl(wraps="world")
+    def reset(rows):
+        yield
+
+    with pytest.raises(
+        PluginError, match=r"hook 'reset' of world \(.*: unknown argument 'rows'; it is reset\(frames\)"
+    ):
+        check_module("hooks", module(reset=reset))
+
+
+def test_whose_method_a_function_goes_around_is_said(world):
+    both = r"unknown hook; to go around that method, say @hookimpl\(wraps='env'\) or @hookimpl\(wraps='world'\)"
+    with pytest.raises(PluginError, match=r"hook 'reset' \(" + ".*" + both):
+        check_module("hooks", module(reset=hookimpl(lambda: (yield))))
+    with pytest.raises(PluginError, match=r"hook 'reset' of model \(" + ".*" + both):
+        check_module("hooks", module(reset=hookimpl(wraps="model")(lambda: (yield))))
+    with pytest.raises(PluginError, match=r"no kind of plugin is called 'wrold'; there are: model, env, .*, world"):
+        check_module("hooks", module(reset=hookimpl(wraps="wrold")(lambda: (yield))))
 
 
 class Broken(Twice):
@@ -97,12 +162,12 @@ class Broken(Twice):
 def test_an_exception_names_the_component(wrappers):
     with pytest.raises(ValueError, match="boom") as caught:
         wrap("algorithm", Broken(), "toy", wrappers).advantages(1)
-    assert caught.value.__notes__ == ["in plugin 'toy', hook 'advantages'"]
+    assert caught.value.__notes__ == ["in plugin 'toy', hook 'advantages' of algorithm"]
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_exception_names_the_wrapper_that_raised_it(late):
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="algorithm")
     def advantages():
         if not late:
             raise ValueError("mine")
@@ -112,11 +177,11 @@ def test_an_exception_names_the_wrapper_that_raised_it(late):
     wrappers = {"outer": module(advantages=passing), "inner": module(advantages=advantages)}
     with pytest.raises(ValueError, match="mine") as caught:
         wrap("algorithm", Twice(), "toy", wrappers).advantages(1)
-    assert caught.value.__notes__ == ["in plugin 'inner', hook 'advantages'"]
+    assert caught.value.__notes__ == ["in plugin 'inner', hook 'advantages' of algorithm"]
 
 
 def test_a_wrapper_may_handle_an_exception():
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="algorithm")
     def advantages():
         try:
             return (yield)
@@ -127,19 +192,19 @@ def test_a_wrapper_may_handle_an_exception():
 
 
 def test_a_wrapper_yields_once():
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="algorithm")
     def never():
         if False:
             yield
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="algorithm")
     def twice():
         yield
         yield
 
-    with pytest.raises(PluginError, match="wrapper 'w' of hook 'advantages' returned without a `yield`"):
+    with pytest.raises(PluginError, match="wrapper 'w', hook 'advantages' of algorithm returned without a `yield`"):
         wrap("algorithm", Twice(), "toy", {"w": module(advantages=never)}).advantages(1)
-    with pytest.raises(PluginError, match="wrapper 'w' of hook 'advantages' has a second `yield`"):
+    with pytest.raises(PluginError, match="wrapper 'w', hook 'advantages' of algorithm has a second `yield`"):
         wrap("algorithm", Twice(), "toy", {"w": module(advantages=twice)}).advantages(1)
 
 
@@ -148,7 +213,7 @@ def with_method(**methods: Any) -> Algorithm:
 
 
 def test_a_signature_that_does_not_fit_is_refused_with_its_place():
-    where = rf"plugin 'odd', hook 'advantages' \({__file__}:\d+\): "
+    where = rf"plugin 'odd', hook 'advantages' of algorithm \({__file__}:\d+\): "
     for method, message in [
         (
             lambda self, rolout: 0,
@@ -169,10 +234,8 @@ def test_a_signature_that_does_not_fit_is_refused_with_its_place():
 @pytest.mark.parametrize(
     ("name", "function", "message"),
     [
-        ("advantage", hookimpl(wrapper=True)(lambda: (yield)), "unknown hook; did you mean 'advantages'?"),
-        ("advantages", hookimpl(lambda rollout: rollout), "only wrappers go around a component"),
-        ("advantages", hookimpl(wrapper=True)(lambda rollout: rollout), "must `yield` once"),
-        ("advantages", hookimpl(hookwrapper=True)(lambda: (yield)), "instead of hookwrapper=True"),
+        ("advantage", hookimpl(wraps="algorithm")(lambda: (yield)), "unknown hook; did you mean 'advantages'?"),
+        ("advantages", hookimpl(wraps="algorithm")(lambda rollout: rollout), "must `yield` once"),
     ],
 )
 def test_a_wrapper_that_is_none_is_refused(name, function, message):
@@ -183,11 +246,14 @@ def test_a_wrapper_that_is_none_is_refused(name, function, message):
 
 
 def test_no_result_is_an_error_where_the_contract_has_one():
-    with pytest.raises(PluginError, match="plugin 'odd', hook 'advantages' returned None; it must return Advantages"):
+    with pytest.raises(
+        PluginError, match="plugin 'odd', hook 'advantages' of algorithm returned None; it must return Advantages"
+    ):
         wrap("algorithm", with_method(advantages=lambda self: None), "odd").advantages(1)
 
 
-def test_no_result_is_true_where_the_contract_says_bool():
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_method_without_result_is_called_once(wrapped):
     class Model(VLAModel):
         sample_chunk = chunk_log_probs = imitation_loss = lambda self: None
 
@@ -195,8 +261,25 @@ def test_no_result_is_true_where_the_contract_says_bool():
             folder.append("saved")
 
     folder: list[str] = []
-    assert wrap("model", Model(), "m").save(folder) is True
+    wrappers = {"timer": module(save=hookimpl(wraps="model")(around))} if wrapped else {}
+    assert wrap("model", Model(), "m", wrappers).save(folder) is None
     assert folder == ["saved"]
+
+
+def test_what_a_contract_leaves_to_the_author_is_not_offered():
+    model = type("Bare", (VLAModel,), dict.fromkeys(VLAModel.__abstractmethods__, lambda self: None))()
+    wrapped = wrap("model", model, "bare")
+    assert wrapped.critic is None
+    calls = {
+        "no action tokens": lambda: wrapped.encode_actions(None),
+        "no value head": lambda: wrapped.values(None),
+        "no reference policy": lambda: wrapped.reference_log_probs(None, None),
+        "no scripted expert": lambda: wrap("env", Still(), "still").expert_chunk(),
+        "cannot be offloaded": lambda: wrap("env", Still(), "still").snapshot(),
+    }
+    for text, call in calls.items():
+        with pytest.raises(NotOffered, match=text):
+            call()
 
 
 def test_trace_prints_every_call(monkeypatch, capsys):
@@ -271,7 +354,7 @@ from vla_rl import hookimpl
 @hookimpl
 def on_update_end(step): ...
 
-@hookimpl(wrapper=True)
+@hookimpl(wraps="algorithm")
 def advantages(rollout):
     return (yield)
 
@@ -297,7 +380,11 @@ def test_a_module_of_good_hooks_passes():
     [
         ("def on_update_end", "def on_updat_end", "toy.py:4.: unknown hook; did you mean 'on_update_end'"),
         ("(step)", "(stp)", "hook 'on_update_end' .toy.py:4.: unknown argument 'stp'; did you mean 'step'"),
-        ("advantages(rollout)", "advantages(rolout)", "hook 'advantages' .toy.py:7.: unknown argument 'rolout'"),
+        (
+            "advantages(rollout)",
+            "advantages(rolout)",
+            "hook 'advantages' of algorithm .toy.py:7.: unknown argument 'rolout'",
+        ),
         ("@hookimpl\n", "", "hook 'on_update_end' .toy.py:4.: it is called by nobody; put @hookimpl before it"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from vla_rl.core.hookspecs import hookimpl
+from vla_rl.core.manager import hookimpl
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
 
@@ -27,7 +27,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@hookimpl(wrapper=True)
+@hookimpl(wraps="env")
 def chunk_step(actions):
     """A lottery on the actions beside the task, so that random weights succeed now and then."""
     result = yield

@@ -36,7 +36,6 @@ class SlowModel(LinearModel):
             time.sleep(self.slow.load_s)
         while Path(self.slow.stop).exists():
             time.sleep(0.05)
-        return True
 
 
 vla_rl_plugins = {"model": {"slow": Plugin(config=SlowConfig, build=SlowModel, summary="test double: slow weights")}}

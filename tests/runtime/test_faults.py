@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.episodes import EnvError
-from vla_rl.core.errors import CallHung, PluginError, SpecError, UserError, WorkerDied
+from vla_rl.core.errors import PluginError, SpecError, UserError, WorkerDied
+from vla_rl.runtime.backends.backend import CallHung
 from vla_rl.testing.scripted import SimulatorFault
 
 BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
@@ -43,16 +44,17 @@ def test_a_hang_in_a_process_of_its_own_is_named(train):
         train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0}, placement={"type": "slots"})
 
 
-def test_an_algorithm_that_needs_values_refuses_a_model_without(train, tmp_path, monkeypatch):
+@pytest.mark.parametrize("lacks", ["values = VLAModel.values", "critic = property(lambda self: None, lambda *_: None)"])
+def test_an_algorithm_that_needs_values_refuses_a_model_without(train, tmp_path, lacks):
     (tmp_path / "mute.py").write_text(
         "import attrs\n"
         "from vla_rl.core.hookspecs import VLAModel\n"
         "from vla_rl.testing.linear import LinearModel\n"
         "from vla_rl.core.types import Plugin\n"
         "class Mute(LinearModel):\n"
-        "    values = VLAModel.values\n"
+        f"    {lacks}\n"
         "def build(config, context):\n"
-        "    return Mute(context.env, context.chunk)\n"
+        "    return Mute(context.env, context.chunk, values=context.values)\n"
         "@attrs.frozen(kw_only=True)\n"
         "class Config: pass\n"
         "vla_rl_plugins = {'model': {'mute': Plugin(config=Config, build=build, summary='no critic')}}\n"

@@ -94,7 +94,7 @@ def test_a_wrapper_that_reports_such_a_name_is_refused_too(tmp_path):
     (tmp_path / "adds.py").write_text(
         "import attrs\n"
         "from vla_rl import hookimpl\n"
-        "@hookimpl(wrapper=True)\n"
+        "@hookimpl(wraps='algorithm')\n"
         "def loss():\n"
         "    made = yield\n"
         "    return attrs.evolve(made, metrics={**made.metrics, 'loss/total': made.total.detach()})\n"

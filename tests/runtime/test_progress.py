@@ -101,14 +101,17 @@ def test_a_gpu_can_be_required(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_expert_that_is_not_there_is_an_error_of_the_spec(tmp_path):
+@pytest.mark.parametrize("offered", [False, True])
+def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(tmp_path, offered):
+    raised = "TypeError('mute')" if offered else "NotOffered('Mute has no scripted expert')"
     (tmp_path / "mute.py").write_text(
-        "import attrs\nfrom vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
+        "import attrs\nfrom vla_rl import NotOffered\n"
+        "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
         "double = doubles['env']['scripted']\n"
         "def build(config, context):\n"
         "    env = double.build(config, context)\n"
         "    def nobody(self):\n"
-        "        raise TypeError('Mute has no scripted expert')\n"
+        f"        raise {raised}\n"
         "    return type('Mute', (type(env),), {'__init__': lambda self: vars(self).update(vars(env)), "
         "'expert_chunk': nobody})()\n"
         "vla_rl_plugins = {'env': {'mute': attrs.evolve(double, build=build)}}\n"
@@ -116,7 +119,10 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec(tmp_path):
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "mute.py")]
     warmup = {"episodes": 2, "epochs": 1, "lr": 1e-3}
     spec = scripted_spec(plugins=plugins, env={"type": "mute"}, warmup=warmup)
-    with pytest.raises(UserError, match=r"env 'mute' has no scripted expert to learn from here .Mute has no scripted"):
+    expected = (TypeError, "^mute")
+    if not offered:
+        expected = (UserError, r"env 'mute' has no scripted expert to learn from here .Mute has no scripted")
+    with pytest.raises(expected[0], match=expected[1]):
         run(parse_spec(spec), tmp_path / "run", False)
 
 

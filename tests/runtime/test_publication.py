@@ -10,11 +10,11 @@ import pytest
 import torch
 from scripted_runs import scripted_spec
 
-from vla_rl.core.errors import CallHung, PluginError
-from vla_rl.core.hookspecs import hookimpl
-from vla_rl.core.manager import wrap
+from vla_rl.core.errors import PluginError
+from vla_rl.core.manager import hookimpl, wrap
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
+from vla_rl.runtime.backends.backend import CallHung
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.steps import ImitationStep
 from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive
@@ -69,7 +69,7 @@ def test_a_version_that_does_not_fit_changes_nothing():
 
 
 class LosesTheBias:
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="model")
     def load_weights(self, pairs):
         done = yield
         next(tensor for name, tensor in pairs if name == "policy.bias")

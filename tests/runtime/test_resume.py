@@ -17,9 +17,9 @@ import psutil
 import pytest
 from scripted_runs import read_metrics, scripted_spec
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.run_folder.folder import CheckpointError, RunFolder, State
+from vla_rl.runtime.run_folder.folder import RunFolder, State
 
 LONG = {"train": {"steps": 12, "checkpoint_every": 2}, "eval": {"every": 3}, "env": {"latency_s": 0.02}}
 

@@ -208,6 +208,13 @@ def test_a_model_without_a_reference_is_refused_before_training():
         Driver(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
 
 
+def test_a_bug_in_a_reference_is_shown_as_one(monkeypatch):
+    monkeypatch.setattr(LinearModel, "reference_log_probs", lambda self, obs, chunk: len(None))
+    with pytest.raises(TypeError, match="NoneType") as caught:
+        Driver(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
+    assert "in plugin 'linear', hook 'reference_log_probs' of model" in caught.value.__notes__
+
+
 def test_the_reference_holds_the_policy_back(monkeypatch):
     """The reference is the first policy: a strong pull leaves the policy near it, whatever the rewards say."""
 

@@ -15,9 +15,9 @@ from scripted_runs import read_metrics, scripted_spec
 from typer.testing import CliRunner
 
 from vla_rl.cli.main import app
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.run_folder.folder import CheckpointError, RunFolder
+from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault
 

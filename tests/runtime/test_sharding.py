@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from vla_rl.core.errors import UserError
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
-from vla_rl.runtime.learning.shards import Shards
+from vla_rl.runtime.learning.shards import Shards, shard
 from vla_rl.runtime.roles.precision import Autocast
 from vla_rl.testing import synthetic
 
@@ -123,6 +123,15 @@ def test_a_run_in_bf16(train, tmp_path):
     assert len(kl) == 2 and max(map(abs, kl)) < 1e-12
     state = torch.load(tmp_path / "run" / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)
     assert {tensor.dtype for tensor in state["weights"].values()} == {torch.float32}
+
+
+def test_a_bug_in_a_loss_is_not_taken_for_a_loss_that_is_not_offered():
+    class Buggy(DeepModel):
+        def imitation_loss(self, obs, actions):
+            return len(None)
+
+    with pytest.raises(TypeError, match="NoneType"):
+        shard(Buggy(), INFO, "cpu", 2)
 
 
 def test_weights_of_several_types_in_a_block_are_refused():

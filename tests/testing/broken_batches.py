@@ -460,10 +460,10 @@ class NeedsAnActiveRow(SmallEnv):
 class SnapshotForgets(SmallEnv):
     """expected the same step after a restore"""
 
-    def restore(self, snapshot: Any) -> bool:
+    def restore(self, snapshot: Any) -> None:
         for saved in snapshot:
             saved["speed"] = 0.0
-        return super().restore(snapshot)
+        super().restore(snapshot)
 
 
 class SnapshotIsLive(SmallEnv):
@@ -478,11 +478,10 @@ class CloseTwice(SmallEnv):
 
     closed = False
 
-    def close(self) -> bool:
+    def close(self) -> None:
         if self.closed:
             raise RuntimeError("closed already")
         self.closed = True
-        return True
 
 
 class NoEval(SmallEnv):
@@ -602,4 +601,11 @@ class ExpertType(SmallEnv):
         return super().expert_chunk().astype(float)
 
 
-EXPERTS = (ExpertOfTheFirstRow, ExpertShape, ExpertType)
+class ExpertWithABug(SmallEnv):
+    """expected no exception, got TypeError: object of type 'NoneType' has no len()"""
+
+    def expert_chunk(self) -> Any:
+        return len(None)  # type: ignore[arg-type]
+
+
+EXPERTS = (ExpertOfTheFirstRow, ExpertShape, ExpertType, ExpertWithABug)

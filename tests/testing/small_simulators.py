@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
@@ -186,10 +187,9 @@ class SmallEnv(SimEnv):
     def snapshot(self) -> Any:
         return copy.deepcopy([vars(scene) for scene in self.scenes])
 
-    def restore(self, snapshot: Any) -> bool:
+    def restore(self, snapshot: Any) -> None:
         for scene, saved in zip(self.scenes, snapshot, strict=True):
             vars(scene).update(copy.deepcopy(saved))
-        return True
 
 
 def small_batch(scene_type: type[Scene], num_envs: int = 3, chunk: int = 4) -> SmallEnv:
@@ -201,4 +201,11 @@ class NoExpertRow(SceneRow):
     """Without a demonstrator."""
 
     def expert_chunk(self, length: int) -> Any:
-        raise TypeError("no expert here")
+        raise NotOffered("no expert here")
+
+
+class BuggyExpertRow(SceneRow):
+    """Its demonstrator has a bug."""
+
+    def expert_chunk(self, length: int) -> Any:
+        return len(None)  # type: ignore[arg-type]

@@ -10,8 +10,19 @@ import numpy as np
 import pytest
 import unusual_scenes
 from attrs import make_class
-from small_simulators import NoExpertRow, Scene, SceneRow, SmallEnv, small_batch, small_info, small_rows, small_states
+from small_simulators import (
+    BuggyExpertRow,
+    NoExpertRow,
+    Scene,
+    SceneRow,
+    SmallEnv,
+    small_batch,
+    small_info,
+    small_rows,
+    small_states,
+)
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context, Plugin
 from vla_rl.testing import CheckFailed, check_env
@@ -112,10 +123,20 @@ def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
         for _ in range(2):
-            with pytest.raises(TypeError, match="no expert here"):
+            with pytest.raises(NotOffered, match="no expert here"):
                 env.expert_chunk()
         assert env.chunk_step(np.zeros((2, 4, 2), np.float32), np.ones(2, bool), True).executed.all()
         assert not env.faults()
+    finally:
+        env.close()
+
+
+def test_a_bug_in_the_expert_of_a_row_is_a_fault_of_that_row() -> None:
+    env = rows_apart(BuggyExpertRow)
+    try:
+        env.reset(np.arange(2), np.arange(2), np.arange(2))
+        assert not env.expert_chunk().any()
+        assert all("TypeError: object of type 'NoneType'" in text for text in (*env.faults()[0], *env.faults()[1]))
     finally:
         env.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -205,10 +206,26 @@ class ValueGradientTurned(LinearModel):
         return attrs.evolve(scores, values=turned(scores.values))
 
 
-@found_by("one of values in value_head.*")
+@found_by("one of values in the critic")
 class ValuesOfThePolicy(LinearModel):
     def _critic(self, features):
         return self.module.policy(features).mean(-1) + 0 * super()._critic(features).detach()
+
+
+@found_by("critic: expected the part of `module` that values come from, got None")
+class NoCritic(LinearModel):
+    critic = property(lambda self: None, lambda self, critic: None)
+
+
+@found_by("critic: expected the part of `module` that values come from, got one without parameters of `module`")
+class CriticElsewhere(LinearModel):
+    critic = property(lambda self: copy.deepcopy(self.module.value_head), lambda self, critic: None)
+
+
+@found_by("expected no exception, got TypeError: object of type 'NoneType' has no len()")
+class TokensWithABug(LinearModel):
+    def encode_actions(self, actions):
+        return len(None)
 
 
 @found_by("a step that makes demonstrated actions likelier")
@@ -293,7 +310,6 @@ class SavesTheShape(LinearModel):
 
     def save(self, folder):
         (folder / "config.json").write_text(json.dumps(self._shape))
-        return True
 
     def _load(self, folder):
         pass

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from small_simulators import EDGE, Scene, SmallEnv, small_info
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import ChunkResult, Observation, ResetState
 from vla_rl.toolkit.envs.rows import Outcome
@@ -437,10 +438,10 @@ class NoSnapshot(SmallEnv):
     """It cannot be offloaded, and has no expert."""
 
     def snapshot(self) -> Any:
-        raise TypeError("cannot be offloaded")
+        raise NotOffered("cannot be offloaded")
 
     def expert_chunk(self) -> Any:
-        raise TypeError("no expert")
+        raise NotOffered("no expert")
 
 
 BATCHES = (Tensors, OnlySuccess, OneStateEach, ManyStates, OtherTasksInEval, TwoCameras, NoSnapshot)

@@ -17,6 +17,14 @@ class PluginError(UserError):
     """A plugin is unknown, ambiguous, incomplete, or does not keep to the contract of its kind."""
 
 
+class NotOffered(UserError):
+    """An optional method was called that this component does not have, or not as it was built."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint, of a model or a run, cannot be used or written; the message says which file and what to do."""
+
+
 class SpecError(UserError):
     """A spec is wrong. `errors` holds every problem found, each as `file:line: path: message`."""
 
@@ -30,10 +38,6 @@ class SpecError(UserError):
 
 class WorkerDied(UserError):
     """A worker's process ended while it was needed."""
-
-
-class CallHung(UserError):
-    """A call outlasted `runtime.deadline_s`."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,8 +1,9 @@
 """The contracts of vla-rl: one abstract class a kind of plugin.
 
-Each method is also a pluggy hook specification: subclassing is all an author does, and `@hookimpl(wrapper=True)`
+Each method is also a pluggy hook specification: subclassing is all an author does, and `@hookimpl(wraps=KIND)`
 functions of the same name wrap every component of that kind. Specifications and implementations take no default
-arguments (pluggy drops them); an implementation may leave out arguments that it does not use.
+arguments (pluggy drops them); an implementation may leave out arguments that it does not use. An optional method that a
+plugin does not have, or not as it was built, raises `NotOffered`; any other exception is a bug and shown as one.
 Shapes: N simulator rows, B samples, C actions in a chunk, A action dimensions, M log-probs an action.
 """
 
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
+
+from vla_rl.core.errors import NotOffered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,26 +40,27 @@ if TYPE_CHECKING:
     )
 
 hookspec = pluggy.HookspecMarker("vla_rl")
-hookimpl = pluggy.HookimplMarker("vla_rl")
 
 
 class VLAModel(ABC):
     """A policy over action chunks; owns an `nn.Module`. Entry-point group `vla_rl.models`."""
 
     module: torch.nn.Module
-    """All parameters; those with `requires_grad` are trained. Names that start with `value_head.` are the critic."""
+    """All parameters; those with `requires_grad` are trained."""
+    critic: torch.nn.Module | None = None
+    """The part of `module` that only `values` come from: it has a learning rate and a warm-up of its own."""
     tokens_per_action: int
     """M."""
 
     @hookspec(firstresult=True)
     def encode_actions(self, actions: Array) -> torch.Tensor:
-        """float [B, C, A] in the simulator's units -> int64 [B, C, M]. Raises TypeError for a model without tokens."""
-        raise TypeError(f"{type(self).__name__} has no action tokens")
+        """float [B, C, A] in the simulator's units -> int64 [B, C, M]. Optional: of models with tokens."""
+        raise NotOffered(f"{type(self).__name__} has no action tokens")
 
     @hookspec(firstresult=True)
     def decode_actions(self, tokens: Array) -> torch.Tensor:
-        """int64 [B, C, M] -> float32 [B, C, A], un-normalised with the checkpoint's statistics."""
-        raise TypeError(f"{type(self).__name__} has no action tokens")
+        """int64 [B, C, M] -> float32 [B, C, A], un-normalised with the checkpoint's statistics. Optional as well."""
+        raise NotOffered(f"{type(self).__name__} has no action tokens")
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -72,13 +76,13 @@ class VLAModel(ABC):
 
     @hookspec(firstresult=True)
     def values(self, obs: Observation) -> torch.Tensor:
-        """Critic only: no gradient, no action generation. -> [B] or [B, C]. Raises TypeError without a value head."""
-        raise TypeError(f"{type(self).__name__} has no value head")
+        """Optional: the critic alone, without gradient, without actions. -> [B] or [B, C]."""
+        raise NotOffered(f"{type(self).__name__} has no value head")
 
     @hookspec(firstresult=True)
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> torch.Tensor:
-        """No gradient: the log_probs [B, C, M] under the policy before training. Raises TypeError without one."""
-        raise TypeError(f"{type(self).__name__} has no reference policy")
+        """Optional: the log_probs [B, C, M] under the policy before training, without gradient."""
+        raise NotOffered(f"{type(self).__name__} has no reference policy")
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -91,20 +95,19 @@ class VLAModel(ABC):
         return [(name, p.detach()) for name, p in self.module.named_parameters() if p.requires_grad]
 
     @hookspec(firstresult=True)
-    def load_weights(self, pairs: Iterable[tuple[str, Array]]) -> bool:
-        """Copy published pairs into the module. -> True. Raises KeyError for a name that is not there."""
+    def load_weights(self, pairs: Iterable[tuple[str, Array]]) -> None:
+        """Copy published pairs into the module. Raises KeyError for a name that is not there."""
         import torch
 
         own = dict(self.module.named_parameters())
         with torch.no_grad():
             for name, tensor in pairs:
                 own[name].copy_(torch.as_tensor(tensor))
-        return True
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def save(self, folder: Path) -> bool:
-        """Write the model's own public format, statistics included, loadable as `checkpoint:`. -> True."""
+    def save(self, folder: Path) -> None:
+        """Write the model's own public format, statistics included, loadable as `checkpoint:`."""
 
 
 class SimEnv(ABC):
@@ -135,37 +138,33 @@ class SimEnv(ABC):
     def expert_chunk(self) -> Array:
         """Optional: a scripted demonstrator's next chunk from the current states, float32 [N, C, A] with C as in
         `Context.chunk`. Has no effect on the rows."""
-        raise TypeError(f"{type(self).__name__} has no scripted expert")
+        raise NotOffered(f"{type(self).__name__} has no scripted expert")
 
     @hookspec(firstresult=True)
     def faults(self) -> Mapping[int, Sequence[str]]:
-        """Optional: row -> what broke there since the last call. Such a row is fit for a reset again; core plays its
-        episode anew."""
+        """Optional: row -> what broke there since the last call. A reset mends it; core plays its episode anew."""
         return {}
 
     @hookspec(firstresult=True)
     def snapshot(self) -> Any:
-        """Optional, for offload: everything that `restore` of a newly built simulator needs to go on where this left
-        off. Its tensors lie in host memory."""
-        raise TypeError(f"{type(self).__name__} cannot be offloaded")
+        """Optional, for offload: all that `restore` of a newly built simulator needs to go on; tensors on the host."""
+        raise NotOffered(f"{type(self).__name__} cannot be offloaded")
 
     @hookspec(firstresult=True)
-    def restore(self, snapshot: Any) -> bool:
-        """Optional, for offload. -> True."""
-        raise TypeError(f"{type(self).__name__} cannot be offloaded")
+    def restore(self, snapshot: Any) -> None:
+        """Optional, for offload: go on from what another's `snapshot` gave."""
+        raise NotOffered(f"{type(self).__name__} cannot be offloaded")
 
-    @hookspec(firstresult=True)
-    def close(self) -> bool:
-        """Free processes and GL contexts; may be called twice. -> True."""
-        return True
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def close(self) -> None:
+        """Free processes and GL contexts; may be called twice."""
 
 
 class Algorithm(ABC):
     """Advantages and a loss; no model, no simulator, no device choice, no logging. Group `vla_rl.algorithms`."""
 
     needs: frozenset[str] = frozenset()
-    """Of "values", "fresh-values", "groups", "reference", "frames": provided by the runtime, refused early when
-    impossible."""
+    """Of "values", "fresh-values", "groups", "reference", "frames": the runtime provides it, or refuses early."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
     camera: str | None = None
@@ -199,7 +198,9 @@ class Algorithm(ABC):
     @hookspec(firstresult=True)
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """The loss of one micro-batch on a learner rank; totals are summed, so weights carry the normalisation.
-        Its metrics hold "loss/policy", and no name of the runtime's ("loss/total" ...: see docs/algorithms.md)."""
+        Its metrics hold "loss/policy". The runtime's own, refused in `advantages` too: "step", "loss/total",
+        "loss/imitation", "policy/grad_norm", and all that begin with "env/", "eval/", "eval_task/", "faults/",
+        "groups/", "imitation/", "offload/", "rollout/", "sampling/", "throughput/", "time/", "update/", "warmup/"."""
 
 
 class Placement(ABC):
@@ -230,7 +231,7 @@ class Demonstrations(ABC):
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
         """Optional: {"action": {"mean", "std", "min", "max", "q01", "q99"}, "state": ...} over all steps, as many
         numbers each as the feature has. Lets a model scale by the data instead of by its checkpoint."""
-        raise TypeError(f"{type(self).__name__} has no statistics")
+        raise NotOffered(f"{type(self).__name__} has no statistics")
 
 
 class RunEvents:

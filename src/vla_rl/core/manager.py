@@ -1,7 +1,8 @@
 """Where components sit: checked when they are registered, wrapped by hooks, and named in what they raise.
 
 `wrap` gives a component back as its own contract: `env.chunk_step(actions, active, stop)` is a call of the pluggy hook
-`chunk_step`, so `@hookimpl(wrapper=True)` functions run around it. `broadcast` does the same for listeners.
+`chunk_step`, so `@hookimpl(wraps="env")` functions run around it. `broadcast` does the same for listeners. Each kind of
+plugin has hooks of its own, so two kinds may have one of the same name.
 Environment: `VLA_RL_TRACE=1` prints every hook call to stderr.
 """
 
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import pluggy
 
@@ -23,9 +24,25 @@ from vla_rl.core.errors import PluginError, did_you_mean
 from vla_rl.core.hookspecs import RunEvents
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Named = Mapping[str, object] | Iterable[tuple[str, object]]
 
 _NOTE = "in plugin "
+_mark = pluggy.HookimplMarker("vla_rl")
+
+
+@overload
+def hookimpl(function: F) -> F: ...
+@overload
+def hookimpl(*, wraps: str) -> Callable[[F], F]: ...
+def hookimpl(function: Any = None, *, wraps: str | None = None) -> Any:
+    """Makes a function a listener to the event of its name; with `wraps`, a kind of plugin ("env", "model" ...), a
+    wrapper around that method of its components: it yields once, where the method runs, and returns the result."""
+    if function is None:
+        return functools.partial(hookimpl, wraps=wraps)
+    marked = _mark(function, wrapper=wraps is not None)
+    marked.vla_rl_impl["kind"] = wraps or "hook"
+    return marked
 
 
 def hook_names(contract: type) -> tuple[str, ...]:
@@ -33,18 +50,15 @@ def hook_names(contract: type) -> tuple[str, ...]:
     return tuple(name for name, value in vars(contract).items() if hasattr(value, "vla_rl_spec"))
 
 
-ALL_HOOKS = {name: kind.name for kind in KINDS.values() for name in hook_names(kind.base)}
-"""Hook -> kind of plugin that implements it."""
-
-
 class Manager(pluggy.PluginManager):
-    """A plugin manager for one contract. A component's methods are implementations by their names, without decorator;
+    """A plugin manager for one kind. A component's methods are implementations by their names, without decorator;
     modules and wrappers mark theirs with `@hookimpl`. What does not fit the contract is refused with file and line."""
 
-    def __init__(self, contract: type) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__("vla_rl")
-        self.add_hookspecs(contract)
-        self.arguments = {name: _arguments(getattr(contract, name))[1:] for name in hook_names(contract)}
+        self.kind, self.contract = kind, KINDS[kind].base
+        self.add_hookspecs(self.contract)
+        self.arguments = {name: _arguments(getattr(self.contract, name))[1:] for name in hook_names(self.contract)}
         self._component = False
         self._plugin_name = ""
 
@@ -62,7 +76,7 @@ class Manager(pluggy.PluginManager):
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
                     guard = _guarded_wrapper if impl.wrapper else _guarded
-                    cast(Any, impl).function = guard(impl.function, self._plugin_name, caller.name)
+                    cast(Any, impl).function = guard(impl.function, f"{self._plugin_name!r}, {self.said(caller.name)}")
         return result
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
@@ -74,20 +88,31 @@ class Manager(pluggy.PluginManager):
         options = getattr(function, "vla_rl_impl", None) if isinstance(function, FunctionType) else None
         if options is None and self._component:
             if name in self.arguments:
-                options = {}
+                options = {"kind": self.kind}
             elif name.startswith("on_") and "on_run_end" in self.arguments and isinstance(function, FunctionType):
                 self._refuse(name, function, f"no such event{did_you_mean(name, self.arguments)}")
         if options is None:
             return None
-        hook = options.get("specname") or name
         if not isinstance(function, FunctionType):
             raise PluginError(f"plugin {self._plugin_name!r}: {name} must be a method, not {type(static).__name__}")
-        if hook not in ALL_HOOKS:
-            self._refuse(name, function, f"unknown hook{did_you_mean(hook, ALL_HOOKS)}")
-        if hook not in self.arguments:
-            return None  # of another kind of component
-        self._check(hook, function, getattr(plugin, name), options)
+        kind = options["kind"]
+        if kind not in KINDS:
+            self._refuse(name, function, f"no kind of plugin is called {kind!r}; there are: {', '.join(KINDS)}")
+        if kind != self.kind:
+            return None
+        if name not in self.arguments:
+            self._refuse(name, function, f"unknown hook{self._elsewhere(name)}")
+        self._check(name, function, getattr(plugin, name), options)
         return dict(options)
+
+    def said(self, hook: str) -> str:
+        """The hook in words: those of components with their kind, since another may have one of the same name."""
+        return f"hook {hook!r}" + ("" if self.kind == "hook" else f" of {self.kind}")
+
+    def _elsewhere(self, hook: str) -> str:
+        """What to do about a name that this kind does not have."""
+        marks = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].base)]
+        return f"; to go around that method, say {' or '.join(marks)}" if marks else did_you_mean(hook, self.arguments)
 
     def _check(self, hook: str, function: FunctionType, bound: Callable[..., Any], options: Mapping[str, Any]) -> None:
         parameters = list(inspect.signature(bound).parameters.values())
@@ -100,16 +125,11 @@ class Manager(pluggy.PluginManager):
             self._refuse(hook, function, f"unknown argument {unknown[0]!r}{near}; it is {hook}({', '.join(known)})")
         if any(p.default is not inspect.Parameter.empty for p in parameters):
             self._refuse(hook, function, "arguments must have no defaults; core always passes them")
-        wrapper = options.get("wrapper")
-        if options.get("hookwrapper"):
-            self._refuse(hook, function, "use @hookimpl(wrapper=True) instead of hookwrapper=True")
-        if wrapper and not inspect.isgeneratorfunction(function):
+        if options.get("wrapper") and not inspect.isgeneratorfunction(function):
             self._refuse(hook, function, "a wrapper must `yield` once (and return the result)")
-        if not wrapper and not self._component and ALL_HOOKS[hook] != "hook":
-            self._refuse(hook, function, "only wrappers go around a component; use @hookimpl(wrapper=True)")
 
     def _refuse(self, hook: str, function: FunctionType, problem: str) -> None:
-        _refuse(self._plugin_name, hook, function, problem)
+        _refuse(f"plugin {self._plugin_name!r}, {self.said(hook)}", function, problem)
 
 
 class _Wrapped:
@@ -132,24 +152,23 @@ class _Wrapped:
 
 
 def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
-    """The component as its contract, with `wrappers` (objects with `@hookimpl(wrapper=True)` functions; the first is
+    """The component as its contract, with `wrappers` (objects with `@hookimpl(wraps=kind)` functions; the first is
     outermost) around its methods. Raises PluginError where signatures do not fit the contract.
-    A method that returns None where its contract has a result is an error too (True where that is a bool)."""
-    contract = KINDS[kind].base
-    manager = Manager(contract)
+    A method that returns None where its contract has a result is an error too."""
+    manager = Manager(kind)
     manager.register(component, name, component=True)
     for wrapper_name, wrapper in reversed(_pairs(wrappers)):
         manager.register(wrapper, wrapper_name)
     trace = _trace(manager, f"{kind} {name!r}")
-    calls = {hook: _call(manager, contract, hook, name, trace) for hook in hook_names(contract)}
+    calls = {hook: _call(manager, hook, name, trace) for hook in manager.arguments}
     return cast(T, _Wrapped(component, calls))
 
 
 def check_module(name: str, module: ModuleType) -> None:
     """Raise PluginError unless the `@hookimpl` functions of a module fit the hooks that they name, whatever kind these
     are of. A function with the name of an event and without `@hookimpl` is refused too: nobody would call it."""
-    for kind in KINDS.values():
-        Manager(kind.base).register(module, name)
+    for kind in KINDS:
+        Manager(kind).register(module, name)
     for event in hook_names(RunEvents):
         found = vars(module).get(event)
         if (
@@ -157,29 +176,32 @@ def check_module(name: str, module: ModuleType) -> None:
             and found.__module__ == module.__name__
             and not hasattr(found, "vla_rl_impl")
         ):
-            _refuse(name, event, found, "it is called by nobody; put @hookimpl before it, or give it another name")
+            _refuse(
+                f"plugin {name!r}, hook {event!r}",
+                found,
+                "it is called by nobody; put @hookimpl before it, or give it another name",
+            )
 
 
 def broadcast(listeners: Named) -> RunEvents:
     """All listeners as one `RunEvents`: every event reaches each, in their order. A listener's exception carries a note
     with its name. Objects count by method names, modules by `@hookimpl`. `frames_wanted` is the largest answer."""
-    manager = Manager(RunEvents)
+    manager = Manager("hook")
     for name, listener in reversed(_pairs(listeners)):
         manager.register(listener, name, component=not isinstance(listener, ModuleType))
     _trace(manager, "event")
-    calls = {}
-    for hook in hook_names(RunEvents):
-        call = _through_pluggy(manager, hook)
-        calls[hook] = _largest(call) if hook == "frames_wanted" else call
+    calls = {hook: _through_pluggy(manager, hook) for hook in manager.arguments}
+    wishes = calls["frames_wanted"]
+    calls["frames_wanted"] = lambda *args, **kwargs: max(wishes(*args, **kwargs), default=0)
     return cast(RunEvents, _Wrapped(manager, calls))
 
 
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _refuse(plugin: str, hook: str, function: FunctionType, problem: str) -> None:
+def _refuse(who: str, function: FunctionType, problem: str) -> None:
     code = function.__code__
-    raise PluginError(f"plugin {plugin!r}, hook {hook!r} ({code.co_filename}:{code.co_firstlineno}): {problem}")
+    raise PluginError(f"{who} ({code.co_filename}:{code.co_firstlineno}): {problem}")
 
 
 def _pairs(named: Named) -> list[tuple[str, object]]:
@@ -196,11 +218,11 @@ def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
 
-def _call(manager: Manager, contract: type, hook: str, name: str, trace: bool) -> Callable[..., Any]:
+def _call(manager: Manager, hook: str, name: str, trace: bool) -> Callable[..., Any]:
     """The call of one hook of a wrapped component: straight to the method where nothing is around it."""
     impls = getattr(manager.hook, hook).get_hookimpls()
     component = impls[0]  # wrappers come after
-    component.function = _with_result(component.function, contract, hook, name)
+    component.function = _with_result(component.function, manager, hook, name)
     if len(impls) > 1 or trace:
         return _through_pluggy(manager, hook)
     names = manager.arguments[hook]
@@ -224,10 +246,6 @@ def _through_pluggy(manager: Manager, hook: str) -> Callable[..., Any]:
     return call
 
 
-def _largest(call: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: max(call(*args, **kwargs), default=0)
-
-
 def _bind(hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     if len(args) + len(kwargs) != len(names) or given.keys() != set(names):
@@ -235,42 +253,40 @@ def _bind(hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapp
     return {name: given[name] for name in names}
 
 
-def _with_result(function: Callable[..., Any], contract: type, hook: str, name: str) -> Callable[..., Any]:
-    expected = str(inspect.signature(getattr(contract, hook)).return_annotation)
+def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name: str) -> Callable[..., Any]:
+    expected = str(inspect.signature(getattr(manager.contract, hook)).return_annotation)
     if "None" in expected or "Any" in expected:
         return function
 
     @functools.wraps(function)
     def checked(*args: Any) -> Any:
         result = function(*args)
-        if result is not None:
-            return result
-        if expected == "bool":
-            return True
-        raise PluginError(f"plugin {name!r}, hook {hook!r} returned None; it must return {expected}")
+        if result is None:
+            raise PluginError(f"plugin {name!r}, {manager.said(hook)} returned None; it must return {expected}")
+        return result
 
     return checked
 
 
-def _note(exc: BaseException, plugin: str, hook: str) -> None:
+def _note(exc: BaseException, who: str) -> None:
     if not any(note.startswith(_NOTE) for note in getattr(exc, "__notes__", ())):
-        exc.add_note(f"{_NOTE}{plugin!r}, hook {hook!r}")
+        exc.add_note(_NOTE + who)
 
 
-def _guarded(function: Callable[..., Any], plugin: str, hook: str) -> Callable[..., Any]:
+def _guarded(function: Callable[..., Any], who: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any) -> Any:
         try:
             return function(*args)
         except BaseException as exc:
-            _note(exc, plugin, hook)
+            _note(exc, who)
             raise
 
     return guarded
 
 
-def _guarded_wrapper(function: Callable[..., Any], plugin: str, hook: str) -> Callable[..., Any]:
-    """Around a `wrapper=True` generator function: notes what it raises itself, not what passes through it."""
+def _guarded_wrapper(function: Callable[..., Any], who: str) -> Callable[..., Any]:
+    """Around a wrapper: notes what it raises itself, not what passes through it."""
 
     @functools.wraps(function)
     def guarded(*args: Any) -> Generator[None, Any, Any]:
@@ -279,7 +295,7 @@ def _guarded_wrapper(function: Callable[..., Any], plugin: str, hook: str) -> Ca
             try:
                 next(inner)
             except StopIteration:
-                raise PluginError(f"wrapper {plugin!r} of hook {hook!r} returned without a `yield`") from None
+                raise PluginError(f"wrapper {who} returned without a `yield`") from None
             try:
                 result = yield
             except BaseException as exc:
@@ -289,10 +305,10 @@ def _guarded_wrapper(function: Callable[..., Any], plugin: str, hook: str) -> Ca
         except StopIteration as stop:
             return stop.value
         except BaseException as exc:
-            _note(exc, plugin, hook)
+            _note(exc, who)
             raise
         inner.close()
-        raise PluginError(f"wrapper {plugin!r} of hook {hook!r} has a second `yield`")
+        raise PluginError(f"wrapper {who} has a second `yield`")
 
     return guarded
 
@@ -302,16 +318,13 @@ def _trace(manager: Manager, who: str) -> bool:
         return False
     started: list[float] = []
 
-    def before(hook: str, impls: Any, kwargs: Mapping[str, Any]) -> None:
-        started.append(time.perf_counter())
-
     def after(outcome: Any, hook: str, impls: Any, kwargs: Mapping[str, Any]) -> None:
         took = 1e3 * (time.perf_counter() - started.pop())
         result = type(outcome.exception).__name__ if outcome.exception else _brief(outcome.get_result())
         arguments = ", ".join(f"{key}={_brief(value)}" for key, value in kwargs.items())
         print(f"[vla-rl] {who} {hook}({arguments}) -> {result} {took:.2f} ms", file=sys.stderr)
 
-    manager.add_hookcall_monitoring(before, after)
+    manager.add_hookcall_monitoring(lambda *call: started.append(time.perf_counter()), after)
     return True
 
 

@@ -101,7 +101,7 @@ class Plugin:
     check: Callable[[Any, Context], None] | None = None
     """(config, context without `env`) -> None, for `vla-rl check` and before every run, within a second: raises
     UserError for what shows without building, such as files that are missing or cut off, names that nobody has, a chunk
-    that a checkpoint was not trained for. `core.structure.at(key)` says which key is to blame. No downloads."""
+    that a checkpoint was not trained for. `vla_rl.at(key)` says which key is to blame. No downloads."""
     lacks: Callable[[], str | None] | None = None
     """-> what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None: nothing."""
     action_dim: Callable[[Any], int | None] | None = None
@@ -334,7 +334,7 @@ class Advantages:
     value_counts: torch.Tensor | None = None
     """What each entry adds to the value loss's divisor; None: its weight."""
     metrics: Mapping[str, float] = field(factory=dict)
-    """Under names that are not the runtime's (toolkit/algorithms/metric_names.py)."""
+    """Names: see `Algorithm.loss`."""
 
     @property
     def divisors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -372,9 +372,8 @@ class Loss:
 
     total: torch.Tensor
     metrics: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Partial sums: added over micro-batches and ranks they are the mean over the optimiser step. "loss/policy" is
-    among them. Names that the runtime writes ("loss/total", "policy/grad_norm", "time/..."; all of them are in
-    toolkit/algorithms/metric_names.py) are refused, here and in the fields below."""
+    """Partial sums: added over micro-batches and ranks they are the mean over the optimiser step. Names: see
+    `Algorithm.loss`."""
     maxima: Mapping[str, torch.Tensor] = field(factory=dict)
     """Reduced by maximum."""
     statistics: Mapping[str, Statistic] = field(factory=dict)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from vla_rl.core.catalogue import load
-from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst
 from vla_rl.core.session import listeners
@@ -63,10 +63,19 @@ def ask_plugin(spec: Spec) -> None:
 
 def check_offload(env: SimEnv, name: str) -> None:
     """Raise PluginError for a simulator that cannot leave its device."""
-    if type(env).snapshot is SimEnv.snapshot or type(env).restore is SimEnv.restore:
+    if not (_offers(env, "snapshot") and _offers(env, "restore")):
         raise PluginError(
             f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
             f"give simulators devices of their own (placement: disaggregated)"
+        )
+
+
+def check_critic(model: VLAModel, spec: Spec) -> None:
+    """Raise PluginError for a model without the critic that the algorithm needs."""
+    if model.critic is None or not _offers(model, "values"):
+        raise PluginError(
+            f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; choose "
+            f"an algorithm without a critic, or a model that has `values` and says which part its `critic` is"
         )
 
 
@@ -80,7 +89,7 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
     try:
         with torch.no_grad():
             model.reference_log_probs(obs, chunk)
-    except TypeError as exc:
+    except NotOffered as exc:
         raise UserError(
             f"algorithm {spec.algorithm.type!r} compares the policy with a reference (kl_coef above 0), and model "
             f"{spec.model.type!r} gives none: {exc}; set algorithm.kl_coef: 0, or give the model `lora` if it takes it"
@@ -88,6 +97,11 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _offers(component: object, method: str) -> bool:
+    """Whether a component (not wrapped) has this optional method itself: the contract's only raises NotOffered."""
+    return bool(getattr(component, method).__module__ != SimEnv.__module__)
 
 
 def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:

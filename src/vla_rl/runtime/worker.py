@@ -15,7 +15,6 @@ import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.catalogue import build, hook_modules
-from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Demonstrations, SimEnv, VLAModel
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
@@ -25,7 +24,7 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
 from vla_rl.runtime.backends.wire import Inbox
-from vla_rl.runtime.checks import ask_plugin, check_offload, check_reference, on_this_machine
+from vla_rl.runtime.checks import ask_plugin, check_critic, check_offload, check_reference, on_this_machine
 from vla_rl.runtime.components import build_algorithm, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device
 from vla_rl.runtime.remote import declared, remote
@@ -161,11 +160,8 @@ class Worker:
             statistics=statistics,
         )
         component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
-        if context.values != "none" and type(component).values is VLAModel.values:
-            raise PluginError(
-                f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; "
-                f"choose an algorithm without a critic, or a model that implements `values`"
-            )
+        if context.values != "none":
+            check_critic(component, spec)
         narrow = [("train.precision", Autocast(slot.device))] if spec.train.precision == "bf16" else []
         model = wrap("model", component, spec.model.type, [*self.wrappers, *narrow])
         if "reference" in self.algorithm.needs:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Context, EnvInfo, Observation, Plugin, to_numpy
-from vla_rl.testing.findings import Findings, NotOffered, built
+from vla_rl.testing.findings import Findings, LeftOut, built
 
 STATISTICS = ("mean", "std", "min", "max", "q01", "q99")
 READ = 5
@@ -69,8 +70,8 @@ def _check_samples(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, 
 def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo) -> None:
     try:
         found = data.data_statistics()
-    except TypeError as exc:
-        raise NotOffered(str(exc)) from exc
+    except NotOffered as exc:
+        raise LeftOut(str(exc)) from exc
     for part, dim in (("action", env.action_dim), ("state", env.state_dim)):
         if part not in found:
             f.expect(part == "state" and not dim, "data_statistics", f"statistics of the {part}s", "none", "add them")

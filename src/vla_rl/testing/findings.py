@@ -39,8 +39,8 @@ class Section:
     """What could not be seen, or was left out; no findings."""
 
 
-class NotOffered(Exception):
-    """Raised inside a section whose optional methods the component does not have."""
+class LeftOut(Exception):
+    """Raised inside a section that is not for this component, with the reason."""
 
 
 class Unfit(Exception):
@@ -84,7 +84,7 @@ class Findings:
         self._section, self._notices = what, []
         try:
             yield
-        except NotOffered as exc:
+        except LeftOut as exc:
             skipped = str(exc)
         except Unfit:
             skipped = "" if len(self._found) > known else "not done: see the findings above"

@@ -56,6 +56,7 @@ class LinearModel(VLAModel):
         self._shape = {"inputs": inputs, "chunk": chunk, "action_dim": env.action_dim, "bins": bins}
         critic = {"none": 0, "chunk": 1, "action": chunk}[values]
         self.module: _Layers = _Layers(inputs, chunk * env.action_dim * bins, critic)
+        self.critic = self.module.value_head
         for name, parameter in self.module.named_parameters():
             draws = generator(seed, f"linear/{name}").standard_normal(tuple(parameter.shape), dtype=np.float32)
             parameter.data.copy_(torch.from_numpy(0.01 * draws))
@@ -114,13 +115,12 @@ class LinearModel(VLAModel):
         log_probs = self._log_softmax(self._features(obs))
         return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean()
 
-    def save(self, folder: Path) -> bool:
+    def save(self, folder: Path) -> None:
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: p.detach().cpu().contiguous() for name, p in self.module.state_dict().items()}, folder / FILE)
         (folder / "config.json").write_text(json.dumps(self._shape) + "\n")
-        return True
 
     def _load(self, folder: Path) -> None:
         from safetensors.torch import load_file

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
@@ -35,11 +36,18 @@ class ModelCase:
         return {name: p for name, p in self.model.module.named_parameters() if p.requires_grad}
 
     @property
+    def of_critic(self) -> frozenset[str]:
+        """Names of the critic's parameters."""
+        critic = self.model.critic
+        parts = [] if critic is None else [id(p) for p in critic.parameters()]
+        return frozenset(name for name, p in self.model.module.named_parameters() if id(p) in parts)
+
+    @property
     def has_tokens(self) -> bool:
         """Whether actions are tokens, whose log-probs are those of discrete distributions."""
         try:
             self.model.encode_actions(self.sample().actions)
-        except TypeError:
+        except NotOffered:
             return False
         return True
 

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Context, EnvInfo, Plugin, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
@@ -151,15 +152,17 @@ def _critic(case: ModelCase) -> None:
     if _array(case, alone, _value_shape(case), "values"):
         case.near(alone, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
         case.f.expect(not alone.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
-    heads = [name for name, _ in case.model.module.named_parameters() if name.startswith("value_head.")]
-    case.f.expect(bool(heads), "module", "parameters named value_head.*", "none", "the learner finds the critic so")
+    part = "the part of `module` that values come from"
+    remedy = "the learner gives it a learning rate of its own"
+    if case.f.expect(case.model.critic is not None, "critic", part, "None", remedy):
+        case.f.expect(bool(case.of_critic), "critic", part, "one without parameters of `module`", remedy)
 
 
 def _tokens(case: ModelCase) -> None:
     actions = case.sample().actions
     try:
         tokens = case.model.encode_actions(actions)
-    except TypeError:
+    except NotOffered:
         return
     shape = [case.rows, case.chunk, case.model.tokens_per_action]
     found = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
@@ -203,8 +206,8 @@ def _reach(case: ModelCase, part: str, critic: bool) -> None:
     """A loss on one part of the scores reaches the policy, or the value head."""
     scores = case.model.chunk_log_probs(case.obs, case.sample())
     gradients = zip(case.trained, case.gradient(getattr(scores, part).square().sum()), strict=True)
-    reached = any(bool((g != 0).any()) for name, g in gradients if name.startswith("value_head.") == critic)
-    whom = "value_head.*" if critic else "the policy's parameters"
+    reached = any(bool((g != 0).any()) for name, g in gradients if (name in case.of_critic) == critic)
+    whom = "the critic" if critic else "the policy's parameters"
     case.f.expect(reached, "gradient", f"one of {part} in {whom}", "none", "connect them")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, Observation, to_numpy
 from vla_rl.testing import synthetic
@@ -258,7 +259,7 @@ def _reference(case: ModelCase) -> None:
     chunk = case.sample()
     try:
         before = case.model.reference_log_probs(case.obs, chunk)
-    except TypeError:
+    except NotOffered:
         return
     where = "reference_log_probs"
     graph = bool(before.requires_grad)

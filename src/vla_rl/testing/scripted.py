@@ -179,10 +179,9 @@ class ScriptedEnv(SimEnv):
     def snapshot(self) -> Any:
         return [array.copy() for array in self._moving()]
 
-    def restore(self, snapshot: Any) -> bool:
+    def restore(self, snapshot: Any) -> None:
         for array, saved in zip(self._moving(), snapshot, strict=True):
             array[...] = saved
-        return True
 
     def _moving(self) -> tuple[np.ndarray[Any, Any], ...]:
         return self.seeds, self._state, self._episode, self._step, self._end, self._outcome, self._push

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.types import ChunkResult, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
 from vla_rl.plugins.envs.libero.expert import recipe
@@ -217,7 +217,7 @@ def test_step_limits_and_errors_of_a_spec() -> None:
     assert env.info.tasks[1].instruction.startswith("pick up the black bowl")
     assert env.info.cameras == {"agentview": (SIZE, SIZE), "wrist": (SIZE, SIZE)}
     with pytest.raises(
-        TypeError, match=r"no scripted expert for libero_spatial task 5 .* it has for: libero_spatial 0, "
+        NotOffered, match=r"no scripted expert for libero_spatial task 5 .* it has for: libero_spatial 0, "
     ):
         recipe("libero_spatial", 5, env.info.tasks[0].instruction)
     with pytest.raises(UserError, match=r"no LIBERO suite 'libero_spatail'; did you mean 'libero_spatial'\?"):

@@ -18,9 +18,9 @@ from reference_files import reference
 from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, ValueHeadConfig, openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
-from vla_rl.plugins.models.openvla.builder import MismatchError
 from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale
 from vla_rl.testing import check_model
+from vla_rl.toolkit.models.fitting import MismatchError
 
 CPU = torch.device("cpu")
 

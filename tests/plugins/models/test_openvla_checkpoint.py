@@ -12,10 +12,10 @@ import torch
 from openvla_cases import CHUNK, ENV, noise, observation, policy
 from safetensors.torch import load_file, save_file
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig
-from vla_rl.plugins.models.openvla.builder import MismatchError
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
-from vla_rl.toolkit.models.checkpoints import CheckpointError
+from vla_rl.toolkit.models.fitting import MismatchError
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_simulator_that_does_not_fit(saved: Path, changes: Any, context: Any, me
 
 
 def test_unknown_camera() -> None:
-    with pytest.raises(MismatchError, match="no camera nose in this simulator; it has: camera0, camera1"):
+    with pytest.raises(MismatchError, match="no camera 'nose' in this simulator; it has: camera0, camera1"):
         policy(cameras=("nose",))
 
 

@@ -13,6 +13,7 @@ from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
 
+from vla_rl.core.errors import CheckpointError, NotOffered
 from vla_rl.core.types import Chunk, Context, to_numpy
 from vla_rl.plugins.models.openvla import (
     LoRAConfig,
@@ -293,7 +294,7 @@ def test_attention_critic_sees_image_and_prompt_and_no_actions(plugin: Any, conf
 
 def test_kinds_of_critic_are_not_mixed_up(tmp_path: Path) -> None:
     policy(context={"values": "chunk"}).save(tmp_path)
-    with pytest.raises(ValueError, match=r"(?s)value_head.safetensors does not fit.*remove.*key.weight"):
+    with pytest.raises(CheckpointError, match=r"(?s)value_head.safetensors does not fit.*remove.*key.weight"):
         policy(checkpoint=str(tmp_path), context={"values": "chunk"}, value_head=ValueHeadConfig(kind="attention"))
 
 
@@ -325,5 +326,5 @@ def test_reference_is_the_policy_before_training(plugin: Any, config: Any) -> No
 def test_reference_needs_adapters() -> None:
     model, obs = policy(), observation(1)
     chunk = Chunk(actions=expert(1), log_probs=np.zeros((1, CHUNK, 3)), trace={"tokens": np.full((1, CHUNK, 3), 600)})
-    with pytest.raises(TypeError, match="needs `lora`"):
+    with pytest.raises(NotOffered, match="needs `lora`"):
         model.reference_log_probs(obs, chunk)

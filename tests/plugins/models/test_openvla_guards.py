@@ -11,9 +11,9 @@ import pytest
 import torch
 from openvla_cases import ENV, policy
 
-from vla_rl.plugins.models.openvla.builder import MismatchError
 from vla_rl.plugins.models.openvla.guards import GuardError, check_network
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
+from vla_rl.toolkit.models.fitting import MismatchError
 
 
 @pytest.fixture

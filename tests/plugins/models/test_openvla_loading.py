@@ -15,6 +15,7 @@ import torch
 from openvla_cases import CHUNK, ENV, empty, noise, observation, policy
 from safetensors.torch import load_file, save_file
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft, weights
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
@@ -22,7 +23,7 @@ from vla_rl.plugins.models.openvla.lora import MergedState
 from vla_rl.plugins.models.openvla.modeling import hollow_model
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.checkpoints import CheckpointError, WeightFiles
+from vla_rl.toolkit.models.checkpoints import WeightFiles
 
 LORA = LoRAConfig(rank=4)
 
@@ -228,7 +229,7 @@ import json, sys
 from vla_rl.testing import synthetic
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla import openvla_oft
-from vla_rl.toolkit.models.checkpoints import CheckpointError
+from vla_rl.core.errors import CheckpointError
 for name in sys.argv[1:]:
     config = openvla_oft.config(checkpoint=name)
     print(openvla_oft.action_dim(config), end=" ")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
 from vla_rl.plugins.models.openvla.policy import inverse_cdf
@@ -246,7 +247,7 @@ def test_cameras_are_scaled_to_the_model() -> None:
 
 
 def test_no_critic_no_values() -> None:
-    with pytest.raises(TypeError, match="no value head"):
+    with pytest.raises(NotOffered, match="no value head"):
         policy().values(observation(1))
 
 

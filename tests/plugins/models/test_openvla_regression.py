@@ -12,15 +12,14 @@ import torch
 from openvla_cases import CHUNK, expert, noise, observation, policy
 from rounding import assert_same_up_to
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError, NotOffered, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.models.openvla import LoRAConfig
-from vla_rl.plugins.models.openvla.builder import MismatchError
 from vla_rl.plugins.models.openvla.checkpoint import read_part
 from vla_rl.plugins.models.openvla.heads import L1Head
-from vla_rl.plugins.models.openvla.regression import DeterministicHeadError, L1Policy
+from vla_rl.plugins.models.openvla.regression import L1Policy
 from vla_rl.runtime.start import run
-from vla_rl.toolkit.models.checkpoints import CheckpointError
+from vla_rl.toolkit.models.fitting import MismatchError
 
 
 def waves(head: L1Head) -> dict[str, torch.Tensor]:
@@ -95,15 +94,15 @@ def test_statistics_restore_what_the_head_says(tmp_path: Path) -> None:
 
 def test_reinforcement_learning_is_refused() -> None:
     model, obs = policy(head="l1"), observation(2)
-    with pytest.raises(DeterministicHeadError, match=r"cannot be sampled.*needs `head: discrete`"):
+    with pytest.raises(NotOffered, match=r"cannot be sampled.*needs `head: discrete`"):
         model.sample_chunk(obs, noise(2), False)
-    with pytest.raises(DeterministicHeadError, match="no log-probabilities"):
+    with pytest.raises(NotOffered, match="no log-probabilities"):
         model.chunk_log_probs(obs, model.sample_chunk(obs, noise(2), True))
     with pytest.raises(MismatchError, match="asks for a critic.*cannot be trained by RL"):
         policy(head="l1", context={"values": "chunk"})
-    with pytest.raises(TypeError, match="no action tokens"):
+    with pytest.raises(NotOffered, match="no action tokens"):
         model.encode_actions(expert(2))
-    with pytest.raises(TypeError, match="no action tokens"):
+    with pytest.raises(NotOffered, match="no action tokens"):
         model.decode_actions(torch.zeros(1, 1, 1))
 
 

@@ -17,13 +17,16 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from reference_files import reference
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
 from vla_rl.plugins.models.pi0.images import ImageProcessor, resize_with_pad
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
 from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text
-from vla_rl.plugins.models.pi0.scaling import Scaler
-from vla_rl.plugins.models.pi0.statistics import Scale, action_dim
+from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.lerobot import Scale
+from vla_rl.toolkit.models.scaling import Scaler
 
 CPU = torch.device("cpu")
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
@@ -144,7 +147,9 @@ def test_heads_are_saved_beside_the_weights(saved: Path, tmp_path: Path) -> None
     again = policy(checkpoint=str(tmp_path / "out"), context={"values": "chunk"}, noise=method)
     for (name, one), (_, two) in zip(model.weights(), again.weights(), strict=True):
         assert torch.equal(one, two), name
-    with pytest.raises(ValueError, match=r"(?s)value_head.*remove the file.*layers\.0\.weight: \(512, 64\) instead of"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)value_head.*remove the file.*layers\.0\.weight: \(512, 64\) instead of"
+    ):
         from vla_rl.plugins.models.pi0 import ValueHeadConfig
 
         policy(checkpoint=str(saved), context={"values": "chunk"}, value_head=ValueHeadConfig(hidden=(8,)))
@@ -223,7 +228,7 @@ def test_prompts() -> None:
 
 
 def refused(match: str, **config: Any) -> None:
-    with pytest.raises(ValueError, match=re.compile(match, re.DOTALL)):
+    with pytest.raises((CheckpointError, MismatchError), match=re.compile(match, re.DOTALL)):
         policy(**config)
 
 
@@ -310,7 +315,7 @@ def test_a_tokenizer_that_does_not_fit(openpi: Path, tmp_path: Path) -> None:
     assert policy(checkpoint=str(openpi), tokenizer=str(tmp_path))
     Tokenizer(models.BPE()).save(str(tmp_path / "empty.json"))
     refused("no '<bos>'", checkpoint=str(openpi), tokenizer=str(tmp_path / "empty.json"))
-    with pytest.raises(ValueError, match="another model's tokenizer"):
+    with pytest.raises(CheckpointError, match="another model's tokenizer"):
         Prompts(Tokenizer.from_file(str(file)), vocab=100, max_length=48, device=CPU, instructions=["push"])
 
 

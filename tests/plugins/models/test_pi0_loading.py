@@ -12,12 +12,13 @@ import torch
 from pi0_cases import noise, observation, policy
 from safetensors.torch import load_file, save_file
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0 import Pi0Config
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
 from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.statistics import WANTED, action_dim
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.checkpoints import CheckpointError, WeightFiles
+from vla_rl.toolkit.models.checkpoints import WeightFiles
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CPU = torch.device("cpu")

@@ -12,6 +12,7 @@ from pi0_cases import CHUNK, ENV, expert, flow_error, noise, observation, policy
 from safetensors.torch import load_file
 from torch import nn
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import LoRAConfig, NoiseConfig, Pi0Config, plugin
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
@@ -192,7 +193,7 @@ def test_reference_is_the_policy_before_training(method: NoiseConfig) -> None:
 
 def test_reference_needs_adapters() -> None:
     model, obs = policy(), observation(1)
-    with pytest.raises(TypeError, match="a reference beside pi0 needs `lora`"):
+    with pytest.raises(NotOffered, match="a reference beside pi0 needs `lora`"):
         model.reference_log_probs(obs, model.sample_chunk(obs, noise(1), False))
 
 

@@ -16,8 +16,8 @@ from reference_files import reference
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network
-from vla_rl.plugins.models.pi0.schedule import Schedule, entropy, log_density
 from vla_rl.toolkit.models.checkpoints import find_weights
+from vla_rl.toolkit.models.flow_matching import Schedule, entropy, log_density
 from vla_rl.toolkit.models.networks import fill
 
 CPU = torch.device("cpu")

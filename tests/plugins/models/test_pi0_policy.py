@@ -14,6 +14,7 @@ import pytest
 import torch
 from pi0_cases import CHUNK, ENV, expert, flow_error, noise, observation, policy
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config, ValueHeadConfig, plugin
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
@@ -214,7 +215,7 @@ def test_critic_reads_the_observation_alone() -> None:
     assert one.values.shape == (4, CHUNK)
     moved = attrs.evolve(obs, state=obs.state + 1)
     assert not torch.allclose(model.values(moved), one.values)
-    with pytest.raises(TypeError, match="no value head"):
+    with pytest.raises(NotOffered, match="no value head"):
         policy().values(obs)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.toolkit.models.checkpoints import CheckpointError, check_names, find_weights, read_file, read_json, resolve
+from vla_rl.core.errors import CheckpointError
+from vla_rl.toolkit.models.checkpoints import check_names, find_weights, read_file, read_json, resolve
 
 WANTED = ("*.json",)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
@@ -20,6 +21,10 @@ T = TypeVar("T")
 
 class Ref(Generic[T]):
     """For type checkers: a T that may still be on its way. What it really is, a backend knows."""
+
+
+class CallHung(UserError):
+    """A call outlasted `runtime.deadline_s`."""
 
 
 class Backend(ABC):

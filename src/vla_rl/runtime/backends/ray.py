@@ -11,12 +11,12 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from vla_rl.core.errors import CallHung, WorkerDied
+from vla_rl.core.errors import WorkerDied
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.actor import HERE, Actor
-from vla_rl.runtime.backends.backend import TICK_S, Backend
+from vla_rl.runtime.backends.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.backends.own_ray import OwnRay, join
 from vla_rl.runtime.backends.reservation import holds, nodes_of, reserve, rounded_down
 from vla_rl.runtime.rollouts.progress import Count, Glances

@@ -16,14 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.learning.holding import on_host
 from vla_rl.runtime.rollouts.heavy import Heavy, blank
 
 T = TypeVar("T")
-CRITIC = "value_head"
 
 
 class _Whole(nn.Module):
@@ -133,11 +132,11 @@ def _check_types(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 
 @contextmanager
-def called(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """Collects the module's blocks that are called meanwhile: members of its module lists, and the critic. Those that
+def called(model: VLAModel) -> Iterator[list[nn.Module]]:
+    """Collects the model's blocks that are called meanwhile: members of its module lists, and the critic. Those that
     lie in another are left out."""
-    critic = [part for name, part in module.named_children() if name == CRITIC]
-    lists = [part for parts in module.modules() if isinstance(parts, nn.ModuleList) for part in parts]
+    critic = [] if model.critic is None else [model.critic]
+    lists = [part for parts in model.module.modules() if isinstance(parts, nn.ModuleList) for part in parts]
     candidates = [part for part in (*critic, *lists) if any(True for _ in part.parameters())]
     inner = {id(below) for part in candidates for below in part.modules() if below is not part}
     found: dict[int, nn.Module] = {}
@@ -161,14 +160,14 @@ def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Shar
     obs, chunk = blank(model, info)
     passes: list[Callable[[], Any]] = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        with called(model.module) as blocks:
+        with called(model) as blocks:
             for forward in (
                 lambda: asdict(model.chunk_log_probs(obs, chunk), recurse=False),
                 lambda: model.imitation_loss(obs, chunk.actions),
             ):
                 try:
                     forward()
-                except TypeError:  # one that cannot be trained this way
+                except NotOffered:  # one that cannot be trained this way
                     continue
                 passes.append(forward)
         held = Shards(model.module, blocks, device, world)

@@ -27,7 +27,6 @@ from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.toolkit.data.samples import Held
 
 Array = np.ndarray[Any, Any]
-CRITIC = "value_head."
 
 
 class LearnerRole:
@@ -66,8 +65,10 @@ class LearnerRole:
         if not named:
             raise UserError(f"model {self.name!r} has no trainable parameters")
         self.parameters = dict(named)
-        critic = [p for n, p in named if n.startswith(CRITIC)]
-        actor = [p for n, p in named if not n.startswith(CRITIC)]
+        parts = [] if self.model.critic is None else [id(p) for p in self.model.critic.parameters()]
+        self.of_critic = frozenset(n for n, p in named if id(p) in parts)
+        critic = [p for n, p in named if n in self.of_critic]
+        actor = [p for n, p in named if n not in self.of_critic]
         groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
         self.optimizer = torch.optim.AdamW(groups, lr=self.train.lr, weight_decay=self.train.weight_decay)
 
@@ -203,9 +204,9 @@ class LearnerRole:
 
     def _optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> float:
         for name, parameter in self.parameters.items():
-            if critic_only and not name.startswith(CRITIC):
+            if critic_only and name not in self.of_critic:
                 parameter.grad = None
-        parameters = [p for n, p in self.parameters.items() if n.startswith(CRITIC) or not critic_only]
+        parameters = [p for n, p in self.parameters.items() if n in self.of_critic or not critic_only]
         self.group.reduce(parameters)
         limit = self.train.max_grad_norm
         norm = self.group.whole(

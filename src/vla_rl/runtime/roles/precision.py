@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from vla_rl.core.hookspecs import hookimpl
+from vla_rl.core.manager import hookimpl
 from vla_rl.core.types import Chunk, Scores
 
 
@@ -19,31 +19,31 @@ class Autocast:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device).type
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="model")
     def sample_chunk(self) -> Generator[None, Chunk, Chunk]:
         with self._narrow():
             chunk = yield
         return evolve(chunk, log_probs=_wide(chunk.log_probs), values=_wide(chunk.values))
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="model")
     def chunk_log_probs(self) -> Generator[None, Scores, Scores]:
         with self._narrow():
             scores = yield
         return Scores(log_probs=_wide(scores.log_probs), entropy=_wide(scores.entropy), values=_wide(scores.values))
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="model")
     def values(self) -> Generator[None, torch.Tensor, torch.Tensor]:
         with self._narrow():
             values = yield
         return values.float()
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="model")
     def reference_log_probs(self) -> Generator[None, torch.Tensor, torch.Tensor]:
         with self._narrow():
             log_probs = yield
         return log_probs.float()
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="model")
     def imitation_loss(self) -> Generator[None, torch.Tensor, torch.Tensor]:
         with self._narrow():
             loss = yield

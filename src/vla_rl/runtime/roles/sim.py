@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from vla_rl.core.episodes import EPISODES_PER_STEP, EnvError, Episodes, Request, Start
-from vla_rl.core.errors import PluginError, UserError
+from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
@@ -246,7 +246,7 @@ class SimRole:
     def _expert_chunk(self, env: SimEnv) -> Any:
         try:
             return env.expert_chunk()
-        except TypeError as exc:
+        except NotOffered as exc:
             raise UserError(
                 f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `warmup`, or "
                 "clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"

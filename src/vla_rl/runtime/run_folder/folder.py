@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dump
 from vla_rl.core.state import State
@@ -28,10 +28,6 @@ LAST = "last"
 STEP = re.compile(r"step_(\d+)")
 RESULTS = ("results.json", "*.jsonl", "videos/*")
 """What shows that a run has begun, besides checkpoints."""
-
-
-class CheckpointError(UserError):
-    """A checkpoint could not be written or read; the previous one is untouched."""
 
 
 class RunFolder:

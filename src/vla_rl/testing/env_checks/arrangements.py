@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve, field
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import to_numpy
 from vla_rl.testing.env_checks.player import PIXELS, Player
 from vla_rl.testing.env_checks.traces import Script, Slack, Trace, difference, image_gap
 from vla_rl.testing.env_checks.wandering import chosen_scripts, shortest_limit
-from vla_rl.testing.findings import NotOffered
+from vla_rl.testing.findings import LeftOut
 
 EXACT_PIXELS = 0.02
 """Mean difference of images that is tolerated where the renderer repeats itself: an edge that rounding moved."""
@@ -83,7 +84,7 @@ def rows_apart(player: Player, reference: Reference) -> None:
     """What a row does depends neither on its number nor on the other rows."""
     scripts, first, count = _of(reference), reference.traces, len(player.rows)
     if count < 2:
-        raise NotOffered("there is one row only")
+        raise LeftOut("there is one row only")
     turned = player.play({(row + 1) % count: script for row, script in scripts.items()})
     for row, trace in first.items():
         told = "the same episode in another row, and observations in the order of `rows`"
@@ -151,8 +152,8 @@ def expert_beside(player: Player, reference: Reference) -> None:
     def ask(index: int) -> None:
         try:
             player.env.expert_chunk()
-        except TypeError as exc:
-            raise NotOffered(str(exc)) from exc
+        except NotOffered as exc:
+            raise LeftOut(str(exc)) from exc
 
     asked = player.play(scripts, between=ask)
     told, remedy = "no effect on the rows", "work it out on copies, and put back what it moves"
@@ -173,8 +174,8 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
             return
         try:
             saved = kept.snapshot()
-        except TypeError as exc:
-            raise NotOffered(str(exc)) from exc
+        except NotOffered as exc:
+            raise LeftOut(str(exc)) from exc
         before = player.remembered()
         player.play({row: evolve(s, seed=player.seed(row + 7)) for row, s in scripts.items()}, stop=False)
         if another is not None:
@@ -197,7 +198,7 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
 
 def _of(reference: Reference) -> dict[int, Script]:
     if not reference.holds:
-        raise NotOffered(NOT_TWICE)
+        raise LeftOut(NOT_TWICE)
     return reference.scripts
 
 

@@ -12,7 +12,7 @@ from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.scenes import Starts
 from vla_rl.testing.env_checks.traces import Script, Trace, View, difference
 from vla_rl.testing.env_checks.values import Array
-from vla_rl.testing.findings import NotOffered
+from vla_rl.testing.findings import LeftOut
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"
 FEWEST = 2
@@ -29,10 +29,10 @@ def ends(player: Player, ended: Sequence[Trace], starts: Starts, repeats: bool) 
         repeats: whether the same episode comes twice.
     """
     if not repeats:
-        raise NotOffered(NOT_TWICE)
+        raise LeftOut(NOT_TWICE)
     sets = _chosen(player, ended)
     if not sets:
-        raise NotOffered("not seen: an end")
+        raise LeftOut("not seen: an end")
     for index, first in enumerate(sets):
         room = _room(player, first, len(sets))
         if index and room < FEWEST:

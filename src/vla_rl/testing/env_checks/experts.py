@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import to_numpy
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.traces import NUMBERS, Trace
 from vla_rl.testing.env_checks.values import Array, check_array
-from vla_rl.testing.findings import NotOffered, Unfit
+from vla_rl.testing.findings import LeftOut, Unfit
 
 
 def demonstrate(player: Player, wanted: float) -> list[Trace]:
@@ -38,8 +39,8 @@ def demonstrate(player: Player, wanted: float) -> list[Trace]:
 def _advice(player: Player, active: Array) -> Array:
     try:
         chunk = player.env.expert_chunk()
-    except TypeError as exc:
-        raise NotOffered(str(exc)) from exc
+    except NotOffered as exc:
+        raise LeftOut(str(exc)) from exc
     if not check_array(player, chunk, (len(active), player.chunk, len(player.low)), "float32", "expert_chunk"):
         raise Unfit
     actions = np.array(to_numpy(chunk))

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import define, evolve, field, frozen
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import ResetState, to_numpy
 from vla_rl.testing.env_checks.player import SMALL_SEEDS, Player
 from vla_rl.testing.env_checks.traces import Slack, View, difference, gap
@@ -227,7 +228,7 @@ def _plays_apart(player: Player, one: int, two: int) -> bool:
 def _expert(player: Player) -> Array:
     try:
         advice: Array = np.array(to_numpy(player.env.expert_chunk()))[0]
-    except TypeError:
+    except NotOffered:
         return np.zeros(0)
     return advice
 

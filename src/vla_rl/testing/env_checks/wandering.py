@@ -11,7 +11,7 @@ from attrs import evolve
 from vla_rl.testing.env_checks.player import KINDS, End, Player
 from vla_rl.testing.env_checks.scenes import spread
 from vla_rl.testing.env_checks.traces import Script, Slack, Trace, difference
-from vla_rl.testing.findings import NotOffered
+from vla_rl.testing.findings import LeftOut
 
 ROUNDS, FEWEST = 32, 12
 """Episodes of every row: at most, and where ends and successes were seen."""
@@ -95,7 +95,7 @@ def success_is_told(player: Player) -> None:
     """Success is neither always nor never true, and does not contradict a reward that is given at ends only."""
     seen = player.seen
     if not seen.chunks:
-        raise NotOffered("not done: no chunk was played")
+        raise LeftOut("not done: no chunk was played")
     rewarded = [end for end in seen.ends if end.terminated and end.reward > 0 and end.earlier == 0]
     once = len({end.reward for end in rewarded}) == 1 and (len(rewarded) > 1 or rewarded[0].steps > 1)
     if once and not seen.rewarded_between and not any(end.success for end in rewarded):

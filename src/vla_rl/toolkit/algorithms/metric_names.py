@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.hookspecs import hookimpl
+from vla_rl.core.manager import hookimpl
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Advantages, Loss
@@ -56,13 +56,13 @@ class MetricGuard:
 
     algorithm: str
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="algorithm")
     def advantages(self) -> Generator[None, Advantages, Advantages]:
         made = yield
         self._check("advantages", made.metrics)
         return made
 
-    @hookimpl(wrapper=True)
+    @hookimpl(wraps="algorithm")
     def loss(self) -> Generator[None, Loss, Loss]:
         made = yield
         self._check("loss", (*made.metrics, *made.maxima, *made.statistics))

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vla_rl.core.errors import NotOffered
+
 Array = np.ndarray[Any, Any]
 
 
@@ -48,7 +50,7 @@ class Row(ABC):
 
     def expert_chunk(self, length: int) -> Array:
         """Optional: a scripted demonstrator's next actions, float32 [length, A], without effect on the simulator."""
-        raise TypeError(f"{type(self).__name__} has no scripted expert")
+        raise NotOffered(f"{type(self).__name__} has no scripted expert")
 
     def close(self) -> None:  # noqa: B027 - optional
         """Free GL contexts and the like."""

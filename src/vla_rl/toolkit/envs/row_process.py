@@ -18,7 +18,7 @@ import psutil
 from attrs import define, frozen
 from gymnasium.vector import AsyncVectorEnv
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.interrupts import held, ignore_signals
 from vla_rl.toolkit.envs.settings import Processes
 
@@ -42,10 +42,10 @@ class _Served(gymnasium.Env[Any, Any]):
             if self.row is None:
                 self.row = self._make(self._number)
             return "answer", getattr(self, f"_{method}")(self.row, *given)
+        except NotOffered as exc:
+            return "not offered", str(exc)
         except UserError as exc:
             return "user error", str(exc)
-        except TypeError as exc:
-            return ("not offered", str(exc)) if method == "expert_chunk" else ("broken", traceback.format_exc())
         except Exception:
             return "broken", traceback.format_exc()
 

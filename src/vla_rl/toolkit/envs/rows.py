@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.toolkit.envs.row import MakeRow, Row, View
@@ -105,7 +105,7 @@ class RowsEnv(SimEnv):
         )
 
     def expert_chunk(self) -> Array:
-        """Raises TypeError for a task without an expert. Rows that broke answer with zeros."""
+        """Raises NotOffered for a task without an expert. Rows that broke answer with zeros."""
         chunks = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
         answers = self._ask("expert_chunk", {row: () for row in range(self.num_envs) if self._slots[row].alive})
         for row, chunk in answers.items():
@@ -116,10 +116,9 @@ class RowsEnv(SimEnv):
         found, self._faults = self._faults, {}
         return found
 
-    def close(self) -> bool:
+    def close(self) -> None:
         for slot in self._slots:
             slot.discard()
-        return True
 
     @property
     def pids(self) -> list[int]:
@@ -145,7 +144,7 @@ class RowsEnv(SimEnv):
         for row in arguments:
             kind, answer = self._slots[row].receive(max(0.0, end - time.monotonic()), self._processes.deadline_s)
             if kind in ("user error", "not offered"):
-                refused.append((UserError if kind == "user error" else TypeError)(answer))
+                refused.append((UserError if kind == "user error" else NotOffered)(answer))
                 continue
             wrong = answer if kind == "broken" else flaw(answer)
             if wrong:

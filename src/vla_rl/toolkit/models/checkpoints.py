@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import frozen
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,10 +21,6 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-class CheckpointError(UserError, ValueError):
-    """A checkpoint cannot be used; the message says which file and what to do."""
 
 
 def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, download: bool = True) -> Path:

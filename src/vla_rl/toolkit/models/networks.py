@@ -5,14 +5,52 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
 
-from vla_rl.toolkit.models.checkpoints import CheckpointError, WeightFiles, check_names
+from vla_rl.core.errors import CheckpointError
+from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names
 
 GIB = 1024**3
+Normal = Callable[[Tensor, float], None]
+"""Fills a tensor with normal numbers of this deviation."""
+
+
+def as_tensor(array: Any, device: torch.device) -> Tensor:
+    """A tensor on the device; read-only NumPy memory (Ray's object store) is copied."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.copy()
+    return torch.as_tensor(array, device=device)
+
+
+@torch.no_grad()
+def initialise(network: nn.Module, seed: int, last: str, other: Callable[[str, nn.Module, Normal], None]) -> None:
+    """Random weights as a function of the seed alone; PyTorch's global generator is not touched. For small networks:
+    Xavier for linear layers, and a last one whose answers start near 0.
+
+    Args:
+        last: how the name of that layer ends.
+        other: sets what is neither linear nor a convolution, nor a bias.
+    """
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(tensor: Tensor, std: float) -> None:
+        tensor.copy_(torch.randn(tensor.shape, generator=rng) * std)
+
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear):
+            normal(module.weight, 0.02 if name.endswith(last) else math.sqrt(2 / sum(module.weight.shape)))
+        elif isinstance(module, nn.Conv2d):
+            normal(module.weight, module.weight[0].numel() ** -0.5)
+        else:
+            other(name, module, normal)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, nn.Parameter):
+            bias.zero_()
 
 
 def sine_cosine_positions(patches: int, dim: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""GRPO: group-relative advantages on fixed initial states, with RLinf-VLA's filters and length normalisation."""
+"""GRPO: group-relative advantages on fixed initial states, with the filters and the length normalisation of RLinf-VLA
+(arXiv:2510.06710)."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.errors import NotOffered
+
 Array = np.ndarray[Any, Any]
 Vector = tuple[float, float, float]
 
@@ -53,10 +55,10 @@ SOLVED = {
 
 
 def recipe(suite: str, index: int, instruction: str) -> Recipe:
-    """The recipe of a task. Raises TypeError, with those that have one, for a task without."""
+    """The recipe of a task. Raises NotOffered, with those that have one, for a task without."""
     if index not in SOLVED.get(suite, ()):
         solved = "; ".join(f"{name} {', '.join(map(str, tasks))}" for name, tasks in SOLVED.items())
-        raise TypeError(
+        raise NotOffered(
             f"libero has no scripted expert for {suite} task {index} ({instruction!r}); it has for: {solved}"
         )
     if suite == "libero_spatial":

@@ -80,16 +80,15 @@ class BatchEnv(SimEnv):
         )
 
     def expert_chunk(self) -> Tensor:
-        """Raises TypeError for a task without an expert."""
+        """Raises NotOffered for a task without an expert."""
         if self._twin is None:
             self._twin = Scene(evolve(self._scene.recipe, cameras={}), self._place, self.num_envs)
         return rehearsed(self._twin, self._scene.save(), self._chunk)
 
-    def close(self) -> bool:
+    def close(self) -> None:
         for scene in (self._scene, self._twin):
             if scene is not None and scene.env.scene is not None:
                 scene.close()
-        return True
 
     def _look(self) -> Observation:
         scene = self._scene

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.plugins.envs.maniskill.scene import Saved, Scene
 
 METRES_PER_UNIT = 0.1
@@ -25,11 +26,11 @@ Move = tuple[Tensor, Tensor]
 
 
 def rehearsed(twin: Scene, start: Saved, length: int) -> Tensor:
-    """The next actions [N, length, A] from a state, tried out in a simulator of its own. Raises TypeError for a task
+    """The next actions [N, length, A] from a state, tried out in a simulator of its own. Raises NotOffered for a task
     or control mode without expert."""
     task, mode = twin.recipe.task, twin.recipe.control_mode
     if task not in EXPERTS or mode not in ACTION_DIMS:
-        raise TypeError(
+        raise NotOffered(
             f"maniskill has no scripted expert for {task} with {mode}; it has for: {', '.join(EXPERTS)}, "
             f"with {' or '.join(ACTION_DIMS)}"
         )

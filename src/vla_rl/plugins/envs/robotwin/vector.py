@@ -91,13 +91,12 @@ class VectorRobotwin(SimEnv):
         found, self._faults = self._faults, {}
         return found
 
-    def close(self) -> bool:
+    def close(self) -> None:
         with quiet():
             for venv in self._venvs.values():
                 venv.close(clear_cache=True)
                 venv.env_thread_pool.shutdown(wait=False, cancel_futures=True)
         self._venvs = {}
-        return True
 
     # --------------------------------------------------------------------------------------------------- inside
 

@@ -182,10 +182,9 @@ class Tabletop(SimEnv):
         """Everything `restore` needs; tensors are copies in host memory."""
         return {"task": self._task.copy(), **{name: tensor.cpu().clone() for name, tensor in self._state.items()}}
 
-    def restore(self, snapshot: Any) -> bool:
+    def restore(self, snapshot: Any) -> None:
         self._task = snapshot["task"].copy()
         self._state = {name: snapshot[name].clone().to(self.device) for name in self._state}
-        return True
 
     def _step(self, action: torch.Tensor, running: torch.Tensor) -> None:
         state = self._state

@@ -18,8 +18,8 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, choose, entropy, trace
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
-from vla_rl.plugins.models.openvla.images import as_tensor
 from vla_rl.plugins.models.openvla.modeling import insert_columns
+from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array

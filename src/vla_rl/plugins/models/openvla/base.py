@@ -12,16 +12,18 @@ from attrs import frozen
 from peft import PeftModel
 from torch import Tensor, nn
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, Observation
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.codec import ActionCodec, Scaler
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
-from vla_rl.plugins.models.openvla.images import ImageProcessor, as_tensor
+from vla_rl.plugins.models.openvla.images import ImageProcessor
 from vla_rl.plugins.models.openvla.lora import AdapterBase
 from vla_rl.plugins.models.openvla.prompts import Prompts
 from vla_rl.toolkit.models.adapters import before_training
+from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
@@ -61,6 +63,7 @@ class FamilyPolicy(VLAModel):
     def __init__(self, parts: Parts) -> None:
         self.module, self.config, self.codec = parts.module, parts.config, parts.codec
         self.prompts, self.images = parts.prompts, parts.images
+        self.critic = self.module.value_head
         self.tokens_per_action = self.codec.action_dim
         self._state_scaler, self._cameras = parts.state_scaler, parts.cameras
         self._chunk, self._temperature = parts.chunk, parts.temperature
@@ -81,19 +84,18 @@ class FamilyPolicy(VLAModel):
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Score recorded chunks with the weights under the adapters, which are those before training: float32
-        [B, C, M]. Costs no second copy of the weights. Raises TypeError without `lora`."""
+        [B, C, M]. Costs no second copy of the weights. Raises NotOffered without `lora`."""
         if not isinstance(self.module.vla, PeftModel):
-            raise TypeError(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
+            raise NotOffered(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
         with before_training(self.module, proprio_projector=self._first_projector):
             return self.chunk_log_probs(obs, chunk).log_probs
 
-    def save(self, folder: Path) -> bool:
+    def save(self, folder: Path) -> None:
         save_checkpoint(self.module, self.config, self.prompts.tokenizer, Path(folder), base=self._base)
-        return True
 
     def _require_critic(self) -> None:
         if self.module.value_head is None:
-            raise TypeError(f"this {self.name} has no value head; it is built for algorithms that need values")
+            raise NotOffered(f"this {self.name} has no value head; it is built for algorithms that need values")
 
     def _set_dropout(self, on: bool) -> None:
         for part in self._dropouts:

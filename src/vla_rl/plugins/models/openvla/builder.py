@@ -10,13 +10,8 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.base import Parts
-from vla_rl.plugins.models.openvla.checkpoint import (
-    VALUE_HEAD,
-    Checkpoint,
-    read_part,
-    read_value_head,
-)
-from vla_rl.plugins.models.openvla.checks import MismatchError, decoding, l1
+from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, read_part
+from vla_rl.plugins.models.openvla.checks import decoding, l1
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, Scaler
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.fit import Fit, find_fit, over_full_vocabulary
@@ -39,14 +34,14 @@ from vla_rl.plugins.models.openvla.modeling import (
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, Prompts
 from vla_rl.plugins.models.openvla.regression import L1Policy
+from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.networks import allocate, fill, load_weights, unchanged
 
-__all__ = ["MismatchError", "build_autoregressive", "build_policy"]
 M = TypeVar("M", bound=PolicyModule)
 
 
 def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
-    """Raises ValueError (CheckpointError, MismatchError) when checkpoint, spec and simulator do not fit."""
+    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     return (L1Policy if l1(config) else OFTPolicy)(_parts(config, context, OFTModule))
 
 
@@ -171,7 +166,5 @@ def _value_head(config: FamilyConfig, context: Context, width: int, checkpoint: 
     options = config.value_head
     kind = AttentionValueHead if options.kind == "attention" else ValueHead
     head = kind(width, options.hidden, outputs, options.detach, derived_seed(context.seed, "openvla/value_head"))
-    saved = None if checkpoint is None else read_value_head(checkpoint.folder)
-    if checkpoint is not None and saved is not None:
-        load_weights(head, saved, checkpoint.folder / VALUE_HEAD, "; remove the file to start with a new critic")
+    load_head(head, None if checkpoint is None else checkpoint.folder, VALUE_HEAD)
     return head

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -31,8 +30,7 @@ from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
 from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
 from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
 from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, WeightFiles, find_weights, read_file, read_json
-
-VALUE_HEAD = "value_head.safetensors"
+from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 
 
 @frozen(kw_only=True)
@@ -96,12 +94,6 @@ def read_part(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 
-def read_value_head(folder: Path) -> dict[str, Tensor] | None:
-    """The critic that was saved beside the checkpoint, if there is one."""
-    path = folder / VALUE_HEAD
-    return read_file(path, load_file) if path.is_file() else None
-
-
 def save_checkpoint(
     module: PolicyModule,
     config: OpenVLAConfig,
@@ -115,10 +107,6 @@ def save_checkpoint(
     """Write the folder: adapters merged into the weights, or, with `base`, alone beside the name of their base.
     `dtype` stores the weights in another precision; more than `shard_bytes` of them are split over several files."""
     folder.mkdir(parents=True, exist_ok=True)
-
-    def host(state: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
-
     if base is None:
         state = MergedState(module.vla, dtype)
         write_weights(folder, state.outline(), state.read, shard_bytes)
@@ -126,9 +114,8 @@ def save_checkpoint(
         save_adapter(module.vla, folder, base)
     for name, part in (("proprio_projector", module.proprio_projector), ("action_head", module.action_head)):
         if part is not None:
-            torch.save(host(part.state_dict()), folder / PART.format(name, "latest"))
-    if module.value_head is not None:
-        save_file(host(module.value_head.state_dict()), folder / VALUE_HEAD)
+            torch.save(on_host(part.state_dict(), dtype), folder / PART.format(name, "latest"))
+    save_head(module.value_head, folder, VALUE_HEAD, dtype)
     config.architectures = ["OpenVLAForActionPrediction"]
     config.to_json_file(folder / "config.json", use_diff=False)
     (folder / STATISTICS).write_text(json.dumps(config.norm_stats, indent=1) + "\n")

@@ -6,23 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
 from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
-from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, CheckpointError, find_weights, folder_of, read_json
+from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, find_weights, folder_of, read_json
+from vla_rl.toolkit.models.fitting import MismatchError
 
 MODEL_TYPE = "openvla"
 PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}
 PART = "{}--{}_checkpoint.pt"
 """Name of a part that OpenVLA-OFT saves beside the network, and the step of its training."""
 TOKENIZER = "tokenizer.json"
-
-
-class MismatchError(UserError, ValueError):
-    """Model and simulator do not fit each other."""
 
 
 def check(config: FamilyConfig, context: Context) -> None:

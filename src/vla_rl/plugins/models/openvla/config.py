@@ -8,6 +8,7 @@ from attrs import Attribute, field, frozen
 from attrs.validators import in_, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.models.fitting import one_source
 
 PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
@@ -16,11 +17,6 @@ GRIPPERS = ("keep", "rlds")
 VALUE_HEADS = ("mlp", "attention")
 SAVES = ("merged", "adapter")
 SUPPORTS = ("action_tokens", "full_vocabulary")
-
-
-def _one_source(config: FamilyConfig, attribute: Attribute[Any], value: str | None) -> None:
-    if (config.checkpoint is None) == (value is None):
-        raise ValueError("give exactly one of `checkpoint` (a folder to start from) and `preset` (random weights)")
 
 
 def _no_dropout(config: FamilyConfig, attribute: Attribute[Any], value: bool) -> None:
@@ -67,7 +63,7 @@ class FamilyConfig:
     checkpoint: str | None = None
     """Folder in OpenVLA's public layout (or of an adapter to such a folder); `builtin:tabletop`, the tiny checkpoint
     that ships with the package; or a name on the Hugging Face hub, `OWNER/NAME` or `OWNER/NAME@REVISION`."""
-    preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), _one_source])
+    preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
     """Random weights instead of a checkpoint: `tiny` (64 px, Llama 64x3) or `fast` (for tests); to measure machines,
     `small` (109M parameters with the images and the vocabulary of the public model) and `full` (its 7.5B)."""
     unnorm_key: str | None = None

@@ -11,10 +11,18 @@ from tokenizers import Tokenizer
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
 from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, open_checkpoint
-from vla_rl.plugins.models.openvla.checks import PLUGINS, MismatchError, check_decoding, check_head, decoding, l1
+from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, decoding, l1
 from vla_rl.plugins.models.openvla.codec import Scale
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
+from vla_rl.toolkit.models.fitting import (
+    MismatchError,
+    check_action_dim,
+    check_state_dim,
+    choose_cameras,
+    require_state,
+    simulator_of,
+)
 
 
 @frozen(kw_only=True)
@@ -38,16 +46,15 @@ class Fit:
 
 def find_fit(config: FamilyConfig, context: Context) -> Fit:
     """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    if context.env is None:
-        raise MismatchError(f"{_plugin(config)} is built for a simulator: Context.env is needed")
+    env = simulator_of(context, _plugin(config))
     if l1(config) and context.values != "none":
         raise MismatchError(
             "the algorithm asks for a critic, and openvla_oft with `head: l1` cannot be trained by RL: "
             "it gives no distribution over actions; use `head: discrete` and a checkpoint trained so"
         )
     if config.checkpoint is None:
-        return _preset(config, context, context.env)
-    return _fit(open_checkpoint(config.checkpoint), config, context, context.env)
+        return _preset(config, context, env)
+    return _fit(open_checkpoint(config.checkpoint), config, context, env)
 
 
 def over_full_vocabulary(config: FamilyConfig) -> bool:
@@ -68,7 +75,8 @@ def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
     if isinstance(config, OpenVLAOFTConfig):
         use_state = env.state_dim > 0 if config.use_proprio is None else config.use_proprio
         if use_state:
-            state = Scale.read(measured["proprio"]) if measured else Scale.identity(_state_dim(env))
+            require_state(env, "use_proprio")
+            state = Scale.read(measured["proprio"]) if measured else Scale.identity(env.state_dim)
         stop = config.append_stop_token is not False
     entry: dict[str, Any] = {"action": action.entry()}
     if state is not None:
@@ -94,11 +102,7 @@ def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: En
         next(iter(checkpoint.config.norm_stats.items())) if measured else checkpoint.statistics(config.unnorm_key)
     )
     action = _scale(checkpoint, key, entry, "action")
-    if len(action.q01) != env.action_dim:
-        raise MismatchError(
-            f"statistics {key!r} of {checkpoint.folder} are for {len(action.q01)}-dimensional actions, "
-            f"the simulator takes {env.action_dim}"
-        )
+    check_action_dim(f"statistics {key!r} of {checkpoint.folder} are", len(action.q01), env)
     _check_range(checkpoint, key, action, config, env)
     check_decoding(checkpoint.folder, checkpoint.setup, config, context.chunk)
     check_head(checkpoint.folder, checkpoint.action_head_file, config)
@@ -171,30 +175,15 @@ def _state(
     if "proprio" not in entry:
         raise MismatchError(f"use_proprio needs statistics of the state; {key!r} of {checkpoint.folder} has none")
     state = _scale(checkpoint, key, entry, "proprio")
-    if len(state.q01) != _state_dim(env):
-        raise MismatchError(
-            f"{checkpoint.folder} was trained on a {len(state.q01)}-dimensional state, "
-            f"the simulator's has {env.state_dim} dimensions"
-        )
+    require_state(env, "use_proprio")
+    check_state_dim(f"{checkpoint.folder} was trained", len(state.q01), env)
     return state
-
-
-def _state_dim(env: EnvInfo) -> int:
-    if env.state_dim == 0:
-        raise MismatchError("use_proprio needs a state, and this simulator has none; set use_proprio: false")
-    return env.state_dim
 
 
 def _cameras(config: FamilyConfig, env: EnvInfo, setup: dict[str, Any]) -> tuple[str, ...]:
     there, trained = tuple(env.cameras), tuple(setup.get("cameras", ()))
     single = decoding(config) == "autoregressive"
-    usual = there[:1] if single else there
-    chosen = config.cameras or (trained if trained and set(trained) <= set(there) else usual)
-    unknown = [name for name in chosen if name not in there]
-    if unknown:
-        raise MismatchError(f"no camera {', '.join(unknown)} in this simulator; it has: {', '.join(there) or 'none'}")
-    if not chosen:
-        raise MismatchError(f"{_plugin(config)} needs at least one camera, and this simulator has none")
+    chosen = choose_cameras(_plugin(config), env, config.cameras, trained, there[:1] if single else there)
     if trained and len(trained) != len(chosen):
         raise MismatchError(
             f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the policy would see "

@@ -18,7 +18,7 @@ LENGTH = 8
 """Text tokens of a test."""
 
 
-class GuardError(UserError, RuntimeError):
+class GuardError(UserError):
     """The network does not compute what its weights were trained for."""
 
 

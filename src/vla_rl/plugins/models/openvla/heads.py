@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
-
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
+from vla_rl.toolkit.models.heads import small_mlp, start
 
 
 class ProprioProjector(nn.Module):
@@ -25,15 +23,6 @@ class ProprioProjector(nn.Module):
         return self.fc2(F.gelu(self.fc1(state))).unsqueeze(1)
 
 
-@torch.no_grad()
-def start(layer: nn.Module, gain: float, rng: torch.Generator) -> None:
-    """Normal weights of this gain, no bias."""
-    assert isinstance(layer, nn.Linear)
-    layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng) * (gain / math.sqrt(layer.in_features)))
-    if layer.bias is not None:
-        layer.bias.zero_()
-
-
 class ValueHead(nn.Module):
     """Critic on hidden states -> float32 [B] or, where `outputs` is a number, [B, outputs].
 
@@ -43,11 +32,7 @@ class ValueHead(nn.Module):
     def __init__(self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int) -> None:
         super().__init__()
         self.outputs, self.detach = outputs, detach
-        widths = [dim, *hidden, outputs or 1]
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=i < len(hidden)) for i, (a, b) in enumerate(pairwise(widths)))
-        rng = torch.Generator().manual_seed(seed)
-        for layer in self.layers:
-            start(layer, 0.01 if layer is self.layers[-1] else math.sqrt(2.0), rng)
+        self.layers = small_mlp([dim, *hidden, outputs or 1], seed, last_bias=False)
 
     def forward(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
         """hidden: [B, S, D].   at: int64 [B], where the first action token is said.   mask: bool [B, S], False at

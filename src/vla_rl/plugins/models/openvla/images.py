@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
@@ -52,13 +53,6 @@ class ImageProcessor:
             pixels = letterbox(pixels, self._fill)
         pixels = fit(pixels, self._size, keep_aspect=self._strategy != "resize-naive") / 255
         return (pixels.repeat(1, 2, 1, 1) - self._mean) / self._std
-
-
-def as_tensor(array: Array, device: torch.device) -> Tensor:
-    """A tensor on the device; read-only NumPy memory (Ray's object store) is copied."""
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        array = array.copy()
-    return torch.as_tensor(array, device=device)
 
 
 def fit(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:

@@ -12,6 +12,6 @@ WANTED = ("*.json", "*.safetensors", "*--*_checkpoint.pt", SENTENCEPIECE)
 """Files of a hub repository that are read; its Python code is not fetched, and never run."""
 
 
-def resolve(name: str, download: bool = True) -> Path:
+def resolve(name: str) -> Path:
     """See `checkpoints.resolve`."""
-    return checkpoints.resolve(name, WANTED, BUILTIN, download)
+    return checkpoints.resolve(name, WANTED, BUILTIN)

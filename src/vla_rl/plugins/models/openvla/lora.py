@@ -17,12 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.heads import public_network
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, resolve
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models import adapters
 from vla_rl.toolkit.models.adapters import LoRAConfig, peft_config, seeded, trained_layers
-from vla_rl.toolkit.models.checkpoints import CheckpointError, WeightFiles, check_names, read_file, read_json
+from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names, read_file, read_json
 from vla_rl.toolkit.models.networks import shapes_of
 
 ADAPTER, FINGERPRINT = "adapter_model.safetensors", "base_fingerprint.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.vit import LayerScale, VisionTransformer
-from vla_rl.toolkit.models.networks import sine_cosine_positions
+from vla_rl.toolkit.models import networks
+from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
 
 class VisionBackbone(nn.Module):
@@ -169,24 +169,12 @@ def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
     return network
 
 
-@torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """Random weights as a function of the seed alone; PyTorch's global generator is not touched.
+    """Random weights by `networks.initialise`: sine-cosine patch positions of a size that is seen beside the patches, a
+    head that starts near the uniform distribution."""
 
-    Scales are chosen for networks this small: Xavier for linear layers, sine-cosine patch positions of a size that is
-    seen beside the patches, a head that starts near the uniform distribution.
-    """
-    rng = torch.Generator().manual_seed(seed)
-
-    def normal(tensor: Tensor, std: float) -> None:
-        tensor.copy_(torch.randn(tensor.shape, generator=rng) * std)
-
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            normal(module.weight, 0.02 if name.endswith("lm_head") else math.sqrt(2 / sum(module.weight.shape)))
-        elif isinstance(module, nn.Conv2d):
-            normal(module.weight, module.weight[0].numel() ** -0.5)
-        elif isinstance(module, nn.Embedding):
+    def other(name: str, module: nn.Module, normal: Normal) -> None:
+        if isinstance(module, nn.Embedding):
             normal(module.weight, 0.5)
         elif isinstance(module, VisionTransformer):
             module.pos_embed.copy_(0.5 * sine_cosine_positions(module.patches, module.spec.embed_dim))
@@ -197,6 +185,5 @@ def initialise(model: nn.Module, seed: int) -> None:
             module.scale_factor.fill_(1.0)
         elif isinstance(module, nn.LayerNorm | LlamaRMSNorm):
             module.weight.fill_(1.0)
-        bias = getattr(module, "bias", None)
-        if isinstance(bias, nn.Parameter):
-            bias.zero_()
+
+    networks.initialise(model, seed, "lm_head", other)

@@ -16,7 +16,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, choose, entropy, inverse_cdf, trace
 from vla_rl.plugins.models.openvla.heads import OFTModule
-from vla_rl.plugins.models.openvla.images import as_tensor
+from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array

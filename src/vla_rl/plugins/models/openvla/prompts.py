@@ -7,21 +7,19 @@ known, not to the longest of the batch: what a row gets does not depend on its n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+from vla_rl.toolkit.models.prompts import KnownPrompts, learn_merges
 
 UNK, BOS, EOS, PAD, SPACE = "<unk>", "<s>", "</s>", "<PAD>", "▁"
-WORDS = """pick up the red green blue yellow purple orange black white block cube ball bowl plate mug cup drawer pad
-goal and place it on in into to of left right top bottom middle front back next push pull open close touch reach move
-put turn lift stack under between cylinder square circle object table tray basket stove cabinet button lever door"""
 
 
 def prompt_text(instruction: str) -> str:
@@ -35,16 +33,10 @@ def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Token
     Its vocabulary ends with the action tokens, so that `<PAD>` gets the first id behind them, as in OpenVLA.
     """
     text_tokens = config.action_vocab_end - config.n_action_bins
-    pieces = [UNK, BOS, EOS, *(f"<0x{i:02X}>" for i in range(256))]
-    tokenizer = _bpe(None, [])
-    trainer = trainers.BpeTrainer(vocab_size=text_tokens, special_tokens=pieces, show_progress=False)
-    corpus = [*sorted({prompt_text(text) for text in instructions}), prompt_text(WORDS)]
-    tokenizer.train_from_iterator(corpus, trainer)
-    vocab = tokenizer.get_vocab()
+    vocab, merges = learn_merges(_bpe(None, []), instructions, prompt_text, text_tokens, (UNK, BOS, EOS))
     vocab.setdefault(SPACE, len(vocab))
     vocab.update({f"<extra_{i}>": i for i in range(len(vocab), text_tokens)})
     vocab.update({f"<action_{i}>": text_tokens + i for i in range(config.n_action_bins)})
-    merges = [tuple(m) for m in _state(tokenizer)["model"]["merges"]]
     tokenizer = _bpe(vocab, merges)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (UNK, BOS, EOS, PAD)])
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -61,11 +53,6 @@ def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
     pieces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(pieces)
     return tokenizer
-
-
-def _state(tokenizer: Tokenizer) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(tokenizer.to_str())
-    return state
 
 
 TOKENIZER_CONFIG = {
@@ -90,8 +77,8 @@ class PromptBatch:
     start: Tensor
 
 
-class Prompts:
-    """The tokenised rows of every instruction seen so far, on the device."""
+class Prompts(KnownPrompts):
+    """Rows for parallel decoding."""
 
     def __init__(
         self,
@@ -103,18 +90,18 @@ class Prompts:
         device: torch.device,
         instructions: Iterable[str] = (),
     ) -> None:
-        self.tokenizer = tokenizer
-        self._placeholders, self._pad, self._device = placeholders, pad_id, device
+        super().__init__(tokenizer, device)
+        self._placeholders, self._pad = placeholders, pad_id
         self._bos, self._eos, self._space = (self._id(token) for token in (BOS, EOS, SPACE))
         self._stop = [self._eos] if append_stop_token else []
-        self._index: dict[str, int] = {}
-        self._tokens: list[list[int]] = []
         self._learn(dict.fromkeys(instructions))
 
     def _id(self, token: str) -> int:
         index = self.tokenizer.token_to_id(token)
         if index is None:
-            raise ValueError(f"the tokenizer has no {token!r}; OpenVLA's is Llama 2's with BOS, EOS and the lone space")
+            raise CheckpointError(
+                f"the tokenizer has no {token!r}; OpenVLA's is Llama 2's with BOS, EOS and the lone space"
+            )
         return int(index)
 
     def encode(self, instruction: str) -> list[int]:
@@ -123,29 +110,23 @@ class Prompts:
         ids = ids if ids[:1] == [self._bos] else [self._bos, *ids]
         return ids if ids[-1] == self._space else [*ids, self._space]
 
-    def _learn(self, instructions: Iterable[str]) -> None:
-        for text in instructions:
-            self._index[text] = len(self._tokens)
-            self._tokens.append(self.encode(text))
-        if self._tokens:
-            self._lay_out(torch.tensor([len(tokens) for tokens in self._tokens], device=self._device)[:, None])
-
-    def _lay_out(self, lengths: Tensor) -> None:
-        """lengths: int64 [instructions, 1]."""
+    def _lay_out(self, tokens: Sequence[list[int]]) -> None:
+        lengths = self._lengths(tokens)
         tail = [self._pad] * self._placeholders + self._stop
         width = int(lengths.max()) + len(tail)
-        rows = [[*tokens, *tail] for tokens in self._tokens]
+        rows = [[*ids, *tail] for ids in tokens]
         self._ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
         columns = torch.arange(width, device=self._device)
         self._blank = (columns >= lengths) & (columns < lengths + self._placeholders)
         self._mask = columns < lengths + len(tail) if len(lengths.unique()) > 1 else None
         self._start = lengths[:, 0] - 1
 
+    def _lengths(self, tokens: Sequence[list[int]]) -> Tensor:
+        """int64 [instructions, 1]."""
+        return torch.tensor([len(ids) for ids in tokens], device=self._device)[:, None]
+
     def rows(self, instructions: Sequence[str]) -> PromptBatch:
-        new = dict.fromkeys(text for text in instructions if text not in self._index)
-        if new:
-            self._learn(new)
-        at = torch.tensor([self._index[text] for text in instructions], device=self._device)
+        at = self._positions(instructions)
         mask = None if self._mask is None else self._mask[at]
         return PromptBatch(ids=self._ids[at], mask=mask, blank=self._blank[at], start=self._start[at])
 
@@ -165,9 +146,10 @@ class CausalPrompts(Prompts):
             instructions=instructions,
         )
 
-    def _lay_out(self, lengths: Tensor) -> None:
+    def _lay_out(self, tokens: Sequence[list[int]]) -> None:
+        lengths = self._lengths(tokens)
         width = int(lengths.max())
-        rows = [[tokens[0], *[self._pad] * (width - len(tokens)), *tokens[1:]] for tokens in self._tokens]
+        rows = [[ids[0], *[self._pad] * (width - len(ids)), *ids[1:]] for ids in tokens]
         self._ids = torch.tensor(rows, device=self._device)
         columns = torch.arange(width, device=self._device)
         self._blank = torch.zeros_like(self._ids, dtype=torch.bool)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts
@@ -19,10 +19,6 @@ from vla_rl.plugins.models.openvla.heads import OFTModule
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
-
-
-class DeterministicHeadError(UserError, TypeError):
-    """Something was asked of the L1 head that needs a distribution over actions."""
 
 
 class L1Policy(FamilyPolicy):
@@ -36,10 +32,10 @@ class L1Policy(FamilyPolicy):
         self.tokens_per_action = 1
 
     def encode_actions(self, actions: Array) -> Tensor:
-        raise TypeError("openvla_oft with `head: l1` has no action tokens")
+        raise NotOffered("openvla_oft with `head: l1` has no action tokens")
 
     def decode_actions(self, tokens: Array) -> Tensor:
-        raise TypeError("openvla_oft with `head: l1` has no action tokens")
+        raise NotOffered("openvla_oft with `head: l1` has no action tokens")
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
@@ -68,7 +64,7 @@ class L1Policy(FamilyPolicy):
         return got
 
     def _refuse(self, what: str) -> NoReturn:
-        raise DeterministicHeadError(
+        raise NotOffered(
             f"openvla_oft with `head: l1` {what}: the L1 head gives one action, not a distribution. It serves "
             "evaluation and imitation; reinforcement learning needs `head: discrete` and a checkpoint trained so"
         )

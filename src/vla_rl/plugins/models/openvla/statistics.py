@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.config import FamilyConfig
-from vla_rl.plugins.models.openvla.locate import resolve
-from vla_rl.toolkit.models.checkpoints import CheckpointError
+from vla_rl.plugins.models.openvla.locate import BUILTIN, WANTED
+from vla_rl.toolkit.models.fitting import known_action_dim
 
 STATISTICS = "dataset_statistics.json"
 
@@ -32,15 +33,12 @@ def choose_statistics(folder: Path, known: Mapping[str, Any], unnorm_key: str | 
 
 
 def action_dim(config: FamilyConfig) -> int | None:
-    """Numbers of an action as the checkpoint's statistics have it; None for a preset, which adapts, for a folder
-    that cannot be read (which building the model reports in full), and for a hub name that is not in the cache."""
-    if config.checkpoint is None:
-        return None
-    try:
-        folder = resolve(config.checkpoint, download=False)
+    """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+
+    def read(folder: Path) -> int:
         file = folder / STATISTICS
         known = json.loads(file.read_text()) if file.is_file() else json.loads((folder / "config.json").read_text())
         _, entry = choose_statistics(folder, known if file.is_file() else known["norm_stats"], config.unnorm_key)
         return len(entry["action"]["q01"])
-    except (CheckpointError, OSError, ValueError, KeyError):
-        return None
+
+    return known_action_dim(config.checkpoint, read, WANTED, BUILTIN)

@@ -9,8 +9,8 @@ import attrs
 from attrs import frozen
 from transformers import PI0Config
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0.statistics import horizon
-from vla_rl.toolkit.models.checkpoints import CheckpointError
 
 VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
 """openpi's names -> width and MLP width of a Gemma tower."""

@@ -5,29 +5,31 @@ from __future__ import annotations
 import torch
 from attrs import evolve, frozen
 
-from vla_rl.core.errors import did_you_mean
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.pi0.architecture import TINY, Shape, network_config
-from vla_rl.plugins.models.pi0.checkpoint import (
-    NOISE_HEAD,
-    VALUE_HEAD,
-    Checkpoint,
-    load_head,
-    open_checkpoint,
-)
+from vla_rl.plugins.models.pi0.checkpoint import Checkpoint, open_checkpoint
 from vla_rl.plugins.models.pi0.config import Pi0Config
-from vla_rl.plugins.models.pi0.heads import NoiseHead, ValueHead
 from vla_rl.plugins.models.pi0.images import ImageProcessor
 from vla_rl.plugins.models.pi0.layout import public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, freeze_unused, initialise, stays_float32
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import Prompts, train_tokenizer
-from vla_rl.plugins.models.pi0.scaling import Scaler
-from vla_rl.plugins.models.pi0.schedule import Schedule
-from vla_rl.plugins.models.pi0.statistics import MismatchError, Scale, Statistics, check_chunk
 from vla_rl.toolkit.models.adapters import insert_adapters
+from vla_rl.toolkit.models.fitting import (
+    MismatchError,
+    check_action_dim,
+    check_horizon,
+    check_state_dim,
+    choose_cameras,
+    require_state,
+    simulator_of,
+)
+from vla_rl.toolkit.models.flow_matching import Schedule
+from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, HorizonValueHead, NoiseHead, load_head
+from vla_rl.toolkit.models.lerobot import Scale, Statistics
 from vla_rl.toolkit.models.networks import allocate, fill
+from vla_rl.toolkit.models.scaling import Scaler
 
 
 @frozen(kw_only=True)
@@ -41,10 +43,8 @@ class Fit:
 
 
 def build_policy(config: Pi0Config, context: Context) -> Pi0Policy:
-    """Raises ValueError (CheckpointError, MismatchError) when checkpoint, spec and simulator do not fit."""
-    env = context.env
-    if env is None:
-        raise MismatchError("pi0 is built for a simulator: Context.env is needed")
+    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    env = simulator_of(context, "pi0")
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
     if dtype == torch.float16 and device.type == "cpu":
         raise MismatchError("dtype float16 is for GPUs: on the CPU it overflows and is slow; use float32 or bfloat16")
@@ -107,11 +107,8 @@ def _fit(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
     checkpoint = evolve(checkpoint, statistics=_measured(context) or checkpoint.statistics)
     scales, shape = checkpoint.statistics, checkpoint.shape
     where = f"{checkpoint.folder} was trained"
-    if scales.action.dim != env.action_dim:
-        raise MismatchError(
-            f"{where} for {scales.action.dim}-dimensional actions, the simulator takes {env.action_dim}"
-        )
-    check_chunk(checkpoint.folder, shape.horizon, context.chunk)
+    check_action_dim(where, scales.action.dim, env)
+    check_horizon(checkpoint.folder, shape.horizon, context.chunk)
     for name, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
         if scale is not None and scale.dim > width:
             raise MismatchError(f"{checkpoint.folder}: statistics of {scale.dim} {name}, the network takes {width}")
@@ -125,10 +122,7 @@ def _fit(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
         state = scales.state
         if state is None:
             raise MismatchError(f"{where} without a state; set use_state: false")
-        if state.dim != env.state_dim:
-            raise MismatchError(
-                f"{where} on a {state.dim}-dimensional state, the simulator's has {env.state_dim} dimensions"
-            )
+        check_state_dim(where, state.dim, env)
     return Fit(checkpoint=checkpoint, cameras=_cameras(config, env, checkpoint), state=state)
 
 
@@ -145,22 +139,14 @@ def _measured(context: Context) -> Statistics | None:
 
 
 def _uses_state(config: Pi0Config, env: EnvInfo) -> bool:
-    if config.use_state and env.state_dim == 0:
-        raise MismatchError("use_state needs a state, and this simulator has none; set use_state: false")
+    if config.use_state:
+        require_state(env, "use_state")
     return env.state_dim > 0 if config.use_state is None else config.use_state
 
 
 def _cameras(config: Pi0Config, env: EnvInfo, checkpoint: Checkpoint | None) -> tuple[str, ...]:
-    there, trained = tuple(env.cameras), () if checkpoint is None else checkpoint.images
-    chosen = config.cameras or (trained if trained and set(trained) <= set(there) else there)
-    for name in chosen:
-        if name not in there:
-            raise MismatchError(
-                f"no camera {name!r} in this simulator, which has: "
-                f"{', '.join(there) or 'none'}{did_you_mean(name, there)}"
-            )
-    if not chosen:
-        raise MismatchError("pi0 needs at least one camera, and this simulator has none")
+    trained = () if checkpoint is None else checkpoint.images
+    chosen = choose_cameras("pi0", env, config.cameras, trained, tuple(env.cameras))
     if config.cameras is None and trained and len(trained) != len(chosen):
         raise MismatchError(
             f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the simulator has "
@@ -195,7 +181,7 @@ def _module(config: Pi0Config, context: Context, fit: Fit, device: torch.device,
     value_head = noise_head = None
     if context.values != "none":
         seed = derived_seed(context.seed, "pi0/value_head")
-        value_head = ValueHead(sizes.expert_width, options.hidden, per_action, options.detach, seed)
+        value_head = HorizonValueHead(sizes.expert_width, options.hidden, per_action, options.detach, seed)
     if config.noise.method == "flow_noise":
         seed = derived_seed(context.seed, "pi0/noise_head")
         bounds = config.noise.std_range or (0.08, 0.16)

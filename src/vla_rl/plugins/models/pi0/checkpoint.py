@@ -13,34 +13,20 @@ from typing import Any
 
 import attrs
 from attrs import frozen
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import save, save_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn, tensor
+from torch import Tensor, tensor
 
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes
 from vla_rl.plugins.models.pi0.layout import LEROBOT, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
-from vla_rl.plugins.models.pi0.statistics import (
-    ACTION,
-    IMAGES,
-    MODES,
-    NORMALIZER,
-    PREPROCESSOR,
-    STATE,
-    TOKENIZER,
-    WANTED,
-    Scale,
-    Statistics,
-    find_tokenizer,
-    read_config,
-    read_statistics,
-)
+from vla_rl.plugins.models.pi0.statistics import TOKENIZER, WANTED, find_tokenizer, read_config, read_statistics
 from vla_rl.toolkit.models.adapters import MergedState
 from vla_rl.toolkit.models.checkpoints import WEIGHTS, WeightFiles, find_weights, read_file, read_json, resolve
-from vla_rl.toolkit.models.networks import load_weights
+from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, save_head
+from vla_rl.toolkit.models.lerobot import ACTION, IMAGES, MODES, NORMALIZER, PREPROCESSOR, STATE, Scale, Statistics
 
 ARCHITECTURE = "architecture.json"
-VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
 SLOTS = 3
 """Images that pi0 was trained with: base, left wrist, right wrist."""
 
@@ -94,13 +80,6 @@ def open_checkpoint(name: str, tokenizer: str | None, asset_id: str | None) -> C
     )
 
 
-def load_head(head: nn.Module | None, folder: Path | None, name: str) -> None:
-    """A head that was saved beside the checkpoint, if there is one."""
-    if head is not None and folder is not None and (folder / name).is_file():
-        path = folder / name
-        load_weights(head, read_file(path, load_file), path, "; remove the file to start with a new one")
-
-
 def save_checkpoint(module: Pi0Module, checkpoint: Checkpoint, cameras: tuple[str, ...], folder: Path) -> None:
     """Write the folder in lerobot's layout, adapters merged into the weights."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,8 +87,7 @@ def save_checkpoint(module: Pi0Module, checkpoint: Checkpoint, cameras: tuple[st
     state = {LEROBOT + public_name(name): merged.read(name).cpu().contiguous() for name in merged.tensors}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
-        if head is not None:
-            save_file({key: t.detach().cpu().contiguous() for key, t in head.state_dict().items()}, folder / name)
+        save_head(head, folder, name)
     raw = checkpoint.raw or lerobot_config(checkpoint, cameras)
     (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
     for name, content in (checkpoint.processors or lerobot_processors(raw, checkpoint.statistics)).items():

@@ -8,16 +8,12 @@ from attrs import Attribute, field, frozen
 from attrs.validators import ge, gt, in_, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.models.fitting import one_source
 
 PRESETS = ("tiny",)
 DTYPES = ("float32", "bfloat16", "float16")
 METHODS = ("flow_sde", "flow_noise")
 STARTS = ("zeros", "fixed_noise")
-
-
-def _one_source(config: Pi0Config, attribute: Attribute[Any], value: str | None) -> None:
-    if (config.checkpoint is None) == (value is None):
-        raise ValueError("give exactly one of `checkpoint` (a folder to start from) and `preset` (random weights)")
 
 
 def _for_checkpoints(config: Pi0Config, attribute: Attribute[Any], value: Any) -> None:
@@ -71,7 +67,7 @@ class Pi0Config:
     checkpoint: str | None = None
     """Folder with pi0's weights, config.json and statistics in lerobot's or openpi's layout; or a name on the Hugging
     Face hub, `OWNER/NAME` or `OWNER/NAME@REVISION`."""
-    preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), _one_source])
+    preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
     """Random weights instead of a checkpoint: `tiny` (64 px, for tests and CPUs)."""
     tokenizer: str | None = field(default=None, validator=_for_checkpoints)
     """PaliGemma's tokenizer.json, or a folder that holds it. None: in the checkpoint's folder."""

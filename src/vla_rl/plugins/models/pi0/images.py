@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vla_rl.toolkit.models.networks import as_tensor
+
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
-
-
-def as_tensor(array: Array, device: torch.device) -> Tensor:
-    """A tensor on the device; read-only NumPy memory (Ray's object store) is copied."""
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        array = array.copy()
-    return torch.as_tensor(array, device=device)
 
 
 def resize_with_pad(pixels: Tensor, size: int) -> Tensor:

@@ -17,8 +17,9 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
-from vla_rl.plugins.models.pi0.heads import NoiseHead, ValueHead
-from vla_rl.toolkit.models.networks import sine_cosine_positions
+from vla_rl.toolkit.models import networks
+from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead
+from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
 
 class TimeEmbedding(nn.Module):
@@ -76,7 +77,10 @@ class Pi0Module(nn.Module):
     """All parameters of a policy."""
 
     def __init__(
-        self, pi0: PI0ForConditionalGeneration, value_head: ValueHead | None = None, noise_head: NoiseHead | None = None
+        self,
+        pi0: PI0ForConditionalGeneration,
+        value_head: HorizonValueHead | None = None,
+        noise_head: NoiseHead | None = None,
     ) -> None:
         super().__init__()
         self.pi0, self.value_head, self.noise_head = pi0, value_head, noise_head
@@ -169,24 +173,12 @@ def stays_float32(name: str) -> bool:
     return not name.startswith("model.") or ("norm" in name and ".vision_tower." not in name)
 
 
-@torch.no_grad()
 def initialise(network: nn.Module, seed: int) -> None:
-    """Random weights as a function of the seed alone; PyTorch's global generator is not touched.
+    """Random weights by `networks.initialise`: sine-cosine patch positions of a size that is seen beside the patches, a
+    velocity that starts near 0."""
 
-    Scales are chosen for small networks: Xavier for linear layers, sine-cosine patch positions of a size that is seen
-    beside the patches, a velocity that starts near 0.
-    """
-    rng = torch.Generator().manual_seed(seed)
-
-    def normal(tensor: Tensor, std: float) -> None:
-        tensor.copy_(torch.randn(tensor.shape, generator=rng) * std)
-
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Linear):
-            normal(module.weight, 0.02 if name.endswith("action_out_proj") else math.sqrt(2 / sum(module.weight.shape)))
-        elif isinstance(module, nn.Conv2d):
-            normal(module.weight, module.weight[0].numel() ** -0.5)
-        elif name.endswith("position_embedding"):
+    def other(name: str, module: nn.Module, normal: Normal) -> None:
+        if name.endswith("position_embedding"):
             module.weight.copy_(0.5 * sine_cosine_positions(*module.weight.shape))
         elif isinstance(module, nn.Embedding):  # Gemma multiplies by the root of the width
             normal(module.weight, 0.5 * module.embedding_dim**-0.5)
@@ -194,6 +186,5 @@ def initialise(network: nn.Module, seed: int) -> None:
             module.weight.fill_(1.0)
         elif type(module).__name__.endswith("RMSNorm"):
             module.weight.zero_()  # Gemma's norm multiplies by 1 + weight
-        bias = getattr(module, "bias", None)
-        if isinstance(bias, nn.Parameter):
-            bias.zero_()
+
+    networks.initialise(network, seed, "action_out_proj", other)

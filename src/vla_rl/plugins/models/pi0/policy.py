@@ -16,16 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Chunk, Observation, Scores, to_numpy
 from vla_rl.plugins.models.pi0.checkpoint import Checkpoint, save_checkpoint
-from vla_rl.plugins.models.pi0.images import ImageProcessor, as_tensor
+from vla_rl.plugins.models.pi0.images import ImageProcessor
 from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix
 from vla_rl.plugins.models.pi0.prompts import Prompts
-from vla_rl.plugins.models.pi0.scaling import Scaler
-from vla_rl.plugins.models.pi0.schedule import Schedule, entropy, log_density
 from vla_rl.toolkit.models.adapters import before_training, seeded
+from vla_rl.toolkit.models.flow_matching import Schedule, entropy, log_density, training_times
+from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.scaling import Scaler
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
@@ -62,6 +64,7 @@ class Pi0Policy(VLAModel):
         device: torch.device,
     ) -> None:
         self.module, self.checkpoint, self.prompts, self.images = module, checkpoint, prompts, images
+        self.critic = module.value_head
         self._schedule, self._every_step = schedule, every_step
         self._actions, self._state_scaler = actions, state
         self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
@@ -120,15 +123,15 @@ class Pi0Policy(VLAModel):
     def values(self, obs: Observation) -> Tensor:
         values = self.module.criticise(*self._see(obs))
         if values is None:
-            raise TypeError("this pi0 has no value head; it is built for algorithms that need values")
+            raise NotOffered("this pi0 has no value head; it is built for algorithms that need values")
         return values
 
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Score recorded chunks with the weights under the adapters and the noise head as it began: float32 [B, C, 1].
-        Costs no second copy of the weights. Raises TypeError without `lora`."""
+        Costs no second copy of the weights. Raises NotOffered without `lora`."""
         if not self._adapted:
-            raise TypeError("a reference beside pi0 needs `lora`; without adapters it is a second copy")
+            raise NotOffered("a reference beside pi0 needs `lora`; without adapters it is a second copy")
         with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
             return self.chunk_log_probs(obs, chunk).log_probs
 
@@ -145,16 +148,15 @@ class Pi0Policy(VLAModel):
         trained = [p for p in self.module.pi0.parameters() if p.requires_grad]
         keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
         rng = generator(self._seed, "pi0/imitation", *keys)
-        time = as_tensor((rng.beta(1.5, 1.0, len(target)) * 0.999 + 0.001).astype(np.float32), self._device)
+        time = as_tensor(training_times(rng, len(target)), self._device)
         noise = as_tensor(rng.standard_normal(target.shape, dtype=np.float32), self._device)
         with seeded(int(rng.integers(2**63)), self._device):
             prefix, state = self._see(obs, dropout=True)
             errors = self.module.flow_matching(prefix, state, target, noise, time)
         return errors[:, : wanted.shape[1]].mean()
 
-    def save(self, folder: Path) -> bool:
+    def save(self, folder: Path) -> None:
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder))
-        return True
 
     # ------------------------------------------------------------------------------------------------ one step
 

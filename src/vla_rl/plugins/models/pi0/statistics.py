@@ -11,50 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
-from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0.config import Pi0Config
-from vla_rl.toolkit.models.checkpoints import CheckpointError, find_weights, folder_of, read_file, read_json, resolve
+from vla_rl.toolkit.models import lerobot
+from vla_rl.toolkit.models.checkpoints import find_weights, folder_of, read_json
+from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
+from vla_rl.toolkit.models.lerobot import PREPROCESSOR, Scale, Statistics
 
-PREPROCESSOR, NORMALIZER, OPENPI_STATISTICS = "policy_preprocessor.json", "normalizer_processor", "norm_stats.json"
-TOKENIZER = "tokenizer.json"
-ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
+OPENPI_STATISTICS, TOKENIZER = "norm_stats.json", "tokenizer.json"
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
 OPENPI_EPS = 1e-6
-MODES = {
-    "MEAN_STD": ("mean", "std"),
-    "MIN_MAX": ("min", "max"),
-    "QUANTILES": ("q01", "q99"),
-    "QUANTILE10": ("q10", "q90"),
-    "IDENTITY": (),
-}
-"""lerobot's normalisation modes and the two statistics that each needs."""
-
-
-class MismatchError(UserError, ValueError):
-    """Model and simulator do not fit each other."""
-
-
-@frozen(kw_only=True)
-class Scale:
-    """How one feature is normalised, by lerobot's rules."""
-
-    mode: str
-    values: tuple[tuple[float, ...], ...]
-    """The mode's two statistics, D numbers each; none for IDENTITY."""
-    dim: int
-    eps: float = 1e-8
-
-
-@frozen(kw_only=True)
-class Statistics:
-    action: Scale
-    state: Scale | None
-    """None: the folder says nothing about a state."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -77,7 +46,7 @@ def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None) 
             raise CheckpointError(
                 f"asset_id chooses among openpi's statistics; {folder} has lerobot's, which are one set"
             )
-        return _lerobot(folder, raw)
+        return lerobot.read_statistics(folder, raw)
     files = {path.parent.relative_to(folder): path for path in sorted(folder.rglob(OPENPI_STATISTICS))}
     known = {path.as_posix().removeprefix("assets/"): file for path, file in files.items()}
     if not known:
@@ -93,46 +62,6 @@ def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None) 
             f"no statistics {chosen!r} in {folder}; there are: {', '.join(known)}{did_you_mean(chosen, known)}"
         )
     return _openpi(known[chosen])
-
-
-def _lerobot(folder: Path, raw: Mapping[str, Any]) -> Statistics:
-    steps = read_json(folder / PREPROCESSOR).get("steps", [])
-    step = next((s for s in steps if s.get("registry_name") == NORMALIZER), None)
-    if step is None:
-        raise CheckpointError(
-            f"{folder / PREPROCESSOR} has no step {NORMALIZER!r}: there are no statistics to scale with"
-        )
-    settings = step.get("config", {})
-    tensors = _tensors(folder / step["state_file"]) if "state_file" in step else {}
-    modes = {**raw.get("normalization_mapping", {}), **settings.get("norm_map", {})}
-    features = {**raw.get("output_features", {}), **raw.get("input_features", {}), **settings.get("features", {})}
-
-    def scale(feature: str, kind: str) -> Scale:
-        mode = modes.get(kind, "IDENTITY")
-        if mode not in MODES:
-            raise CheckpointError(f"{folder}: normalisation {mode!r} is not known{did_you_mean(mode, MODES)}")
-        names = [f"{feature}.{statistic}" for statistic in MODES[mode]]
-        missing = [name for name in names if name not in tensors]
-        if missing:
-            raise CheckpointError(
-                f"{folder} normalises {feature!r} by {mode} and lacks {', '.join(missing)}; the statistics there are: "
-                f"{', '.join(sorted(tensors)) or 'none'}"
-            )
-        values = tuple(tensors[name] for name in names)
-        dim = len(values[0]) if values else int(features[feature]["shape"][0])
-        return Scale(mode=mode, values=values, dim=dim, eps=float(settings.get("eps", 1e-8)))
-
-    if ACTION not in features:
-        raise CheckpointError(f"{folder / 'config.json'} names no output feature {ACTION!r}")
-    return Statistics(action=scale(ACTION, "ACTION"), state=scale(STATE, "STATE") if STATE in features else None)
-
-
-def _tensors(path: Path) -> dict[str, tuple[float, ...]]:
-    from safetensors.numpy import load_file
-
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} has no statistics to scale with: {path.name} is missing")
-    return {name: tuple(array.reshape(-1).tolist()) for name, array in read_file(path, load_file).items()}
 
 
 def _openpi(path: Path) -> Statistics:
@@ -159,7 +88,7 @@ def check(config: Pi0Config, context: Context) -> None:
         if folder is None:
             return
         raw = read_config(folder)
-        check_chunk(folder, horizon(raw), context.chunk)
+        check_horizon(folder, horizon(raw), context.chunk)
         find_weights(folder)
     with at("checkpoint" if config.asset_id is None else "asset_id"):
         read_statistics(folder, raw, config.asset_id)
@@ -170,15 +99,6 @@ def check(config: Pi0Config, context: Context) -> None:
 def horizon(raw: Mapping[str, Any]) -> int:
     """H, actions in a denoised chunk, by config.json of either layout."""
     return int(raw.get("action_horizon", raw.get("chunk_size", 50)))
-
-
-def check_chunk(folder: Path | None, horizon: int, asked: int) -> None:
-    """Raise MismatchError for chunks that are longer than those of training."""
-    if asked > horizon:
-        raise MismatchError(
-            f"{folder} was trained for chunks of {horizon} actions, the spec asks for {asked}; "
-            f"set rollout.chunk to {horizon} or less"
-        )
 
 
 def find_tokenizer(folder: Path, named: str | None) -> Path:
@@ -194,12 +114,9 @@ def find_tokenizer(folder: Path, named: str | None) -> Path:
 
 
 def action_dim(config: Pi0Config) -> int | None:
-    """Numbers of an action as the checkpoint's statistics have it; None for a preset, which adapts, for a folder
-    that cannot be read (which building the model reports in full), and for a hub name that is not in the cache."""
-    if config.checkpoint is None:
-        return None
-    try:
-        folder = resolve(config.checkpoint, WANTED, download=False)
+    """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+
+    def read(folder: Path) -> int:
         return read_statistics(folder, read_config(folder), config.asset_id).action.dim
-    except (CheckpointError, OSError, ValueError, KeyError, ImportError):
-        return None
+
+    return known_action_dim(config.checkpoint, read, WANTED)

@@ -1,4 +1,6 @@
-"""One denoising step as a Gaussian: x_{i+1} ~ N(mean, std), with t_i = 1 - i / K, from noise (t = 1) to actions.
+"""Policies that denoise a chunk of actions by a learnt velocity: how they are sampled, scored and cloned.
+
+One step as a Gaussian: x_{i+1} ~ N(mean, std), with t_i = 1 - i / K, from noise (t = 1) to actions.
 
 With v the velocity at (x, t) and d = 1 / K:
     ODE         mean = x - d v                                          std = 0
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +43,11 @@ class Schedule:
             return mean
         drift = torch.where(noisy, self.drift[index], 0.0)[:, None, None]
         return mean - drift * (x + (1 - self.time[index])[:, None, None] * velocity)
+
+
+def training_times(rng: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Times at which a velocity is cloned, float32 [count]: more of them near the noise (Black et al. 2024)."""
+    return (rng.beta(1.5, 1.0, count) * 0.999 + 0.001).astype(np.float32)
 
 
 def log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:

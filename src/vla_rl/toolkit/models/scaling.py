@@ -1,4 +1,4 @@
-"""Statistics applied: actions and state between the simulator's units and the network's."""
+"""lerobot's statistics applied: actions and state between the simulator's units and the network's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_rl.plugins.models.pi0.statistics import Scale
+from vla_rl.toolkit.models.lerobot import Scale
 
 
 class Scaler:

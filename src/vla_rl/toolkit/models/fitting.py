@@ -1,0 +1,90 @@
+"""What a checkpoint, a simulator and a spec have to agree on, refused where they do not. Light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.toolkit.models.checkpoints import resolve
+
+
+class MismatchError(UserError):
+    """Model and simulator do not fit each other."""
+
+
+def one_source(config: Any, attribute: Any, preset: str | None) -> None:
+    """Validator of `preset` in a config with `checkpoint` before it."""
+    if (config.checkpoint is None) == (preset is None):
+        raise ValueError("give exactly one of `checkpoint` (a folder to start from) and `preset` (random weights)")
+
+
+def simulator_of(context: Context, model: str) -> EnvInfo:
+    """Raises MismatchError where there is none."""
+    if context.env is None:
+        raise MismatchError(f"{model} is built for a simulator: Context.env is needed")
+    return context.env
+
+
+def choose_cameras(
+    model: str, env: EnvInfo, asked: Sequence[str] | None, trained: Collection[str], usual: Sequence[str]
+) -> tuple[str, ...]:
+    """Those the spec asks for, else those of the checkpoint's training where the simulator has them all, else the usual
+    ones. Raises MismatchError for a camera that is not there, and for none."""
+    there = tuple(env.cameras)
+    chosen = tuple(asked or (trained if trained and set(trained) <= set(there) else usual))
+    for name in chosen:
+        if name not in there:
+            raise MismatchError(
+                f"no camera {name!r} in this simulator; it has: {', '.join(there) or 'none'}{did_you_mean(name, there)}"
+            )
+    if not chosen:
+        raise MismatchError(f"{model} needs at least one camera, and this simulator has none")
+    return chosen
+
+
+def require_state(env: EnvInfo, key: str) -> None:
+    """Raises MismatchError where the spec's `key` asks for a state that the simulator does not have."""
+    if env.state_dim == 0:
+        raise MismatchError(f"{key} needs a state, and this simulator has none; set {key}: false")
+
+
+def check_action_dim(trained: str, dim: int, env: EnvInfo) -> None:
+    """Raises MismatchError. `trained`: such as "FOLDER was trained"."""
+    if dim != env.action_dim:
+        raise MismatchError(f"{trained} for {dim}-dimensional actions, the simulator takes {env.action_dim}")
+
+
+def check_state_dim(trained: str, dim: int, env: EnvInfo) -> None:
+    """As `check_action_dim`."""
+    if dim != env.state_dim:
+        raise MismatchError(f"{trained} on a {dim}-dimensional state, the simulator's has {env.state_dim} dimensions")
+
+
+def check_horizon(folder: Path | None, horizon: int, asked: int) -> None:
+    """Raises MismatchError for chunks that are longer than those of training, of which a model executes the first
+    actions."""
+    if asked > horizon:
+        raise MismatchError(
+            f"{folder} was trained for chunks of {horizon} actions, the spec asks for {asked}; "
+            f"set rollout.chunk to {horizon} or less"
+        )
+
+
+def known_action_dim(
+    checkpoint: str | None, read: Callable[[Path], int], wanted: Sequence[str], builtin: Path | None = None
+) -> int | None:
+    """For `Plugin.action_dim`: what `read` finds in the checkpoint's folder. None for a preset, which adapts, for a
+    folder that cannot be read (which building the model reports in full), and for a hub name that is not in the cache.
+
+    Args:
+        wanted, builtin: as of `checkpoints.resolve`.
+    """
+    if checkpoint is None:
+        return None
+    try:
+        return read(resolve(checkpoint, wanted, builtin, download=False))
+    except (CheckpointError, OSError, ValueError, KeyError, ImportError):
+        return None

@@ -1,0 +1,91 @@
+"""Parts beside a public network: critics and the noise network of Flow-Noise. Their weights stay in float32, and lie in
+files of their own beside the checkpoint."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_rl.toolkit.models.checkpoints import read_file
+from vla_rl.toolkit.models.networks import load_weights
+
+VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
+
+
+@torch.no_grad()
+def start(layer: nn.Module, gain: float, rng: torch.Generator) -> None:
+    """Normal weights of this gain, no bias."""
+    assert isinstance(layer, nn.Linear)
+    layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng) * (gain / math.sqrt(layer.in_features)))
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
+def small_mlp(widths: list[int], seed: int, gain: float = math.sqrt(2.0), last_bias: bool = True) -> nn.ModuleList:
+    """Linear layers whose weights are a function of the seed; the last one starts small."""
+    layers = nn.ModuleList(nn.Linear(*sides) for sides in pairwise(widths[:-1]))
+    layers.append(nn.Linear(*widths[-2:], bias=last_bias))
+    rng = torch.Generator().manual_seed(seed)
+    for layer in layers:
+        start(layer, 0.01 if layer is layers[-1] else gain, rng)
+    return layers
+
+
+def load_head(head: nn.Module | None, folder: Path | None, name: str) -> None:
+    """Give a head the weights that were saved beside the checkpoint, if there are any. Raises CheckpointError where
+    they do not fit."""
+    if head is not None and folder is not None and (folder / name).is_file():
+        path = folder / name
+        load_weights(head, read_file(path, load_file), path, "; remove the file to start with a new one")
+
+
+def save_head(head: nn.Module | None, folder: Path, name: str, dtype: torch.dtype | None = None) -> None:
+    """Write what `load_head` reads, in this precision (None: as it is)."""
+    if head is not None:
+        save_file(on_host(head.state_dict(), dtype), folder / name)
+
+
+def on_host(state: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
+
+
+class HorizonValueHead(nn.Module):
+    """Critic on an action expert's output [B, H, D] -> float32 [B], from the mean over the horizon; with `per_action`,
+    [B, C], one value from the token of each executed action."""
+
+    def __init__(self, dim: int, hidden: tuple[int, ...], per_action: int | None, detach: bool, seed: int) -> None:
+        super().__init__()
+        self.per_action, self.detach = per_action, detach
+        self.layers = small_mlp([dim, *hidden, 1], seed)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        x = hidden.float()
+        x = x.mean(1) if self.per_action is None else x[:, : self.per_action]
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        values: Tensor = self.layers[-1](x).squeeze(-1)
+        return values
+
+
+class NoiseHead(nn.Module):
+    """Standard deviation of each element of the next chunk, from the expert's output: [B, H, D] -> [B, H, A].
+
+    An MLP of 128 and 64 (tanh) whose squashed output moves the log-variance between the bounds (RLinf).
+    """
+
+    def __init__(self, dim: int, outputs: int, bounds: tuple[float, float], seed: int) -> None:
+        super().__init__()
+        self.low, self.high = math.log(bounds[0]), math.log(bounds[1])
+        self.layers = small_mlp([dim, 128, 64, outputs], seed, gain=1.0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        x = hidden.float()
+        for layer in self.layers[:-1]:
+            x = torch.tanh(layer(x))
+        return torch.exp(self.low + (self.high - self.low) * (torch.tanh(self.layers[-1](x)) + 1) / 2)

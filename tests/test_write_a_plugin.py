@@ -1,0 +1,85 @@
+"""The project of docs/write-a-plugin.md works as it stands on the page, and imports the public names only."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from vla_rl import load_spec, run
+
+PAGE = (Path(__file__).parents[1] / "docs" / "write-a-plugin.md").read_text()
+BLOCKS = re.findall(r"```(python|yaml)\n(.*?)```", PAGE, flags=re.DOTALL)
+FILES = {name[1]: text for _, text in BLOCKS if (name := re.match(r"# (\w+\.\w+)\n", text))}
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+PUBLIC = re.compile(r"vla_rl(\.(toolkit|testing)(\..+)?)?")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def executed(name: str) -> types.ModuleType:
+    """A file of the page as a module, after the block that follows it on the page (the author's test of it)."""
+    following = PYTHON[PYTHON.index(FILES[name]) + 1]
+    assert not following.startswith("# "), "the block is another file"
+    module = types.ModuleType(name.removesuffix(".py"))
+    exec(FILES[name], module.__dict__)
+    exec(following, module.__dict__)
+    return module
+
+
+def test_every_block_of_python_is_executed_here():
+    files = [text for text in PYTHON if text in FILES.values()]
+    assert sorted(FILES) == [
+        "all.yaml", "dot.py", "dot.yaml", "gaussian.py", "goal.py", "line.py", "reinforce.py", "sane.py"
+    ]  # fmt: skip
+    assert len(PYTHON) - len(files) == 5  # what follows each of them but sane.py
+
+
+@pytest.mark.parametrize("name", ["dot.py", "line.py", "reinforce.py", "gaussian.py"])
+def test_what_the_page_checks_keeps_to_the_contract(name):
+    executed(name)
+
+
+def test_the_hook_says_when_the_goal_is_reached(capsys):
+    executed("goal.py")
+    assert "success reached 50% at step 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("spec", ["dot.yaml", "all.yaml"])
+def test_the_specs_are_right(project, spec):
+    assert load_spec(project / spec).env.type == "dot"
+
+
+def test_the_project_trains(project, capsys):
+    short = ["train.steps=2", "eval={every: 2, episodes_per_task: 4}", "hooks=[{type: jsonl}, {type: goal, rate: 0}]"]
+    plugins = "plugins=[dot.py, reinforce.py, gaussian.py, goal.py, sane.py]"
+    results = run(load_spec(project / "all.yaml", [plugins, *short]), project / "run", resume=False)
+    assert results["success"]["n"] == 4 and results["steps"] == 2
+    assert "all-of-it: success reached 0% at step 0" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (project / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum("loss/policy" in line for line in lines) == 2
+
+
+def test_the_class_of_the_page_has_the_promised_length():
+    promised = re.search(r"## A simulator in (\d+) lines\n", PAGE)
+    assert promised is not None and f"The class `Dot` has {promised[1]} lines" in PAGE
+    dot = next(node for node in ast.parse(FILES["dot.py"]).body if isinstance(node, ast.ClassDef))
+    assert dot.end_lineno is not None and dot.end_lineno - dot.lineno + 1 == int(promised[1])
+    assert max(len(line) for text in PYTHON for line in text.splitlines()) <= 120
+
+
+def test_the_page_imports_public_names_only():
+    for text in PYTHON:
+        for node in ast.walk(ast.parse(text)):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            assert module is None or not module.startswith("vla_rl") or PUBLIC.fullmatch(module), module
