@@ -11,7 +11,7 @@ from scripted_runs import scripted_spec
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends import ray as backends
+from vla_rl.runtime.backends import local, ray
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.hardware import Device, describe
 from vla_rl.runtime.roles.sim import SimRole
@@ -31,7 +31,8 @@ def said(folder, capsys, **changes):
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_a_line_comes_within_rollouts_and_evaluations(tmp_path, capsys, monkeypatch, backend):
-    monkeypatch.setattr(backends, "TICK_S", 0.0 if backend == "local" else 0.01)
+    monkeypatch.setattr(local, "TICK_S", 0.0)
+    monkeypatch.setattr(ray, "TICK_S", 0.01)
     slow = {"latency_s": 0.1} if backend == "ray" else {}
     train = {"steps": 2}
     lines = said(tmp_path / "run", capsys, runtime={"backend": backend}, env=slow, train=train, eval={"every": 0})
