@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
+from updates import Update, update_of
 from vla_rl.core.catalogue import build
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.manager import wrap
@@ -17,11 +18,9 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context
-from vla_rl.runtime.learning.steps import ImitationStep, share_out
+from vla_rl.runtime.learning.steps import ImitationStep
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.precision import Autocast
-from vla_rl.runtime.rollouts.assemble import find_samples, light_arrays
-from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -66,31 +65,17 @@ class Work:
     save: Path | None = None
 
 
-def data(algorithm: Algorithm, work: Work, step: int):
-    """-> (heavy, light) of all samples, shares of the ranks."""
-    rollout = synthetic.rollout(chunk=CHUNK, values="chunk", groups=4, seed=step)
-    samples = find_samples(rollout, np.arange(16), np.zeros((4, 16), np.int64), np.zeros(16, np.int64))
-    light = light_arrays(rollout, algorithm.advantages(rollout), samples)
-    count = len(samples.steps)
-    rng = generator(step, "samples")
-    heavy = Heavy(
-        obs=synthetic.observation(INFO, count, seed=step),
-        actions=rng.standard_normal((count, CHUNK, 2), dtype=np.float32),
-        replay={"tokens": rng.integers(0, 8, (count, CHUNK, 2))},
-    )
-    ranks = np.zeros(count, np.int64) if work.lopsided else np.arange(count) * work.world // count
-    shares = share_out(
-        ranks,
-        np.arange(count),
-        light,
+def update_at(algorithm: Algorithm, work: Work, step: int) -> Update:
+    rollout = synthetic.rollout(chunk=CHUNK, values="chunk", groups=4, seed=step).evolve(step=step)
+    return update_of(
+        algorithm,
+        rollout,
+        INFO,
         world=work.world,
-        seed=0,
-        step=step,
-        epochs=1,
-        global_batch=17,
         micro_batch=MICRO_BATCH,
+        global_batch=17,
+        lopsided=work.lopsided,
     )
-    return heavy, light, shares
 
 
 def learn(work: Work, rank: int, address: str) -> dict:
@@ -116,14 +101,11 @@ def learn(work: Work, rank: int, address: str) -> dict:
     done = role.load(work.load) if work.load else 0
     losses, norms = [], []
     for step in range(done + 1, work.steps + 1):
-        heavy, light, shares = data(algorithm, work, step)
-        own = shares[rank]
-        here = {name: None if array is None else array[own.samples] for name, array in light.items()}
-        result = role.update(step, heavy.take(own.samples) if len(own.samples) else None, here, own.steps)
+        result = update_at(algorithm, work, step).train(role, rank, step)
         losses.append(result["sums"].get("loss/total", 0.0))
         norms.append(result["maxima"]["policy/grad_norm"])
     if work.imitation:
-        heavy, _, _ = data(algorithm, work, 1)
+        heavy = update_at(algorithm, work, 1).heavy
         whole = [np.arange(i % 3, 6 + i) for i in range(work.imitation)]
         shares = [np.array_split(indices, work.world) for indices in whole]
         role.hold((heavy.obs, heavy.actions))

@@ -1,9 +1,14 @@
-"""What the tests of the runtime share: a spec of the test doubles, and how to read a run."""
+"""What the tests of the runtime share: a spec of the test doubles, a step of training, and how to read a run."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+import numpy as np
+import torch
+
+from vla_rl.runtime.roles.learner import LearnerRole
 
 MEASURED = ("time/", "throughput/")
 
@@ -31,3 +36,18 @@ def read_metrics(folder: Path) -> list[dict]:
     """Every line of metrics.jsonl without what a clock measured."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if not k.startswith(MEASURED)} for line in lines]
+
+
+def weights_of(runtime) -> dict[str, torch.Tensor]:
+    """Name -> the weights that the learners would publish now."""
+    fleet = runtime.fleet
+    published = fleet.get_all([learner.call(LearnerRole.weights, False) for learner in fleet.learners])[0]
+    memory = torch.from_numpy(published.memory)
+    return {tensor.name: tensor.read(memory).clone() for tensor in published.tensors}
+
+
+def advance(runtime, step: int):
+    """Play a rollout and train on all of it. -> (rollout, metrics)."""
+    rollout, metrics = runtime.rollout(step)
+    columns = np.arange(rollout.valid.shape[1])
+    return rollout, {**metrics, **runtime.update(rollout, columns, runtime.algorithm.advantages(rollout))}

@@ -103,7 +103,7 @@ def test_recorded_demonstrations(tmp_path, backend):
 
 def test_ranks_share_every_epoch_out():
     imitation = Imitation(None, 0, "imitation", 6, [np.arange(0, 11, 2), np.arange(1, 11, 2)], {})
-    steps = [imitation._shares(step, 0.1) for step in range(1, 2 * imitation.epoch + 1)]
+    steps = [imitation.shares(step, 0.1) for step in range(1, 2 * imitation.epoch + 1)]
     for epoch in (steps[: imitation.epoch], steps[imitation.epoch :]):
         assert sorted(int(i) for shares in epoch for share in shares for i in share.indices) == list(range(11))
     assert all(shares[0].total == sum(len(s.indices) for s in shares) <= 6 for shares in steps)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from scripted_runs import scripted_spec
+from scripted_runs import advance, scripted_spec, weights_of
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
@@ -49,13 +49,10 @@ def test_critic_warm_up_leaves_the_actor_alone(tmp_path):
     spec = parse_spec(scripted_spec(algorithm={"type": "ppo"}, rollout=PPO, train={"critic_warmup_steps": 1}))
     runtime = Driver(spec)
     try:
-        learner = runtime.backend.worker.roles["learner"]
-        before = {name: p.detach().clone() for name, p in learner.parameters.items()}
+        before = weights_of(runtime)
         for step, changed in ((1, False), (2, True)):
-            rollout, _ = runtime.rollout(step)
-            keep = torch.arange(rollout.valid.shape[1]).numpy()
-            runtime.update(rollout, keep, runtime.algorithm.advantages(rollout))
-            moved = {name for name, p in learner.parameters.items() if not torch.equal(p, before[name])}
+            advance(runtime, step)
+            moved = {name for name, weight in weights_of(runtime).items() if not torch.equal(weight, before[name])}
             assert any(name.startswith("value_head.") for name in moved)
             assert any(not name.startswith("value_head.") for name in moved) == changed
     finally:

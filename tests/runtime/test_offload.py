@@ -10,9 +10,16 @@ import torch
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import PluginError
+from vla_rl.core.plan import Plan, Slot
 from vla_rl.core.spec.spec import load_spec, parse_spec
-from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.assignments import assign
+from vla_rl.runtime.components import build_algorithm
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.roles.offload import OffloadSettings
+from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.start import run
+from vla_rl.testing.linear import LinearModel
+from vla_rl.testing.scripted import ScriptedEnv
 
 TABLETOP = Path(__file__).parents[2] / "examples" / "tabletop_ppo.yaml"
 OFFLOAD = {"sim": True, "learner": True}
@@ -62,30 +69,52 @@ def test_policies_and_learners_apart_leave_with_their_weights(train):
     assert got == expected and freed
 
 
+def roles_of(spec, assignment):
+    """A simulator's and a learner's, as a worker makes them."""
+    quiet = {"beat": lambda: None}
+    sim = SimRole(
+        spec,
+        {0: ScriptedEnv(8)},
+        assignment.lanes,
+        bootstrap=False,
+        grouped=True,
+        framed=False,
+        camera=None,
+        local=True,
+        **quiet,
+    )
+    model, algorithm = LinearModel(sim.info(), 2), build_algorithm(spec)
+    return sim, LearnerRole(
+        model, algorithm, spec.train, name="linear", device="cpu", world=1, info=sim.info(), acting=True, **quiet
+    )
+
+
 def test_what_leaves_is_really_gone():
-    runtime = Driver(parse_spec(scripted_spec(placement={"type": "collocated", "offload": OFFLOAD})))
-    worker = runtime.backend.worker
-    sim, optimizer = worker.roles["sim"], worker.roles["learner"].optimizer
-    for parameter in worker.roles["learner"].parameters.values():
+    spec = parse_spec(scripted_spec())
+    plan = Plan(slots=(Slot(roles=("sim", "policy", "learner")),), offload=frozenset({"sim", "learner"}))
+    (assignment,) = assign(plan, 8, one_process=True)
+    sim, learner = roles_of(spec, assignment)
+    offload = OffloadSettings({"sim": sim, "learner": learner}, assignment, lambda lane: ScriptedEnv(8))
+    optimizer = learner.optimizer
+    for parameter in learner.parameters.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
     values, places = [value.clone() for value in moments], [value.data_ptr() for value in moments]
     env = weakref.ref(sim.envs[0])
 
-    assert worker.leave("act") == sum(value.nbytes for value in moments)  # learners leave
+    assert offload.leave("act") == sum(value.nbytes for value in moments)  # learners leave
     there = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
     assert all(value.data_ptr() not in places for value in there)
-    assert all(p.grad is None for p in worker.roles["learner"].parameters.values())
-    worker.leave("learn")  # simulators leave
+    assert all(p.grad is None for p in learner.parameters.values())
+    offload.leave("learn")  # simulators leave
     assert sim.envs == {} and env() is None
 
-    worker.come_back("act")
-    worker.come_back("learn")
+    offload.come_back("act")
+    offload.come_back("learn")
     again = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
     assert all(torch.equal(a, b) for a, b in zip(again, values, strict=True))
-    assert list(sim.envs) == [0] and worker.offload.away == set()
-    runtime.close()
+    assert list(sim.envs) == [0] and offload.away == set()
 
 
 def test_a_simulator_that_cannot_be_offloaded_is_named(train, tmp_path):

@@ -11,11 +11,13 @@ from scripted_runs import scripted_spec
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends import ray as backends
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.backends import local, ray
+from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.hardware import Device, describe
+from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.rollouts.progress import Count, Played
 from vla_rl.runtime.start import run
+from vla_rl.runtime.worker import Worker
 
 LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
 
@@ -29,7 +31,8 @@ def said(folder, capsys, **changes):
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_a_line_comes_within_rollouts_and_evaluations(tmp_path, capsys, monkeypatch, backend):
-    monkeypatch.setattr(backends, "TICK_S", 0.0 if backend == "local" else 0.01)
+    monkeypatch.setattr(local, "TICK_S", 0.0)
+    monkeypatch.setattr(ray, "TICK_S", 0.01)
     slow = {"latency_s": 0.1} if backend == "ray" else {}
     train = {"steps": 2}
     lines = said(tmp_path / "run", capsys, runtime={"backend": backend}, env=slow, train=train, eval={"every": 0})
@@ -125,13 +128,13 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
 
 
 def test_a_worker_that_works_for_itself_is_named_once(monkeypatch):
-    runtime = Runtime(parse_spec(scripted_spec()))
+    heard = []
+    monkeypatch.setattr(Worker, "beat", lambda worker, doing=None: heard.append(doing))
+    runtime = Driver(parse_spec(scripted_spec()))
+    heard.clear()
     try:
-        worker = runtime.backend.worker
-        heard = []
-        monkeypatch.setattr(worker, "beat", heard.append)
-        runtime.call(0, "worker", "clock")
-        runtime.call(0, "sim", "eval_states")
+        runtime.fleet.get(runtime.fleet.workers[0].call(Worker.clock))
+        runtime.fleet.get(runtime.fleet.sims[0].call(SimRole.eval_states))
     finally:
         runtime.close()
     assert heard[0] == "worker 0 (model 'linear'): clock" and "sim worker 0 (env 'scripted'): eval_states" in heard

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from scripted_runs import scripted_spec
+from scripted_runs import advance, scripted_spec, weights_of
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.selection import Selection
@@ -31,18 +31,6 @@ def runtime(**changes):
         yield made
     finally:
         made.close()
-
-
-def advance(made, step):
-    """One training step. -> (rollout, metrics)."""
-    rollout, metrics = made.rollout(step)
-    columns = np.arange(rollout.valid.shape[1])
-    return rollout, {**metrics, **made.update(rollout, columns, made.algorithm.advantages(rollout))}
-
-
-def weights_of(made):
-    learner = made.backend.worker.roles["learner"]
-    return {name: p.detach().clone() for name, p in learner.parameters.items()}
 
 
 # ------------------------------------------------------------------------------------------------- further rounds
@@ -188,9 +176,11 @@ def test_values_are_those_of_the_current_critic(advantage):
         with runtime(algorithm=algorithm, rollout={**fixed, "lag": 1}, env={"length": 3}, train={"lr": 0.1}) as made:
             advance(made, 1)
             rollout, _ = made.rollout(2)
-            model = made.backend.worker.roles["learner"].model
-            store = made.backend.worker.roles["policy"].store
-            now = torch.stack([model.values(heavy.obs) for heavy in store[0, 0]])
+            everything = [((0, 0), np.arange(rollout.samples.numel()))]
+            heavy = made.fleet.get(made.fleet.policies[0].call(PolicyRole.take_heavy, everything, True))
+            model = LinearModel(made.info, 2, values=advantage)
+            model.load_weights(weights_of(made).items())
+            now = model.values(heavy.obs).reshape(rollout.values.shape)
             found[name] = (rollout.values, now, rollout.next_values)
     values, now, ends = found["gipo"]
     torch.testing.assert_close(values, now)

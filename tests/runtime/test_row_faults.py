@@ -122,7 +122,7 @@ def test_processes_are_recycled(limit, fresh):
     row, pids = np.array([0]), []
     for _ in range(6):
         env.reset(row, row, row)
-        pids.append(env._slots[0]._there.pid)
+        pids.append(env.pids[0])
     assert [i for i in range(1, 6) if pids[i] != pids[i - 1]] == fresh
     assert not any(psutil.pid_exists(pid) for pid in pids[:-1] if pid != pids[-1])
     assert env.faults() == {}, "recycling is no fault"
@@ -135,25 +135,26 @@ def test_rows_start_and_reset_side_by_side():
     rows = np.arange(4)
     env.reset(rows, rows, rows)
     children = {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
-    assert len({slot._there.pid for slot in env._slots} & children) == 4
+    assert len(set(env.pids) & children) == 4
     env.close()
     assert sys.modules["fragile"] is fragile
 
 
 def test_signals_to_all_processes_of_a_job_reach_no_row():
     """Nor the fork server, which starts the next one."""
-    env = fragile.build(FragileConfig(fault="none"), Context(num_envs=2))
+    fresh = Processes(recycle_episodes=1)  # another process for every episode
+    env = fragile.build(FragileConfig(fault="none", processes=fresh), Context(num_envs=2))
     rows = np.arange(2)
     env.reset(rows, rows, rows)
+    before = env.pids
     for number in (signal.SIGINT, signal.SIGTERM):
         for process in psutil.Process().children(recursive=True):
             process.send_signal(number)
     result = env.chunk_step(np.zeros((2, 1, 2), np.float32), np.ones(2, bool), True)
     assert env.faults() == {}
     assert result.executed.all()
-    env._slots[0].discard()
     env.reset(rows, rows, rows)
-    assert env.faults() == {}
+    assert env.faults() == {} and not set(env.pids) & set(before)
     env.close()
 
 
@@ -163,7 +164,7 @@ def test_a_process_ends_though_it_did_not_close_its_rows():
         "from vla_rl.core.types import Context\n"
         "env = fragile.build(fragile.FragileConfig(), Context(num_envs=2))\n"
         "env.reset(np.arange(2), np.arange(2), np.arange(2))\n"
-        "print(*(slot._there.pid for slot in env._slots))\n"
+        "print(*env.pids)\n"
     )
     here = Path(fragile.__file__).parent
     path = os.pathsep.join([str(here), *filter(None, sys.path)])

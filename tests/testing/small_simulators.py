@@ -15,7 +15,8 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
-from vla_rl.toolkit.envs.rows import Outcome, Row, RowsEnv, View
+from vla_rl.toolkit.envs.row import Outcome, Row, View
+from vla_rl.toolkit.envs.rows import RowsEnv
 from vla_rl.toolkit.envs.settings import Processes
 
 STATES = 8

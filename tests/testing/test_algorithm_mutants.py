@@ -60,8 +60,8 @@ def surrogate(scores, batch, advantages=None, weights=None):
 @found_by("the same for the same rollout, got others the second time")
 class RandomAdvantages(Grpo):
     def advantages(self, rollout):
-        verdict = super().advantages(rollout)
-        return attrs.evolve(verdict, advantages=torch.randn(verdict.advantages.shape) * (verdict.advantages != 0))
+        made = super().advantages(rollout)
+        return attrs.evolve(made, advantages=torch.randn(made.advantages.shape) * (made.advantages != 0))
 
 
 @found_by("more weight * advantage for a trajectory that succeeds")
@@ -75,8 +75,8 @@ class SeededAdvantages(Reinforce):
 @found_by("the same for the same rollout")
 class NoisyAdvantages(Ppo):
     def advantages(self, rollout):
-        verdict = super().advantages(rollout)
-        return attrs.evolve(verdict, advantages=verdict.advantages * (1 + 0.01 * torch.rand(())))
+        made = super().advantages(rollout)
+        return attrs.evolve(made, advantages=made.advantages * (1 + 0.01 * torch.rand(())))
 
 
 @found_by("the same for the same rollout")
@@ -92,8 +92,8 @@ class RunningBaseline(Reinforce):
 @found_by("more weight * advantage for a trajectory that succeeds")
 class FlippedAdvantages(Grpo):
     def advantages(self, rollout):
-        verdict = super().advantages(rollout)
-        return attrs.evolve(verdict, advantages=-verdict.advantages)
+        made = super().advantages(rollout)
+        return attrs.evolve(made, advantages=-made.advantages)
 
 
 @found_by("more weight * advantage for a trajectory that succeeds")
@@ -106,18 +106,18 @@ class ConstantAdvantages(Reinforce):
 @found_by("more weight * advantage for a trajectory that succeeds")
 class ShiftedColumns(Grpo):
     def advantages(self, rollout):
-        verdict = super().advantages(rollout)
-        rolled = verdict.advantages.roll(1, 1)
-        return attrs.evolve(verdict, advantages=torch.where(rollout.samples, rolled, torch.zeros(())))
+        made = super().advantages(rollout)
+        rolled = made.advantages.roll(1, 1)
+        return attrs.evolve(made, advantages=torch.where(rollout.samples, rolled, torch.zeros(())))
 
 
 @found_by("0 in a group whose members are all alike")
 class BaselineOfTheBatch(Grpo):
     def advantages(self, rollout):
-        verdict = super().advantages(rollout)
+        made = super().advantages(rollout)
         scores = rollout.rewards.sum((0, 2))
         relative = (scores - scores.mean()).expand(rollout.samples.shape)
-        return attrs.evolve(verdict, advantages=relative * rollout.samples)
+        return attrs.evolve(made, advantages=relative * rollout.samples)
 
 
 @found_by("the same for a trajectory wherever it stands")
@@ -137,15 +137,15 @@ class UndeclaredGroups(Grpo):
 @found_by("as much credit for actions up to a reward as for those after it")
 class TimeReversed(Ppo):
     def advantages(self, rollout):
-        verdict = super().advantages(rollout)
-        return attrs.evolve(verdict, advantages=verdict.advantages.flip(0) * rollout.valid)
+        made = super().advantages(rollout)
+        return attrs.evolve(made, advantages=made.advantages.flip(0) * rollout.valid)
 
 
 @found_by("a higher advantage of an action that is paid more")
 class OneStepEarly(Ppo):
     def advantages(self, rollout):
-        verdict = super().advantages(rollout.evolve(rewards=rollout.rewards.roll(-1, 0)))
-        return attrs.evolve(verdict, returns=super().advantages(rollout).returns)
+        made = super().advantages(rollout.evolve(rewards=rollout.rewards.roll(-1, 0)))
+        return attrs.evolve(made, returns=super().advantages(rollout).returns)
 
 
 @found_by("targets that know of later rewards only")
@@ -188,8 +188,8 @@ class TerminationsAsTruncations(Ppo):
 @found_by("the same whatever stands where `valid` is False")
 class MeanOverAllValues(Critic):
     def advantages(self, rollout):
-        verdict = super().advantages(rollout)
-        return attrs.evolve(verdict, advantages=verdict.advantages - rollout.values.mean() * rollout.valid)
+        made = super().advantages(rollout)
+        return attrs.evolve(made, advantages=made.advantages - rollout.values.mean() * rollout.valid)
 
 
 @found_by("finite numbers")
@@ -449,8 +449,8 @@ class GroupStandardised(Grpo):
     """A group's mean, and the deviation of the whole batch."""
 
     def advantages(self, rollout):
-        verdict = GRPO(GRPOConfig(normalize_by_std=False)).advantages(rollout)
-        return attrs.evolve(verdict, advantages=verdict.advantages / (verdict.advantages.std() + 1e-6))
+        made = GRPO(GRPOConfig(normalize_by_std=False)).advantages(rollout)
+        return attrs.evolve(made, advantages=made.advantages / (made.advantages.std() + 1e-6))
 
 
 SETTINGS = [

@@ -104,5 +104,5 @@ def _print(title: str, found: Findings) -> None:
     console.print(table)
     count = sum(len(section.findings) for section in found.sections)
     unseen = sum(len(section.notices) for section in found.sections)
-    verdict = f"[bold red]{count} finding{'s' * (count > 1)}[/]" if count else "[green]keeps to the contract[/]"
-    console.print(f"\n{verdict}" + (f"; {unseen} not seen" if unseen else ""))
+    summary = f"[bold red]{count} finding{'s' * (count > 1)}[/]" if count else "[green]keeps to the contract[/]"
+    console.print(f"\n{summary}" + (f"; {unseen} not seen" if unseen else ""))

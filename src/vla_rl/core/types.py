@@ -318,7 +318,7 @@ class Rollout:
 
 @frozen(kw_only=True, eq=False)
 class Advantages:
-    """An algorithm's verdict on the light part of a rollout. A loss is a sum of `weight * entry's loss`, divided by the
+    """What an algorithm makes of a rollout's light part. A loss is a sum of `weight * entry's loss`, divided by the
     sum of `counts` over *all* samples of one optimiser step, whatever micro-batches and ranks they are split over."""
 
     advantages: torch.Tensor

@@ -4,7 +4,8 @@
     check_env(plugin, MyConfig(size=3))        # or a component that is already built
 
 Each check returns nothing, or raises one `CheckFailed` that lists everything it found. The doubles are `scripted`
-(an environment), `linear` (a model), `synthetic` (rollouts, observations) and `events` (what hooks hear). The same
+(an environment), `linear` (a model), `synthetic` (rollouts, observations) and `events` (what hooks hear); `train_on`
+is one update of a model by an algorithm. The same
 checks come as pytest fixtures of their names. Importing this package imports no torch: names load on first use.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vla_rl.testing.models import check_model
     from vla_rl.testing.placements import check_placement
     from vla_rl.testing.scripted import ScriptedEnv
+    from vla_rl.testing.training import train_on
 
 __all__ = [
     "CheckFailed",
@@ -32,6 +34,7 @@ __all__ = [
     "check_env",
     "check_model",
     "check_placement",
+    "train_on",
 ]
 
 _HOMES = {
@@ -43,6 +46,7 @@ _HOMES = {
     "check_env": "envs",
     "check_model": "models",
     "check_placement": "placements",
+    "train_on": "training",
 }
 
 

@@ -15,9 +15,9 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.selection import take_columns
 from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
+from vla_rl.testing.advantages import AdvantageCase, check_advantages
 from vla_rl.testing.findings import Findings, built
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
-from vla_rl.testing.verdicts import Judge, check_verdicts
 from vla_rl.toolkit.algorithms.metric_names import SAID, reserved
 
 NEEDS = {"values", "fresh-values", "groups", "reference", "frames"}
@@ -36,8 +36,8 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
 
     Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
     total and gradient in one piece as in micro-batches. Advantages rise with the rewards, at the right steps, and
-    follow from the rollout alone (`verdicts.py`); the loss makes likelier what had a positive advantage, each sample by
-    its weight (`losses.py`); metrics have names that are free (`toolkit/algorithms/metric_names.py`).
+    follow from the rollout alone (`advantages.py`); the loss makes likelier what had a positive advantage, each sample
+    by its weight (`losses.py`); metrics have names that are free (`toolkit/algorithms/metric_names.py`).
     `config`: of the plugin, when a `Plugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """
@@ -67,7 +67,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
         with f.section(kind):
             made.append(_whole_path(case, kind, synthetic.rollout(values=values, features=features, **options)))
     if made and made[0] is not None:
-        check_verdicts(Judge(chosen, f, values, features))
+        check_advantages(AdvantageCase(chosen, f, values, features))
         check_behaviour(made[0])
     f.close()
 
@@ -109,7 +109,7 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     kept = copy.deepcopy(trained)
     advantages = case.algorithm.advantages(trained)
     _untouched(case, trained, kept, "advantages")
-    if not _check_advantages(case, advantages, trained):
+    if not _check_shapes(case, advantages, trained):
         return None
     batch = synthetic.batch(trained, advantages, reference="reference" in case.algorithm.needs)
     signed = bool((advantages.advantages < 0).any())
@@ -133,7 +133,7 @@ def _tensor(case: _Case, tensor: Any, shape: tuple[int, ...], where: str) -> boo
     return case.f.expect(finite, where, "finite numbers", "NaN or inf", "guard divisions by what can be 0")
 
 
-def _check_advantages(case: _Case, advantages: Advantages, rollout: Rollout) -> bool:
+def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool:
     f, fine = case.f, True
     shapes = {2: tuple(rollout.samples.shape), 3: tuple(rollout.valid.shape)}
     masks = {2: rollout.samples, 3: rollout.valid}

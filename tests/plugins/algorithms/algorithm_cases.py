@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
+from reference_files import reference
 from vla_rl.core.types import Rollout
 
 
-def reference(file: str) -> list[tuple[str, dict[str, Any]]]:
-    """Cases (name, data) that the original implementations made; the test is skipped where they are not at hand."""
-    default = Path(__file__).parents[4] / "shared" / "reference"
-    path = Path(os.environ.get("VLA_RL_REFERENCE", default)) / "algorithms" / file
-    if not path.exists():
-        pytest.skip(f"no reference data at {path}; set VLA_RL_REFERENCE to the folder that holds it")
-    cases = json.loads(path.read_text())["cases"]
+def cases_of(file: str) -> list[tuple[str, dict[str, Any]]]:
+    """(name, data) of what an original implementation made."""
+    cases = json.loads(reference("algorithms", file).read_text())["cases"]
     return list(cases.items()) if isinstance(cases, dict) else [(case["id"], case) for case in cases]
 
 

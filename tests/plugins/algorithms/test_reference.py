@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from algorithm_cases import close, reference, rollout_of, tensors
+from algorithm_cases import cases_of, close, rollout_of, tensors
 
+from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.impl import GRPO
+from vla_rl.plugins.algorithms.ppo import PPOConfig
+from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError
-from vla_rl.toolkit.algorithms.groups import group_verdict
-from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action, by_chunk, critic_verdict
-from vla_rl.toolkit.algorithms.settings import CriticSettings, GroupSettings
+from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action, by_chunk
 from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean
 
 LEVELS = {"chunk_level": "chunk", "action_level": "action", "token_level": "token"}
@@ -39,7 +41,7 @@ def with_values(inputs, ended, level):
 
 
 def test_valid_masks():
-    for _, case in reference("rlinf_masks.json"):
+    for _, case in cases_of("rlinf_masks.json"):
         outputs = tensors(case["outputs"])
         ended, valid = until_end(tensors(case["inputs"])["dones"])
         assert torch.equal(valid, outputs["loss_mask"])
@@ -49,16 +51,16 @@ def test_valid_masks():
 
 
 def test_generalised_advantages():
-    for _, case in reference("rlinf_gae.json"):
+    for _, case in cases_of("rlinf_gae.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         ended, until = until_end(inputs["dones"])
         valid = until if k["mask"] else torch.ones_like(ended)
         level = LEVELS[k["reward_type"]]
         rollout = with_values(inputs, ended, level)
-        settings = CriticSettings(
+        config = PPOConfig(
             gamma=k["gamma"], lam=k["gae_lambda"], advantage=level, normalize_advantages=False, time_limit="terminal"
         )
-        found = critic_verdict(rollout, settings)
+        found = PPO(config).advantages(rollout)
         mask = valid.any(-1) if level == "chunk" else valid
         wanted = coarse(outputs["advantages"]) if level == "chunk" else outputs["advantages"]
         advantages = F.normalize(found.advantages, mask, eps=1e-5) if k["normalize_advantages"] else found.advantages
@@ -72,7 +74,7 @@ def test_a_truncation_is_bootstrapped_like_a_reward():
     """RLinf adds gamma * V(final) to the reward of a chunk's last action where that was cut ("standard") or ended in any
     way, and ends the episode there; without auto_reset it treats the cut as an end."""
     cuts = 0
-    for _, case in reference("rlinf_bootstrap.json"):
+    for _, case in cases_of("rlinf_bootstrap.json"):
         inputs, k = tensors(case["inputs"]), case["kwargs"]
         wanted = tensors({"o": case["outputs"]})["o"]
         if not k["auto_reset"]:
@@ -97,7 +99,7 @@ def test_a_truncation_is_bootstrapped_like_a_reward():
 
 
 def test_group_advantages():
-    for _, case in reference("rlinf_grpo.json"):
+    for _, case in cases_of("rlinf_grpo.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         ended, valid = until_end(inputs["dones"])
         chunk_level = k["reward_type"] == "chunk_level"
@@ -105,13 +107,13 @@ def test_group_advantages():
             valid = outputs["loss_mask"].expand(valid.shape)
             ended = torch.zeros_like(ended)
         rollout = rollout_of(inputs["rewards"] * valid, ended, valid=valid, group_size=k["group_size"])
-        found = group_verdict(rollout, GroupSettings()).advantages
+        found = GRPO(GRPOConfig()).advantages(rollout).advantages
         wanted = outputs["advantages"][..., 0]
         close(found, wanted * valid.any(-1))
 
 
 def test_group_advantages_of_siirl():
-    for _, case in reference("grpo_advantage.json"):
+    for _, case in cases_of("grpo_advantage.json"):
         data = tensors(case)
         scores, groups = data["token_level_rewards"].sum(-1), data["index"]
         found = F.group_advantages(scores, groups, normalize_by_std=data["norm_by_std"])
@@ -121,7 +123,7 @@ def test_group_advantages_of_siirl():
 
 
 def test_advantages_of_siirl():
-    for name, case in reference("siirl_gae_value_kl.json"):
+    for name, case in cases_of("siirl_gae_value_kl.json"):
         if not name.startswith("gae"):
             continue
         data = tensors(case)
@@ -135,7 +137,7 @@ def test_advantages_of_siirl():
 
 
 def test_advantages_of_accerl():
-    for _, case in reference("accerl_gae.json"):
+    for _, case in cases_of("accerl_gae.json"):
         data = tensors(case)
         steps = len(data["rewards"])
         next_values, terminated = torch.zeros(steps, 1), torch.zeros(steps, 1, dtype=torch.bool)
@@ -151,7 +153,7 @@ def test_advantages_of_accerl():
 
 
 def test_clipped_losses():
-    for name, case in reference("rlinf_actor_loss.json"):
+    for name, case in cases_of("rlinf_actor_loss.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         samples, width = inputs["logprobs"].shape
         shape = (samples, width // k["single_action_dim"], k["single_action_dim"])
@@ -186,7 +188,7 @@ def test_clipped_losses():
 
 
 def test_clipped_losses_of_siirl():
-    for _, case in reference("dual_clip_ppo.json"):
+    for _, case in cases_of("dual_clip_ppo.json"):
         data = tensors(case)
         new = data["log_prob"].clone().requires_grad_()
         triple = (new, data["old_log_prob"], data["advantages"])
@@ -209,7 +211,7 @@ def test_clipped_losses_of_siirl():
 
 
 def test_critic_losses():
-    for _, case in reference("rlinf_critic_loss.json"):
+    for _, case in cases_of("rlinf_critic_loss.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         values = inputs["values"].clone().requires_grad_()
         mask = inputs.get("loss_mask", torch.ones(values.shape, dtype=torch.bool))
@@ -226,7 +228,7 @@ def test_critic_losses():
 
 def test_critic_losses_and_divergences_of_siirl():
     estimators = {"kl_kl": "k1", "kl_mse": "k2", "kl_low_var_kl": "k3"}
-    for name, case in reference("siirl_gae_value_kl.json"):
+    for name, case in cases_of("siirl_gae_value_kl.json"):
         data = tensors(case)
         if name.startswith("value_loss_clip_"):
             keys = {"clip": float(name.rpartition("_")[2]), "huber_delta": None}
@@ -244,7 +246,7 @@ def test_critic_losses_and_divergences_of_siirl():
 
 
 def test_trust_weighted_losses_of_accerl():
-    for _, case in reference("gipo_loss.json"):
+    for _, case in cases_of("gipo_loss.json"):
         data = tensors(case)
         tokens = data["action_tokens"]
         samples = len(tokens)
@@ -278,7 +280,7 @@ def test_trust_weighted_losses_of_accerl():
 
 
 def test_diagnostics_of_accerl():
-    for name, case in reference("accerl_full_formulas.json"):
+    for name, case in cases_of("accerl_full_formulas.json"):
         data = tensors(case)
         if "sigma" in data:
             new, old = data["ratio"].log(), torch.zeros_like(data["ratio"])
@@ -301,14 +303,14 @@ def test_diagnostics_of_accerl():
 
 def test_a_whole_pipeline_of_rlinf():
     """Rewards, ends, values and log-probs in, loss and gradients out, with the aggregation of its code."""
-    for _, case in reference("rlinf_pipeline.json"):
+    for _, case in cases_of("rlinf_pipeline.json"):
         inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
         ended, valid = until_end(inputs["dones"])
         masked = "loss_mask" in outputs
         level, value_level = LEVELS[k["logprob_type"]], LEVELS[k["reward_type"]]
         everything = torch.ones_like(valid)
         mask = outputs["loss_mask"].expand(valid.shape) if masked else everything
-        settings = CriticSettings(
+        config = PPOConfig(
             gamma=k["gamma"],
             lam=k["gae_lambda"],
             log_prob=level,
@@ -320,13 +322,13 @@ def test_a_whole_pipeline_of_rlinf():
             rewards = inputs["rewards"] * mask
             first = torch.zeros_like(ended) if value_level == "chunk" else ended & valid
             rollout = rollout_of(rewards, first, valid=mask, group_size=k["group_size"])
-            advantages = group_verdict(rollout, GroupSettings(log_prob=level)).advantages
+            advantages = GRPO(GRPOConfig(log_prob=level)).advantages(rollout).advantages
             close(advantages, outputs["advantages"][..., 0] * mask.any(-1))
             returns = None
         else:
-            verdict = critic_verdict(with_values(inputs, ended, value_level), settings)
+            found = PPO(config).advantages(with_values(inputs, ended, value_level))
             inside = mask.any(-1) if value_level == "chunk" else mask
-            advantages, returns = F.normalize(verdict.advantages, inside, eps=1e-5), verdict.returns
+            advantages, returns = F.normalize(found.advantages, inside, eps=1e-5), found.returns
             wanted = coarse(outputs["advantages"]) if value_level == "chunk" else outputs["advantages"]
             close(advantages[inside], wanted[inside])
         weighed = rollout_of(inputs["rewards"], ended & valid, valid=valid if masked else everything)

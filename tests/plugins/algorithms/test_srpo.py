@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import attrs
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import cases_of
 
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import component
@@ -25,14 +22,6 @@ DEFAULT = RewardSettings()
 CONFIG = SRPOConfig(encoder="tiny")
 
 
-def reference(name: str) -> list[dict]:
-    default = Path(__file__).parents[4] / "shared" / "reference"
-    path = Path(os.environ.get("VLA_RL_REFERENCE", default)) / "algorithms" / f"{name}.json"
-    if not path.is_file():
-        pytest.skip(f"no reference data at {path}; set VLA_RL_REFERENCE to the folder that holds it")
-    return json.loads(path.read_text())["cases"]
-
-
 def array(entry) -> np.ndarray:
     if isinstance(entry, dict):
         return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])
@@ -43,7 +32,7 @@ def array(entry) -> np.ndarray:
 
 
 def test_rewards_equal_the_reference():
-    for case in reference("srpo_reward"):
+    for _, case in cases_of("srpo_reward.json"):
         embeddings, success = array(case["embeddings"]), np.array(case["complete"], bool)
         progress = progress_rewards(embeddings, success, case["task_name"], embeddings.any(1), DEFAULT)
         for got, name in (
@@ -182,11 +171,11 @@ def test_without_a_success_failures_have_no_reward():
 
 def test_advantages_are_relative_to_the_group_and_tell_of_the_rewards():
     algorithm = SRPO(CONFIG, "cpu")
-    verdict = algorithm.advantages(algorithm.shape_rewards(rollout()))
-    first = verdict.advantages[0, :4]
+    made = algorithm.advantages(algorithm.shape_rewards(rollout()))
+    first = made.advantages[0, :4]
     assert first[0] == first[3] > 0 and first[1] != first[2] and first.sum() == pytest.approx(0, abs=1e-5)
-    assert verdict.metrics["srpo/shaped"] == 0.25
-    assert 0 < verdict.metrics["srpo/reward"] < 0.6 and verdict.metrics["srpo/distance"] > 0
+    assert made.metrics["srpo/shaped"] == 0.25
+    assert 0 < made.metrics["srpo/reward"] < 0.6 and made.metrics["srpo/distance"] > 0
     kept = take_columns(algorithm.shape_rewards(rollout()), np.arange(4))
     assert kept.tasks == ("a",) * 4 and len(kept.findings["reward"]) == 4
     assert algorithm.advantages(kept).metrics["srpo/shaped"] == 0.5

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import cases_of
 from PIL import Image
-from test_srpo import array, reference
+from test_srpo import array
 from transformers import VJEPA2Config, VJEPA2Model
 
 from vla_rl.core.randomness import generator
@@ -48,7 +49,7 @@ def checkpoint(tmp_path):
 
 
 def test_frame_indices_equal_the_reference():
-    for case in reference("vjepa_frame_indices"):
+    for _, case in cases_of("vjepa_frame_indices.json"):
         assert frame_indices(case["frames"], 64).tolist() == array(case["indices"]).tolist(), case["id"]
 
 

@@ -12,15 +12,17 @@ import torch
 from attrs import evolve
 from PIL import Image
 
+from vla_rl.core.episodes import Episodes
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.core.types import Context, Observation, Plugin
 from vla_rl.plugins.algorithms.srpo import srpo_report
+from vla_rl.plugins.algorithms.srpo.impl import SRPO
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
@@ -50,6 +52,9 @@ SCRIPTED = {
     "runtime": {"backend": "local"},
     "train": {"steps": 2, "lr": 1e-4, "micro_batch": 64},
 }
+
+
+ALGORITHMS: dict[str, Any] = {"grpo": {"type": "grpo"}, "srpo": SCRIPTED["algorithm"]}
 
 
 class Blind(ScriptedEnv):
@@ -103,15 +108,14 @@ def local(tmp_path_factory):
 def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     """A rollout of the scripted simulator, and the frames of its trajectories, column by column."""
     spec = parse_spec({**SCRIPTED, **changes})
-    runtime, frames = Driver(spec), []
-    monkeypatch.setattr(
-        runtime.backend.worker.roles["policy"], "embed", lambda f: frames.extend(f) or torch.ones(len(f), 2)
-    )
+    films: list[Any] = []
+    monkeypatch.setattr(SRPO, "features", lambda self, frames: films.extend(frames) or torch.ones(len(frames), 2))
+    runtime = Driver(spec)
     try:
         rollout, _ = runtime.rollout(1)
     finally:
         runtime.close()
-    return rollout, tuple(frames)
+    return rollout, tuple(films)
 
 
 def test_every_trajectory_has_frames_of_its_own(monkeypatch):
@@ -133,15 +137,22 @@ def test_a_row_that_broke_shows_its_second_try_only(monkeypatch):
     assert rollout.valid[:, 2].sum() == 4
 
 
-def test_frames_are_recorded_only_for_who_needs_them():
-    spec = parse_spec({**SCRIPTED, "algorithm": {"type": "grpo"}})
-    runtime = Driver(spec)
+@pytest.mark.parametrize("algorithm", ["grpo", "srpo"])
+def test_frames_are_recorded_only_for_who_needs_them(algorithm, monkeypatch):
+    begin, asked = Episodes.begin, []
+
+    def watched(self, starts, *rest):
+        asked.extend(start.record for start in starts)
+        return begin(self, starts, *rest)
+
+    monkeypatch.setattr(Episodes, "begin", watched)
+    runtime = Driver(parse_spec({**SCRIPTED, "algorithm": ALGORITHMS[algorithm]}))
     try:
         rollout, _ = runtime.rollout(1)
-        lane = runtime.backend.worker.roles["sim"].train[0]
     finally:
         runtime.close()
-    assert rollout.features is None and not lane.recorded and not lane.frames
+    assert asked == [algorithm == "srpo"] * 16
+    assert (rollout.features is None) == (algorithm == "grpo")
 
 
 def test_the_algorithm_chooses_the_camera(monkeypatch):
@@ -157,8 +168,7 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
 
     start = Driver(parse_spec({**SCRIPTED, **table}))
     try:
-        sim = start.backend.worker.roles["sim"]
-        seen = sim.begin_train(0, 1, 0, None).obs.images
+        seen = start.fleet.get(start.fleet.sims[0].call(SimRole.begin_train, 0, 1, 0, None)).obs.images
     finally:
         start.close()
     for keys, camera in (({}, "overhead"), ({"camera": "wrist"}, "wrist"), ({"camera": "overhead"}, "overhead")):
@@ -169,11 +179,14 @@ def test_the_algorithm_learns_of_its_workers_device():
     assert build_algorithm(parse_spec(SCRIPTED), "cuda:3").device == "cuda:3"
 
 
-def test_wrong_features_are_refused():
-    for features in (None, torch.ones(3), torch.ones(2, 4), torch.ones(3, 4).double(), torch.full((3, 4), torch.nan)):
-        role = PolicyRole(None, name="m", seed=0, embed=lambda frames, features=features: features)  # type: ignore[arg-type]
+def test_wrong_features_are_refused(monkeypatch):
+    wrong = iter([None, torch.ones(8), torch.ones(7, 4), torch.ones(8, 4).double(), torch.full((8, 4), torch.nan)])
+    monkeypatch.setattr(SRPO, "features", lambda self, frames: next(wrong))
+    for _ in range(5):
+        runtime = Driver(parse_spec(SCRIPTED))
         with pytest.raises(PluginError, match="the algorithm's features are"):
-            role._features((np.zeros((1, 8, 8, 3), np.uint8),) * 3)
+            runtime.rollout(1)
+        runtime.close()
 
 
 # -------------------------------------------------------------------------------------------------------- runs

@@ -105,7 +105,7 @@ def make(**changes: Any) -> Any:
 
 
 def environment_of(env: Any) -> Any:
-    return env._slots[0]._there._served._row._env.unwrapped
+    return env.row(0)._env.unwrapped
 
 
 def start(env: Any, split: str = "train", number: int = 0, seed: int = 0) -> Any:

@@ -76,11 +76,11 @@ def simulator_state(env: Any) -> Array:
 
 def row_of(env: Any) -> Any:
     """The simulator of a batch of one, which lives in this process."""
-    return env._slots[0]._there._served._row
+    return env.row(0)
 
 
 def processes_of(env: Any) -> list[psutil.Process]:
-    return [psutil.Process(slot._there.pid) for slot in env._slots]
+    return [psutil.Process(pid) for pid in env.pids]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -186,7 +186,7 @@ from tests.plugins.envs.test_libero import make, processes_of
 if __name__ == "__main__":
     env = make(num_envs=2)
     threading.Thread(target=env.reset, args=(np.arange(2), np.arange(2), np.arange(2)), daemon=True).start()
-    while not all(slot._there for slot in env._slots):
+    while not all(env.pids):
         time.sleep(0.05)
     print(*(process.pid for process in processes_of(env)), flush=True)
     time.sleep(60)

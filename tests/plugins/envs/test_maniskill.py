@@ -75,7 +75,7 @@ def same(one: Observation, other: Observation) -> bool:
 
 
 def scene_of(env: Any) -> Any:
-    return env._slots[0]._there._served._row._scene
+    return env.row(0)._scene
 
 
 # ------------------------------------------------------------------------------------------------- episodes

@@ -60,7 +60,7 @@ def env() -> Iterator[Any]:
 
 
 def row_of(env: Any) -> Any:
-    return env._slots[0]._there._served._row
+    return env.row(0)
 
 
 def state_of(env: Any, task: str, split: str = "train", number: int = 0) -> int:

@@ -99,7 +99,9 @@ def test_the_warm_up_has_a_line_and_no_part_in_the_pace(tmp_path: Path, capsys: 
     metrics = {"warmup/samples": 1200.0, "warmup/expert_success": 0.96, "warmup/loss": 0.4321, "time/warmup": 12.2}
     hook.on_update_end(step=0, metrics=metrics)
     assert "warm-up: loss 0.432 on 1,200 samples, of an expert with success 96%, 12 s" in capsys.readouterr().out
-    assert hook._status.eta is None
+    status = Status(a_run(tmp_path))
+    status.updated(0, metrics)
+    assert status.eta is None
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (5, "0:05"), (65.4, "1:05"), (3725, "1:02:05")])

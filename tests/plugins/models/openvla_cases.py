@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 
+from reference_files import reference
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, build
@@ -42,15 +40,6 @@ def noise(rows: int, seed: int = 0) -> Noise:
 
 def expert(rows: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).uniform(-1, 1, (rows, CHUNK, ENV.action_dim)).astype(np.float32)
-
-
-def reference(*parts: str) -> Path:
-    """A file of numbers that the original implementations made; the test is skipped where it is not at hand."""
-    default = Path(__file__).parents[4] / "shared" / "reference"
-    path = Path(os.environ.get("VLA_RL_REFERENCE", default)).joinpath(*parts)
-    if not path.exists():
-        pytest.skip(f"no reference data at {path}; set VLA_RL_REFERENCE to the folder that holds it")
-    return path
 
 
 def tiny_config(**changes: Any) -> OpenVLAConfig:

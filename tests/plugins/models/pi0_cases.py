@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -61,15 +59,6 @@ def flow_error(model: Pi0Policy, obs: Observation, actions: Any, draws: int = 32
         for _ in range(draws)
     ]
     return float(torch.stack(errors).mean())
-
-
-def reference(*parts: str) -> Path:
-    """A file of numbers that the original implementations made; the test is skipped where it is not at hand."""
-    default = Path(__file__).parents[4] / "shared" / "reference"
-    path = Path(os.environ.get("VLA_RL_REFERENCE", default)).joinpath("pi0", *parts)
-    if not path.exists():
-        pytest.skip(f"no reference data at {path}; set VLA_RL_REFERENCE to the folder that holds it")
-    return path
 
 
 OPENPI_STATS = {

@@ -9,11 +9,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from openvla_cases import ENV, network, noise, observation, reference, tiny_config
+from openvla_cases import ENV, network, noise, observation, tiny_config
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import Tensor
 
+from reference_files import reference
 from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, ValueHeadConfig, openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from openvla_cases import network, reference, tiny_config
+from openvla_cases import network, tiny_config
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import Tensor
 
+from reference_files import reference
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale, Scaler
 from vla_rl.plugins.models.openvla.images import ImageProcessor, center_crop

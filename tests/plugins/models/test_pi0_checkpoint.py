@@ -11,11 +11,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from pi0_cases import CHUNK, ENV, OPENPI_STATS, noise, observation, openpi_folder, policy, reference
+from pi0_cases import CHUNK, ENV, OPENPI_STATS, noise, observation, openpi_folder, policy
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
+from reference_files import reference
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
 from vla_rl.plugins.models.pi0.images import ImageProcessor, resize_with_pad
@@ -34,7 +35,7 @@ STATS_4 = {**OPENPI_STATS, "state": {"mean": [1.0, 2.0, 3.0, 4.0], "std": [1.0, 
 
 @pytest.fixture
 def openpi(tmp_path: Path) -> Path:
-    return openpi_folder(tmp_path / "openpi", reference("model.safetensors"))
+    return openpi_folder(tmp_path / "openpi", reference("pi0", "model.safetensors"))
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +251,7 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path, saved: Path) -> None:
 
 
 def test_statistics_that_are_missing(tmp_path: Path, saved: Path) -> None:
-    weights = reference("model.safetensors")
+    weights = reference("pi0", "model.safetensors")
     bare = openpi_folder(tmp_path / "bare", weights, stats=None)
     refused("no statistics to scale.*policy_preprocessor.json.*norm_stats.json", checkpoint=str(bare))
     partial = openpi_folder(tmp_path / "partial", weights, stats={"actions": OPENPI_STATS["actions"]})

@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
-from pi0_cases import REFERENCE_SIZES, reference
+from pi0_cases import REFERENCE_SIZES
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import Tensor
 
+from reference_files import reference
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network
@@ -25,14 +26,14 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def module() -> Pi0Module:
     network = empty_network(network_config(REFERENCE_SIZES, Shape(horizon=10, action_dim=8, state_dim=8)))
-    weights = find_weights(reference("model.safetensors").parent, open_names)
+    weights = find_weights(reference("pi0", "model.safetensors").parent, open_names)
     fill(network, weights, CPU, torch.float32, public_name=public_name)
     return Pi0Module(network).eval()
 
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, Tensor]:
-    return load_file(reference("io.safetensors"))
+    return load_file(reference("pi0", "io.safetensors"))
 
 
 class Rows:
@@ -144,7 +145,7 @@ def test_density_and_entropy() -> None:
 
 def test_public_key_layout() -> None:
     """The full-size network has openpi's names and shapes; the tied pair is one tensor, as in files."""
-    wanted = json.loads(reference("keys_pi0_full.json").read_text())
+    wanted = json.loads(reference("pi0", "keys_pi0_full.json").read_text())
     assert wanted.pop(TIED) == wanted[HEAD]
     with torch.device("meta"):
         network = empty_network(network_config(Sizes(), Shape(horizon=50)))

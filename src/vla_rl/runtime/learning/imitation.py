@@ -50,7 +50,7 @@ class Imitation:
         total = 0.0
         for start in range(first, last + 1, PIECE):
             progress(start)
-            steps = [self._shares(k, rate(k)) for k in range(start, min(start + PIECE, last + 1))]
+            steps = [self.shares(k, rate(k)) for k in range(start, min(start + PIECE, last + 1))]
             pending = [
                 learner.call(LearnerRole.imitate, [shares[rank] for shares in steps])
                 for rank, learner in enumerate(self._fleet.learners)
@@ -58,7 +58,8 @@ class Imitation:
             total += sum(self._fleet.get_all(pending))
         return total / sum(map(self.size, range(first, last + 1)))
 
-    def _shares(self, step: int, lr: float) -> list[ImitationStep]:
+    def shares(self, step: int, lr: float) -> list[ImitationStep]:
+        """An optimiser step (from 1), by rank."""
         epoch, position = divmod(step - 1, self.epoch)
         chosen = []
         for rank, own in enumerate(self._samples):

@@ -37,7 +37,7 @@ def check_time_major(**tensors: Tensor | None) -> None:
     if wrong:
         raise ShapeError(
             f"expected [S, N], S chunk steps or S = T * C actions of N columns; got {', '.join(wrong)}; "
-            f"objectives.by_action turns [T, N, C] into [T * C, N]"
+            f"toolkit.algorithms.losses.by_action turns [T, N, C] into [T * C, N]"
         )
 
 

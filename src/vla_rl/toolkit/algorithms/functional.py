@@ -279,6 +279,7 @@ def clipped_surrogate(
     return loss
 
 
+@torch.no_grad()
 def clipped(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -346,6 +347,7 @@ def value_loss(
     return loss
 
 
+@torch.no_grad()
 def value_clipped(
     values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None, huber_delta: float | None
 ) -> Tensor:
@@ -364,6 +366,3 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     if all_equal(inside):
         return 0.0
     return 1.0 - float((inside - values[mask]).var() / inside.var())
-
-
-# ------------------------------------------------------------------------------------------------- statistics

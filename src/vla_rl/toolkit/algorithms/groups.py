@@ -1,16 +1,16 @@
-"""Groups of trajectories that started from one state: scores, filters and relative advantages (GRPO and its kin)."""
+"""Groups of trajectories that started from one state (GRPO and its kin): scores, filters and metrics."""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vla_rl.core.types import Advantages, Rollout
+from vla_rl.core.types import Rollout
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import check_finite
-from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action
+from vla_rl.toolkit.algorithms.losses import by_action
 from vla_rl.toolkit.algorithms.settings import GroupSettings
 
 
@@ -40,20 +40,10 @@ def select_groups(rollout: Rollout, settings: GroupSettings) -> Tensor:
     return keep
 
 
-def group_verdict(rollout: Rollout, settings: GroupSettings) -> Advantages:
-    """One advantage a trajectory, relative to its group, at every chunk step with a valid action; weights at the
-    ratio's granularity."""
-    scores, samples = trajectory_scores(rollout), rollout.samples
-    relative = partial(F.group_advantages, scores, rollout.groups, baseline=settings.baseline)
-    plain = relative(normalize_by_std=False)
-    per_trajectory = relative() if settings.normalize_by_std else plain
-    weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
-    return Advantages(
-        advantages=torch.where(samples, per_trajectory.expand(samples.shape), torch.zeros(())),
-        weights=weights,
-        counts=counts,
-        metrics={
-            "advantage/score_mean": float(scores.mean()) if len(scores) else 0.0,
-            "advantage/std": float(plain.std()) if len(scores) > 1 else 0.0,
-        },
-    )
+def score_metrics(scores: Tensor, groups: Tensor, baseline: Literal["mean", "leave-one-out"]) -> dict[str, float]:
+    """Of scores [N] and of what they are above their groups' baselines, before a division by the std."""
+    above = F.group_advantages(scores, groups, baseline=baseline, normalize_by_std=False)
+    return {
+        "advantage/score_mean": float(scores.mean()) if len(scores) else 0.0,
+        "advantage/std": float(above.std()) if len(scores) > 1 else 0.0,
+    }

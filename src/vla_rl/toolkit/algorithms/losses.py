@@ -1,16 +1,19 @@
-"""What several algorithms share between `functional.py` and their plugins: the policy losses with their diagnostics,
-the critic's part, and the flattening of [T, N, C] to one time axis."""
+"""What algorithms share beside `functional.py`: rollouts along one time axis, weights of the entries of a loss,
+micro-batches at the granularity of the ratio, diagnostics, and the critic's loss. What a reward is worth and what is
+minimised stands in each algorithm itself."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 
-from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores, Statistic
+from vla_rl.core.types import Batch, Rollout, Scores, Statistic
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError, check_shapes
-from vla_rl.toolkit.algorithms.settings import Aggregation, ClipSettings, CriticSettings, Granularity, PolicySettings
+from vla_rl.toolkit.algorithms.settings import Aggregation, CriticSettings, Granularity
 from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean, RatioQuantiles
 
 
@@ -25,6 +28,55 @@ def by_chunk(flat: Tensor, chunk: int) -> Tensor:
     return flat.reshape(-1, chunk, flat.shape[1]).permute(0, 2, 1)
 
 
+@frozen(kw_only=True, eq=False)
+class Steps:
+    """A rollout along one time axis, as `functional.gae` takes it: S = T chunk steps or S = T * C actions, [S, N]."""
+
+    rewards: Tensor
+    values: Tensor
+    next_values: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    mask: Tensor
+    """`valid` in the shape of the rollout's values: bool [T, N] of chunk steps, [T, N, C] of actions."""
+
+    def unflatten(self, flat: Tensor) -> Tensor:
+        """[S, N] -> the shape of `mask`."""
+        return flat if self.mask.dim() == 2 else by_chunk(flat, self.mask.shape[-1])
+
+
+def steps_of(rollout: Rollout, granularity: Literal["chunk", "action"]) -> Steps:
+    """The rollout as steps of that granularity; rewards of a chunk's valid actions are summed."""
+    assert rollout.values is not None and rollout.next_values is not None  # the runtime provides what `needs` names
+    if granularity == "chunk":
+        return Steps(
+            rewards=torch.where(rollout.valid, rollout.rewards, torch.zeros(())).sum(-1),
+            values=rollout.values,
+            next_values=rollout.next_values,
+            terminated=rollout.terminated.any(-1),
+            truncated=rollout.truncated.any(-1),
+            valid=rollout.samples,
+            mask=rollout.samples,
+        )
+    return Steps(
+        rewards=by_action(rollout.rewards),
+        values=by_action(rollout.values),
+        next_values=rollout.next_values.repeat_interleave(rollout.valid.shape[-1], dim=0),
+        terminated=by_action(rollout.terminated),
+        truncated=by_action(rollout.truncated),
+        valid=by_action(rollout.valid),
+        mask=rollout.valid,
+    )
+
+
+def limits_as_ends(rollout: Rollout) -> Rollout:
+    """The rollout with every truncation a termination, behind which nothing has value."""
+    return rollout.evolve(
+        terminated=rollout.terminated | rollout.truncated, truncated=torch.zeros_like(rollout.truncated)
+    )
+
+
 def aggregation_weights(rollout: Rollout, granularity: Granularity, aggregation: Aggregation) -> tuple[Tensor, Tensor]:
     """Weights and counts of `functional.loss_weights` at the ratio's granularity: "chunk" [T, N], else [T, N, C]."""
     ended, chunk = rollout.terminated | rollout.truncated, rollout.valid.shape[-1]
@@ -36,7 +88,7 @@ def aggregation_weights(rollout: Rollout, granularity: Granularity, aggregation:
     return by_chunk(weights, chunk), by_chunk(counts, chunk)
 
 
-# ---------------------------------------------------------------------------------------------------- policy losses
+# ------------------------------------------------------------------------------------------------------ micro-batches
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,6 +98,8 @@ class Entries:
     log_probs: Tensor
     """Of the current policy, with gradient."""
     old_log_probs: Tensor
+    entropy: Tensor
+    """With gradient."""
     advantages: Tensor
     weights: Tensor
     """Of the whole optimiser step; 0 where not valid."""
@@ -56,152 +110,90 @@ class Entries:
 
 
 def entries_of(scores: Scores, batch: Batch, granularity: Granularity) -> Entries:
-    """Log-probs summed to the granularity; advantages repeated, and weights shared out, over what is finer."""
+    """Log-probs and entropies summed to the granularity; advantages repeated, and weights shared out, over what is
+    finer."""
     new = F.reduce_tokens(scores.log_probs, batch.valid, granularity)
     return Entries(
         log_probs=new,
         old_log_probs=F.reduce_tokens(batch.log_probs, batch.valid, granularity),
+        entropy=F.reduce_tokens(scores.entropy, batch.valid, granularity),
         advantages=F.expand_to(batch.advantages, new),
         weights=F.expand_to(batch.weights, new, mean=True),
     )
 
 
-def clipped_policy_loss(scores: Scores, batch: Batch, settings: ClipSettings) -> Loss:
-    """PPO's clipped surrogate, with entropy bonus, KL term and diagnostics (`policy_loss`)."""
-    e = entries_of(scores, batch, settings.log_prob)
-    low, high, dual_clip = settings.clip_low, settings.clip_high, settings.dual_clip
-    surrogate = F.clipped_surrogate(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual_clip)
-    with torch.no_grad():
-        clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual_clip)
-    return policy_loss(surrogate, e, scores, batch, settings, clipped=clipped, dead=clipped)
+def reference_log_probs(batch: Batch, granularity: Granularity) -> Tensor:
+    """Log-probs of the reference policy, for a KL term: summed to the granularity, without gradient."""
+    if batch.reference_log_probs is None:
+        raise ShapeError("kl_coef needs the batch's reference_log_probs; the algorithm has to need 'reference'")
+    return F.reduce_tokens(batch.reference_log_probs, batch.valid, granularity)
 
 
-def policy_loss(
-    surrogate: Tensor,
+# -------------------------------------------------------------------------------------------------------- diagnostics
+
+
+@torch.no_grad()
+def policy_diagnostics(
     entries: Entries,
-    scores: Scores,
     batch: Batch,
-    settings: PolicySettings,
     *,
     clipped: Tensor,
-    dead: Tensor,
+    dead: Tensor | None = None,
     trust: Tensor | None = None,
-) -> Loss:
-    """sum(weights * (surrogate - entropy_coef * H + kl_coef * KL(pi || reference))), with the diagnostics that every
-    policy loss reports. Each entry counts once in a diagnostic, whatever it weighs in the loss.
+    reference_kl: Tensor | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Statistic]]:
+    """(`maxima`, `statistics`) that every policy loss reports. Each entry counts once, whatever it weighs in the loss.
 
     Args, at the entries' shape:
-        surrogate: loss of an entry, with gradient.
-        clipped: bool, entries that PPO's clip would keep constant.   dead: bool, entries without gradient.
+        clipped: bool, entries that PPO's clip would keep constant.
+        dead: bool, entries without gradient; None: those that are clipped.
         trust: factor on the ratio in the gradient; None: 1.
+        reference_kl: divergence from the reference policy; None: there is no KL term.
     """
+    dead = clipped if dead is None else dead
+    check_shapes(log_probs=entries.log_probs, clipped=clipped, dead=dead, trust=trust, reference_kl=reference_kl)
     mask = entries.mask
-    check_shapes(surrogate=surrogate, log_probs=entries.log_probs, clipped=clipped, dead=dead, trust=trust)
-    entropy = F.reduce_tokens(scores.entropy, batch.valid, settings.log_prob)
-    policy, total = F.weighted_sum(surrogate, entries.weights), surrogate
-    if settings.entropy_coef:
-        total = total - settings.entropy_coef * entropy
-    statistics: dict[str, Statistic] = {"policy/entropy": Mean.of(entropy.detach(), mask)}
-    if settings.kl_coef:
-        if batch.reference_log_probs is None:
-            raise ShapeError("kl_coef needs the batch's reference_log_probs; the algorithm has to need 'reference'")
-        reference = F.reduce_tokens(batch.reference_log_probs, batch.valid, settings.log_prob)
-        divergence = F.kl_estimate(entries.log_probs, reference, settings.kl_estimator)
-        total = total + settings.kl_coef * divergence
-        statistics["policy/kl_reference"] = Mean.of(divergence.detach(), mask)
-    with torch.no_grad():
-        log_ratio = F.log_ratio(entries.log_probs, entries.old_log_probs)
-        ratio = log_ratio.exp()
-        cut = log_ratio.abs() >= F.LOG_RATIO_LIMIT
-        acted, lag = batch.valid.any(-1), batch.lag.float()
-        statistics |= {
-            "policy/approx_kl": Mean.of(F.kl_estimate(entries.old_log_probs, entries.log_probs, "k3"), mask),
-            "loss/clip_fraction": Mean.of(clipped.float(), mask),
-            "policy/dead_gradients": Mean.of((dead | cut).float(), mask),
-            "policy/ratio_cut": Mean.of(cut.float(), mask),
-            "policy/ratio": RatioQuantiles.of(log_ratio, mask),
-            "policy/effective_sample_size": EffectiveSize.of(ratio if trust is None else trust * ratio, mask),
-            "policy/lag_mean": Mean.of(lag, acted),
-        }
-        maxima = {
-            "policy/ratio_max": torch.where(mask, ratio, torch.zeros_like(ratio)).max(),
-            "policy/lag_max": torch.where(acted, lag, torch.zeros_like(lag)).max(),
-        }
-    return Loss(
-        total=F.weighted_sum(total, entries.weights),
-        metrics={"loss/policy": policy.detach()},
-        maxima=maxima,
-        statistics=statistics,
-    )
+    log_ratio = F.log_ratio(entries.log_probs, entries.old_log_probs)
+    ratio = log_ratio.exp()
+    cut = log_ratio.abs() >= F.LOG_RATIO_LIMIT
+    acted, lag = batch.valid.any(-1), batch.lag.float()
+    statistics: dict[str, Statistic] = {"policy/entropy": Mean.of(entries.entropy, mask)}
+    if reference_kl is not None:
+        statistics["policy/kl_reference"] = Mean.of(reference_kl, mask)
+    statistics |= {
+        "policy/approx_kl": Mean.of(F.kl_estimate(entries.old_log_probs, entries.log_probs, "k3"), mask),
+        "loss/clip_fraction": Mean.of(clipped.float(), mask),
+        "policy/dead_gradients": Mean.of((dead | cut).float(), mask),
+        "policy/ratio_cut": Mean.of(cut.float(), mask),
+        "policy/ratio": RatioQuantiles.of(log_ratio, mask),
+        "policy/effective_sample_size": EffectiveSize.of(ratio if trust is None else trust * ratio, mask),
+        "policy/lag_mean": Mean.of(lag, acted),
+    }
+    maxima = {
+        "policy/ratio_max": torch.where(mask, ratio, torch.zeros_like(ratio)).max(),
+        "policy/lag_max": torch.where(acted, lag, torch.zeros_like(lag)).max(),
+    }
+    return maxima, statistics
 
 
-# ------------------------------------------------------------------------------------------------------- the critic
-
-
-def critic_verdict(rollout: Rollout, settings: CriticSettings) -> Advantages:
-    """GAE and the critic's targets at the granularity `settings.advantage`; the value of the final observation stands
-    in where a limit cut (`time_limit: bootstrap`)."""
-    chunk = rollout.valid.shape[-1]
-    assert rollout.values is not None and rollout.next_values is not None  # the runtime provides what `needs` names
-    terminated, truncated = rollout.terminated, rollout.truncated
-    if settings.time_limit == "terminal":
-        terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
-    if settings.advantage == "chunk":
-        mask = rollout.samples
-        advantages, returns = F.gae(
-            torch.where(rollout.valid, rollout.rewards, torch.zeros(())).sum(-1),
-            rollout.values,
-            rollout.next_values,
-            terminated.any(-1),
-            truncated.any(-1),
-            gamma=settings.gamma,
-            lam=settings.lam,
-            valid=mask,
-        )
-    else:
-        mask = rollout.valid
-        flat = F.gae(
-            by_action(rollout.rewards),
-            by_action(rollout.values),
-            rollout.next_values.repeat_interleave(chunk, dim=0),
-            by_action(terminated),
-            by_action(truncated),
-            gamma=settings.gamma,
-            lam=settings.lam,
-            valid=by_action(mask),
-        )
-        advantages, returns = by_chunk(flat[0], chunk), by_chunk(flat[1], chunk)
-    metrics = {
+def value_metrics(rollout: Rollout, advantages: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
+    """Of advantages with a critic, before they are normalised; all in the shape of the rollout's values."""
+    assert rollout.values is not None
+    return {
         "value/explained_variance": F.explained_variance(rollout.values, returns, mask),
         "advantage/std": float(advantages[mask].std()) if int(mask.sum()) > 1 else 0.0,
     }
-    if settings.normalize_advantages:
-        advantages = F.normalize(advantages, mask, std=settings.advantage_std)
-    weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
-    value_weights, value_counts = aggregation_weights(rollout, settings.advantage, settings.aggregation)
-    return Advantages(
-        advantages=advantages,
-        weights=weights,
-        counts=counts,
-        returns=returns,
-        value_weights=value_weights,
-        value_counts=value_counts,
-        metrics=metrics,
-    )
 
 
-def with_critic(policy: Loss, scores: Scores, batch: Batch, settings: CriticSettings) -> Loss:
-    """The policy's loss plus value_coef times the weighted sum of `functional.value_loss`."""
+# --------------------------------------------------------------------------------------------------------- the critic
+
+
+def critic_loss(scores: Scores, batch: Batch, settings: CriticSettings) -> tuple[Tensor, dict[str, Statistic]]:
+    """(weighted sum of `functional.value_loss`, before value_coef; its statistics)."""
     if scores.values is None or batch.values is None or batch.returns is None or batch.value_weights is None:
         raise ShapeError("the critic's loss needs values, returns and value weights; the model or the rollout has none")
     values, returns, old = scores.values, batch.returns, batch.values
     clip, delta = settings.value_clip, settings.huber_delta
     loss = F.weighted_sum(F.value_loss(values, returns, old, clip=clip, huber_delta=delta), batch.value_weights)
-    with torch.no_grad():
-        clipped = F.value_clipped(values, returns, old, clip=clip, huber_delta=delta).float()
-    return evolve(
-        policy,
-        total=policy.total + settings.value_coef * loss,
-        metrics={**policy.metrics, "loss/value": loss.detach()},
-        statistics={**policy.statistics, "value/clip_fraction": Mean.of(clipped, batch.value_weights > 0)},
-    )
+    clipped = F.value_clipped(values, returns, old, clip=clip, huber_delta=delta).float()
+    return loss, {"value/clip_fraction": Mean.of(clipped, batch.value_weights > 0)}

@@ -34,14 +34,14 @@ class _Served(gymnasium.Env[Any, Any]):
     def __init__(self, make: MakeRow, number: int, chunk: int) -> None:
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # of no use, but asked for
         self._make, self._number, self._chunk = make, number, chunk
-        self._row: Row | None = None
+        self.row: Row | None = None
 
     def answer(self, method: str, given: tuple[Any, ...]) -> tuple[str, Any]:
         """-> ("answer", result) or ("broken" | "user error" | "not offered", text)."""
         try:
-            if self._row is None:
-                self._row = self._make(self._number)
-            return "answer", getattr(self, f"_{method}")(self._row, *given)
+            if self.row is None:
+                self.row = self._make(self._number)
+            return "answer", getattr(self, f"_{method}")(self.row, *given)
         except NotOffered as exc:
             return "not offered", str(exc)
         except UserError as exc:
@@ -67,9 +67,9 @@ class _Served(gymnasium.Env[Any, Any]):
         return np.asarray(row.expert_chunk(self._chunk), np.float32)
 
     def close(self) -> None:
-        if self._row is not None:
-            self._row.close()
-            self._row = None
+        if self.row is not None:
+            self.row.close()
+            self.row = None
 
 
 class _Home(Protocol):
@@ -96,6 +96,11 @@ class Inline:
 
     def send(self, method: str, given: tuple[Any, ...]) -> None:
         self._asked = method, given
+
+    @property
+    def row(self) -> Row | None:
+        """None: it was asked for nothing yet."""
+        return self._served.row
 
     def receive(self, timeout: float) -> tuple[str, Any]:
         return self._served.answer(*self._asked)
@@ -169,6 +174,17 @@ class RowProcess:
     @property
     def alive(self) -> bool:
         return self._there is not None
+
+    @property
+    def pid(self) -> int:
+        """0: it lives nowhere."""
+        return 0 if self._there is None else self._there.pid
+
+    @property
+    def here(self) -> Row:
+        """The row, which lives in this process and was reset."""
+        assert isinstance(self._there, Inline) and self._there.row is not None
+        return self._there.row
 
     def start(self) -> None:
         self._there = self.home(self.make, self.row, self.chunk)

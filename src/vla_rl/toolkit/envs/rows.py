@@ -16,7 +16,7 @@ import numpy as np
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
-from vla_rl.toolkit.envs.row import MakeRow, View
+from vla_rl.toolkit.envs.row import MakeRow, Row, View
 from vla_rl.toolkit.envs.row_process import Inline, InProcess, RowProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
 
@@ -119,6 +119,15 @@ class RowsEnv(SimEnv):
     def close(self) -> None:
         for slot in self._slots:
             slot.discard()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of each row the process it lives in; 0: none, until it is reset."""
+        return [row.pid for row in self._slots]
+
+    def row(self, i: int) -> Row:
+        """The i-th row itself, once it was reset, where rows live in this process (`processes: {apart: false}`)."""
+        return self._slots[i].here
 
     # --------------------------------------------------------------------------------------------------- inside
 

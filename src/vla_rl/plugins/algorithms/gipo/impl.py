@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-from attrs import evolve
-
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.toolkit.algorithms import functional as F
-from vla_rl.toolkit.algorithms.losses import critic_verdict, entries_of, policy_loss, with_critic
+from vla_rl.toolkit.algorithms.losses import (
+    aggregation_weights,
+    critic_loss,
+    entries_of,
+    limits_as_ends,
+    policy_diagnostics,
+    reference_log_probs,
+    steps_of,
+    value_metrics,
+)
 
 DEAD = 1e-3
 """Trust below which an entry counts as without gradient."""
@@ -25,18 +31,62 @@ class GIPO(Algorithm):
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        return critic_verdict(rollout, self.config)
+        """Generalised advantages of chunk steps or of actions, normalised over the whole rollout."""
+        config = self.config
+        if config.time_limit == "terminal":
+            rollout = limits_as_ends(rollout)
+        steps = steps_of(rollout, config.advantage)
+        flat_advantages, flat_returns = F.gae(
+            steps.rewards,
+            steps.values,
+            steps.next_values,
+            steps.terminated,
+            steps.truncated,
+            gamma=config.gamma,
+            lam=config.lam,
+            valid=steps.valid,
+        )
+        advantages, returns = steps.unflatten(flat_advantages), steps.unflatten(flat_returns)
+        metrics = value_metrics(rollout, advantages, returns, steps.mask)
+        if config.normalize_advantages:
+            advantages = F.normalize(advantages, steps.mask, std=config.advantage_std)
+        weights, counts = aggregation_weights(rollout, config.log_prob, config.aggregation)
+        value_weights, value_counts = aggregation_weights(rollout, config.advantage, config.aggregation)
+        return Advantages(
+            advantages=advantages,
+            weights=weights,
+            counts=counts,
+            returns=returns,
+            value_weights=value_weights,
+            value_counts=value_counts,
+            metrics=metrics,
+        )
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
+        """The trust-weighted surrogate, less the entropy bonus, plus the KL terms (from the reference and from the
+        policy that acted), each entry by its weight; and the critic's loss."""
         config = self.config
         e = entries_of(scores, batch, config.log_prob)
         surrogate = F.trust_surrogate(e.log_probs, e.old_log_probs, e.advantages, sigma=config.sigma)
-        with torch.no_grad():
-            trust = F.trust_weights(e.log_probs, e.old_log_probs, sigma=config.sigma)
-            clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=CLIP, high=CLIP)
-        loss = policy_loss(surrogate, e, scores, batch, config, clipped=clipped, dead=trust < DEAD, trust=trust)
+        objective, kl = surrogate, None
+        if config.entropy_coef:
+            objective = objective - config.entropy_coef * e.entropy
+        if config.kl_coef:
+            kl = F.kl_estimate(e.log_probs, reference_log_probs(batch, config.log_prob), config.kl_estimator)
+            objective = objective + config.kl_coef * kl
+        total = F.weighted_sum(objective, e.weights)
         if config.behaviour_kl_coef:
-            divergence = F.kl_estimate(e.old_log_probs, e.log_probs, "k3")
-            penalty = config.behaviour_kl_coef * F.weighted_sum(divergence, e.weights)
-            loss = evolve(loss, total=loss.total + penalty)
-        return with_critic(loss, scores, batch, config)
+            moved = F.kl_estimate(e.old_log_probs, e.log_probs, "k3")
+            total = total + config.behaviour_kl_coef * F.weighted_sum(moved, e.weights)
+        value, value_statistics = critic_loss(scores, batch, config)
+        trust = F.trust_weights(e.log_probs, e.old_log_probs, sigma=config.sigma)
+        clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=CLIP, high=CLIP)
+        maxima, statistics = policy_diagnostics(
+            e, batch, clipped=clipped, dead=trust < DEAD, trust=trust, reference_kl=kl
+        )
+        return Loss(
+            total=total + config.value_coef * value,
+            metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach(), "loss/value": value.detach()},
+            maxima=maxima,
+            statistics={**statistics, **value_statistics},
+        )

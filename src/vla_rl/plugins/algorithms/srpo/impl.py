@@ -12,8 +12,16 @@ from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
-from vla_rl.toolkit.algorithms.groups import group_verdict, select_groups
-from vla_rl.toolkit.algorithms.losses import by_action, by_chunk, clipped_policy_loss
+from vla_rl.toolkit.algorithms import functional as F
+from vla_rl.toolkit.algorithms.groups import score_metrics, select_groups, trajectory_scores
+from vla_rl.toolkit.algorithms.losses import (
+    aggregation_weights,
+    by_action,
+    by_chunk,
+    entries_of,
+    policy_diagnostics,
+    reference_log_probs,
+)
 
 
 class SRPO(Algorithm):
@@ -63,18 +71,41 @@ class SRPO(Algorithm):
         return select_groups(rollout, self.config)
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        verdict = group_verdict(rollout, self.config)
-        metrics = {"srpo/shaped": 0.0}
-        if rollout.findings:
-            shaped = ~rollout.findings["distance"].isnan()
-            metrics["srpo/shaped"] = float(shaped.double().mean())
-            if shaped.any():
-                metrics["srpo/distance"] = float(rollout.findings["distance"][shaped].mean())
-                metrics["srpo/reward"] = float(rollout.findings["reward"][shaped].mean())
-        return attrs.evolve(verdict, metrics={**verdict.metrics, **metrics})
+        """One number a trajectory, its (shaped) score relative to its group's, at every chunk step with a valid
+        action."""
+        config, samples = self.config, rollout.samples
+        scores = trajectory_scores(rollout)
+        relative = F.group_advantages(
+            scores, rollout.groups, baseline=config.baseline, normalize_by_std=config.normalize_by_std
+        )
+        weights, counts = aggregation_weights(rollout, config.log_prob, config.aggregation)
+        return Advantages(
+            advantages=torch.where(samples, relative.expand(samples.shape), torch.zeros(())),
+            weights=weights,
+            counts=counts,
+            metrics={**score_metrics(scores, rollout.groups, config.baseline), **shaping_metrics(rollout)},
+        )
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        return clipped_policy_loss(scores, batch, self.config)
+        """The clipped surrogate, less the entropy bonus, plus the KL term, each entry by its weight."""
+        config = self.config
+        e = entries_of(scores, batch, config.log_prob)
+        low, high, dual = config.clip_low, config.clip_high, config.dual_clip
+        surrogate = F.clipped_surrogate(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
+        clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
+        objective, kl = surrogate, None
+        if config.entropy_coef:
+            objective = objective - config.entropy_coef * e.entropy
+        if config.kl_coef:
+            kl = F.kl_estimate(e.log_probs, reference_log_probs(batch, config.log_prob), config.kl_estimator)
+            objective = objective + config.kl_coef * kl
+        maxima, statistics = policy_diagnostics(e, batch, clipped=clipped, reference_kl=kl)
+        return Loss(
+            total=F.weighted_sum(objective, e.weights),
+            metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach()},
+            maxima=maxima,
+            statistics=statistics,
+        )
 
 
 def pay_at_the_end(rollout: Rollout, rewards: Tensor) -> Tensor:
@@ -82,3 +113,15 @@ def pay_at_the_end(rollout: Rollout, rewards: Tensor) -> Tensor:
     valid = by_action(rollout.valid)
     left = valid.long().flip(0).cumsum(0).flip(0)  # valid actions from here on
     return by_chunk(torch.where(valid & (left == 1), rewards, torch.zeros(())), rollout.valid.shape[-1])
+
+
+def shaping_metrics(rollout: Rollout) -> dict[str, float]:
+    """Share of the trajectories that were shaped, and the means of their distances and rewards."""
+    if not rollout.findings:
+        return {"srpo/shaped": 0.0}
+    shaped = ~rollout.findings["distance"].isnan()
+    metrics = {"srpo/shaped": float(shaped.double().mean())}
+    if shaped.any():
+        metrics["srpo/distance"] = float(rollout.findings["distance"][shaped].mean())
+        metrics["srpo/reward"] = float(rollout.findings["reward"][shaped].mean())
+    return metrics

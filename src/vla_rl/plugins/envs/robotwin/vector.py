@@ -147,8 +147,8 @@ class VectorRobotwin(SimEnv):
                 continue
             if check and (task, seed) not in self._usable:
                 sub.close(clear_cache=False)
-                verdict = sub.check_seed(seed)
-                self._usable[task, seed] = verdict["setup_demo_success"] and verdict["play_once_success"]
+                checked = sub.check_seed(seed)
+                self._usable[task, seed] = checked["setup_demo_success"] and checked["play_once_success"]
                 if not self._usable[task, seed]:
                     continue
             try:

@@ -30,8 +30,8 @@ TENSORS = ("advantages", "weights", "counts", "returns", "value_weights", "value
 
 
 @frozen(eq=False)
-class Judge:
-    """An algorithm's verdict on rollouts, as the loop asks for it."""
+class AdvantageCase:
+    """An algorithm that is asked for advantages as the loop asks for them."""
 
     algorithm: Algorithm
     f: Findings
@@ -54,30 +54,38 @@ class Judge:
             return made
         return made.evolve(values=0.01 * made.values, next_values=0.01 * made.next_values)
 
-    def verdict(self, rollout: Rollout) -> Advantages:
+    def advantages(self, rollout: Rollout) -> Advantages:
         return self.algorithm.advantages(self.algorithm.shape_rewards(rollout))
 
     def pull(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: advantage times share of the loss, of each action; where neither is by action, its chunk's."""
-        verdict, like = self.verdict(rollout), rollout.rewards
-        counts = verdict.divisors[0].sum().clamp_min(1e-12)
-        return by_action(expand_to(verdict.advantages, like) * expand_to(verdict.weights, like) / counts)
+        made, like = self.advantages(rollout), rollout.rewards
+        counts = made.divisors[0].sum().clamp_min(1e-12)
+        return by_action(expand_to(made.advantages, like) * expand_to(made.weights, like) / counts)
 
     def returns(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: the critic's targets."""
-        returns = self.verdict(rollout).returns
+        returns = self.advantages(rollout).returns
         assert returns is not None  # found before
         return by_action(expand_to(returns, rollout.rewards))
 
 
-def check_verdicts(judge: Judge) -> None:
+def check_advantages(case: AdvantageCase) -> None:
     """Findings on all of them."""
-    checks: list[Callable[[Judge], None]] = [_repeats, _keeps_the_rest, _outcomes, _order, _credit, _groups, _invalid]
-    if judge.values != "none":
+    checks: list[Callable[[AdvantageCase], None]] = [
+        _repeats,
+        _keeps_the_rest,
+        _outcomes,
+        _order,
+        _credit,
+        _groups,
+        _invalid,
+    ]
+    if case.values != "none":
         checks.append(_baseline)
     for check in checks:
-        with judge.f.section(check.__name__.strip("_").replace("_", " ")):
-            check(judge)
+        with case.f.section(check.__name__.strip("_").replace("_", " ")):
+            check(case)
 
 
 def _same(one: Tensor | None, other: Tensor | None, tolerance: float = 0.0) -> bool:
@@ -86,40 +94,40 @@ def _same(one: Tensor | None, other: Tensor | None, tolerance: float = 0.0) -> b
     return one.shape == other.shape and bool(((one - other).abs() <= tolerance * (1 + other.abs())).all())
 
 
-def _repeats(judge: Judge) -> None:
-    rollout, remedy = judge.rollout(), "no random numbers, and no state: a resumed run would not have it"
-    algorithm, f = judge.algorithm, judge.f
+def _repeats(case: AdvantageCase) -> None:
+    rollout, remedy = case.rollout(), "no random numbers, and no state: a resumed run would not have it"
+    algorithm, f = case.algorithm, case.f
     shaped = [algorithm.shape_rewards(rollout) for _ in range(2)]
     same = _same(shaped[0].rewards, shaped[1].rewards)
     f.expect(same, "shape_rewards", "the same rewards for the same rollout", "others the second time", remedy)
     kept = [algorithm.select(part) for part in shaped]
     f.expect(torch.equal(*kept), "select", "the same choice for the same rollout", "another the second time", remedy)
-    verdicts = [algorithm.advantages(part) for part in shaped]
+    made = [algorithm.advantages(part) for part in shaped]
     for name in TENSORS:
-        same = _same(getattr(verdicts[0], name), getattr(verdicts[1], name))
+        same = _same(getattr(made[0], name), getattr(made[1], name))
         f.expect(same, f"advantages: {name}", "the same for the same rollout", "others the second time", remedy)
 
 
-def _keeps_the_rest(judge: Judge) -> None:
-    rollout = judge.rollout()
-    shaped = judge.algorithm.shape_rewards(rollout)
+def _keeps_the_rest(case: AdvantageCase) -> None:
+    rollout = case.rollout()
+    shaped = case.algorithm.shape_rewards(rollout)
     for field in attrs.fields(Rollout):
         one, other = getattr(shaped, field.name), getattr(rollout, field.name)
         if isinstance(other, torch.Tensor) and field.name != "rewards":
             remedy = "rewrite rewards alone: rollout.evolve(rewards=...)"
-            judge.f.expect(torch.equal(one, other), "shape_rewards", f"`{field.name}` unchanged", "others", remedy)
-    kept = int(judge.algorithm.select(shaped).sum())
+            case.f.expect(torch.equal(one, other), "shape_rewards", f"`{field.name}` unchanged", "others", remedy)
+    kept = int(case.algorithm.select(shaped).sum())
     text = "trajectories of groups in which some succeed and some fail"
-    judge.f.expect(kept > 0, "select", text, "none of them", "these are what can be learned from; mind the filter")
+    case.f.expect(kept > 0, "select", text, "none of them", "these are what can be learned from; mind the filter")
 
 
-def _outcomes(judge: Judge) -> None:
+def _outcomes(case: AdvantageCase) -> None:
     for n in (1, 5, 10):
         pulls = []
         for outcome in (False, True):
             won = (*WON[:n], outcome, *WON[n + 1 :])
-            pulls.append(float(judge.pull(judge.rollout(won))[:, n].mean()))
-        judge.f.expect(
+            pulls.append(float(case.pull(case.rollout(won))[:, n].mean()))
+        case.f.expect(
             pulls[1] > pulls[0] + 1e-6 * max(map(abs, pulls)),
             "advantages",
             "more weight * advantage for a trajectory that succeeds than for the same one that fails",
@@ -128,97 +136,97 @@ def _outcomes(judge: Judge) -> None:
         )
 
 
-def _order(judge: Judge) -> None:
+def _order(case: AdvantageCase) -> None:
     """Columns in another order, groups under other numbers."""
-    rollout = judge.rollout()
+    rollout = case.rollout()
     columns = np.random.default_rng(0).permutation(len(WON))
     turned = take_columns(rollout, columns)
     turned = turned.evolve(groups=torch.tensor([31, 4, 17])[turned.groups])
-    one, other, index = judge.verdict(rollout), judge.verdict(turned), torch.from_numpy(columns)
+    one, other, index = case.advantages(rollout), case.advantages(turned), torch.from_numpy(columns)
     for name in TENSORS:
         tensor = getattr(one, name)
         same = _same(None if tensor is None else tensor[:, index], getattr(other, name), 1e-4)
         expected = "the same for a trajectory wherever it stands, and whatever number its group has"
-        judge.f.expect(same, f"advantages: {name}", expected, "others", "find members by `rollout.groups == number`")
+        case.f.expect(same, f"advantages: {name}", expected, "others", "find members by `rollout.groups == number`")
 
 
-def _credit(judge: Judge) -> None:
+def _credit(case: AdvantageCase) -> None:
     """A huge reward in the middle of a failure."""
     n, e = WON.index(False), STEPS // 2 * CHUNK + CHUNK - 1
-    rollout = judge.rollout()
+    rollout = case.rollout()
     rewards = rollout.rewards.clone()
     rewards[STEPS // 2, n, -1] = HUGE
     paid = rollout.evolve(rewards=rewards)
-    before, after = judge.pull(rollout), judge.pull(paid)
+    before, after = case.pull(rollout), case.pull(paid)
     peak = float(after[: e + 1, n].max() - after.median())
     fine = bool(after[e, n] >= before[e, n] - 1e-6)
-    if judge.values != "none":
+    if case.values != "none":
         fine = float(after[e, n] - after.median()) > NOISE * peak > 0
     remedy = "let them rise with the rewards, at the step where these are paid"
     got = f"{float(before[e, n]):.3g}, then {float(after[e, n]):.3g}"
-    judge.f.expect(fine, "advantages", "a higher advantage of an action that is paid more", got, remedy)
+    case.f.expect(fine, "advantages", "a higher advantage of an action that is paid more", got, remedy)
     leaks = float(after[e + 1 :, n].max() - after[: e + 1, n].min())
     remedy = "sum rewards from an action on, not up to it"
     expected = "as much credit for actions up to a reward as for those after it"
-    judge.f.expect(leaks <= NOISE * abs(peak) + 1e-6, "advantages", expected, "more for those after it", remedy)
-    if judge.values == "none":
+    case.f.expect(leaks <= NOISE * abs(peak) + 1e-6, "advantages", expected, "more for those after it", remedy)
+    if case.values == "none":
         return
-    rises = judge.returns(paid)[:, n] - judge.returns(rollout)[:, n]
+    rises = case.returns(paid)[:, n] - case.returns(rollout)[:, n]
     room = NOISE * float(rises[e].abs())
     fine = float(rises[e]) > 0 and bool((rises >= -room).all())
     got = f"a change of {float(rises[e]):.3g}"
-    judge.f.expect(fine, "advantages: returns", "a higher target where more is paid", got, "add the rewards")
+    case.f.expect(fine, "advantages: returns", "a higher target where more is paid", got, "add the rewards")
     fine = bool((rises[e + 1 :].abs() <= room + 1e-6).all())
-    judge.f.expect(fine, "advantages: returns", "targets that know of later rewards only", "earlier ones too", remedy)
+    case.f.expect(fine, "advantages: returns", "targets that know of later rewards only", "earlier ones too", remedy)
     if float(after[e + 1 :, n].max() - after.median()) <= NOISE * peak:  # each action has its own credit
-        _episodes_apart(judge)
+        _episodes_apart(case)
 
 
-def _groups(judge: Judge) -> None:
-    rollout, where, f = judge.rollout(), "advantages", judge.f
-    if "groups" in judge.algorithm.needs:
+def _groups(case: AdvantageCase) -> None:
+    rollout, where, f = case.rollout(), "advantages", case.f
+    if "groups" in case.algorithm.needs:
         alike = take_columns(rollout, np.array([0] * SIZE + [*range(SIZE, len(WON))]))
-        found = float(judge.verdict(alike).advantages[:, :SIZE].abs().max())
+        found = float(case.advantages(alike).advantages[:, :SIZE].abs().max())
         expected = "0 in a group whose members are all alike, as `needs` has groups"
         f.expect(found < 1e-4, where, expected, f"up to {found:.3g}", "compare a score with its own group's")
         return
     apart = rollout.evolve(groups=torch.arange(len(WON)))
-    same = _same(judge.verdict(rollout).advantages, judge.verdict(apart).advantages, 1e-5)
+    same = _same(case.advantages(rollout).advantages, case.advantages(apart).advantages, 1e-5)
     f.expect(same, where, "no use of groups, which `needs` lacks", "some", "add 'groups' to needs")
 
 
-def _invalid(judge: Judge) -> None:
+def _invalid(case: AdvantageCase) -> None:
     """Numbers that stand where no action counts."""
-    ragged = judge.rollout(ends=CHUNK * 2 + 1)
+    ragged = case.rollout(ends=CHUNK * 2 + 1)
     silent = ~ragged.valid
     log_probs = torch.where(silent[..., None], torch.tensor(-77.0), ragged.log_probs)
     changed = ragged.evolve(log_probs=log_probs)
     if ragged.values is not None:
         of_value = silent if ragged.values.dim() == 3 else ~ragged.samples
         changed = changed.evolve(values=torch.where(of_value, torch.tensor(77.0), ragged.values))
-    one, other = judge.verdict(ragged), judge.verdict(changed)
+    one, other = case.advantages(ragged), case.advantages(changed)
     for name in TENSORS:
         same = _same(getattr(one, name), getattr(other, name), 1e-5)
         expected = "the same whatever stands where `valid` is False"
-        judge.f.expect(same, f"advantages: {name}", expected, "others", "mask before sums, means and deviations")
+        case.f.expect(same, f"advantages: {name}", expected, "others", "mask before sums, means and deviations")
 
 
-def _baseline(judge: Judge) -> None:
+def _baseline(case: AdvantageCase) -> None:
     n, t = WON.index(False), STEPS // 2
-    rollout = judge.rollout()
+    rollout = case.rollout()
     assert rollout.values is not None
     values = rollout.values.clone()
     values[t, n] += HUGE
-    one, other = judge.pull(rollout), judge.pull(rollout.evolve(values=values))
+    one, other = case.pull(rollout), case.pull(rollout.evolve(values=values))
     e = t * CHUNK + CHUNK - 1
     got = f"{float(one[e, n]):.3g}, then {float(other[e, n]):.3g}"
     expected = "no higher advantage where the critic expected more"
-    judge.f.expect(bool(other[e, n] <= one[e, n]), "advantages", expected, got, "subtract the values")
+    case.f.expect(bool(other[e, n] <= one[e, n]), "advantages", expected, got, "subtract the values")
 
 
-def _episodes_apart(judge: Judge) -> None:
+def _episodes_apart(case: AdvantageCase) -> None:
     """Columns go on with a second episode, as with `auto_reset`; what happens there is none of the first one's."""
-    rollout, n = judge.rollout(), WON.index(False)
+    rollout, n = case.rollout(), WON.index(False)
     assert rollout.values is not None and rollout.next_values is not None
     for how in ("terminated", "truncated"):
         ended = getattr(rollout, how).clone()
@@ -227,21 +235,21 @@ def _episodes_apart(judge: Judge) -> None:
         rewards, values = once.rewards.clone(), once.values.clone()
         rewards[3, n, 0], values[2, n] = HUGE, -HUGE
         following = once.evolve(rewards=rewards, values=values)
-        pull = judge.pull(following)
+        pull = case.pull(following)
         gap = float((pull[: 2 * CHUNK, n] - pull.median()).abs().max() / (pull.max() - pull.min()).clamp_min(1e-12))
         expected, remedy = f"nothing of the next episode before the end of one ({how})", "cut sums at every end"
-        judge.f.expect(gap <= NOISE, "advantages", expected, f"{gap:.0%} of the largest advantage", remedy)
-        gap = float((judge.returns(following) - judge.returns(once))[: 2 * CHUNK, n].abs().max())
-        judge.f.expect(gap <= NOISE * HUGE, "advantages: returns", expected, f"a change of {gap:.3g}", remedy)
-    _after_termination(judge, rollout)
+        case.f.expect(gap <= NOISE, "advantages", expected, f"{gap:.0%} of the largest advantage", remedy)
+        gap = float((case.returns(following) - case.returns(once))[: 2 * CHUNK, n].abs().max())
+        case.f.expect(gap <= NOISE * HUGE, "advantages: returns", expected, f"a change of {gap:.3g}", remedy)
+    _after_termination(case, rollout)
 
 
-def _after_termination(judge: Judge, rollout: Rollout) -> None:
+def _after_termination(case: AdvantageCase, rollout: Rollout) -> None:
     """All episodes terminate at the last action; what follows has no value."""
     assert rollout.next_values is not None
     next_values = rollout.next_values.clone()
     next_values[-1] += HUGE
     valued = rollout.evolve(next_values=next_values)
-    gap = float((judge.returns(valued) - judge.returns(rollout)).abs().max())
+    gap = float((case.returns(valued) - case.returns(rollout)).abs().max())
     expected = "no value of what follows a termination"
-    judge.f.expect(gap <= NOISE * HUGE, "advantages: returns", expected, f"{gap:.3g}", "multiply by ~terminated")
+    case.f.expect(gap <= NOISE * HUGE, "advantages: returns", expected, f"{gap:.3g}", "multiply by ~terminated")

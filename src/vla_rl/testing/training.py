@@ -1,0 +1,80 @@
+"""`train_on`: one update of a model on one rollout, in this process, as one learner makes it in one optimiser step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from vla_rl.core.hookspecs import Algorithm, VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.selection import take_columns
+from vla_rl.core.types import Chunk, EnvInfo, Rollout, pick, to_numpy
+from vla_rl.testing import synthetic
+from vla_rl.toolkit.algorithms.statistics import read_all
+
+
+def train_on(
+    rollout: Rollout, *, algorithm: Algorithm, model: VLAModel, info: EnvInfo, optimizer: torch.optim.Optimizer
+) -> dict[str, float]:
+    """Train the model on a made-up rollout, such as `synthetic.rollout(values="chunk", chunk=3, tokens=2)`.
+
+        model = LinearModel(info := synthetic.env_info(), chunk=3)
+        optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-2)
+        metrics = train_on(rollout, algorithm=MyAlgorithm(config), model=model, info=info, optimizer=optimizer)
+
+    The model acts first, on random pictures that are the same every time: its log-probs and values take the place of
+    the rollout's, whose rewards and ends stay. Then come `shape_rewards`, `select`, `advantages`, the loss of all
+    samples and a step of the optimiser. No gradient is clipped.
+
+    Args:
+        rollout: C actions a chunk and M tokens an action are the model's.   info: what the model was built for.
+    Returns: metrics under the names of a run; none where the algorithm keeps nothing.
+    """
+    shape = rollout.samples.shape
+    count = rollout.samples.numel()
+    obs = synthetic.observation(info, count)
+    chunk = model.sample_chunk(obs, Noise(0, "train_on", range(count), [0] * count, [0] * count), False)
+    played = algorithm.shape_rewards(_with_scores(rollout, chunk))
+    columns = np.flatnonzero(algorithm.select(played).numpy())
+    if not len(columns):
+        return {}
+    kept = take_columns(played, columns)
+    advantages = algorithm.advantages(kept)
+    samples = np.arange(count).reshape(shape)[:, columns][kept.samples.numpy()]
+    batch = synthetic.batch(kept, advantages)
+    seen = attrs.evolve(
+        batch.chunk,
+        actions=pick(chunk.actions, samples),
+        trace={name: pick(tensor, samples) for name, tensor in chunk.trace.items()},
+    )
+    batch = attrs.evolve(batch, obs=obs.take(samples), chunk=seen)
+    if "reference" in algorithm.needs:
+        with torch.no_grad():
+            batch = attrs.evolve(batch, reference_log_probs=model.reference_log_probs(batch.obs, batch.chunk))
+    loss = algorithm.loss(model.chunk_log_probs(batch.obs, batch.chunk), batch)
+    optimizer.zero_grad()
+    loss.total.backward()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf"))
+    optimizer.step()
+    return {
+        **advantages.metrics,
+        "loss/total": float(loss.total.detach()),
+        "policy/grad_norm": float(norm),
+        **{name: float(value) for name, value in {**loss.metrics, **loss.maxima}.items()},
+        **read_all([{name: statistic.cpu() for name, statistic in loss.statistics.items()}]),
+    }
+
+
+def _with_scores(rollout: Rollout, chunk: Chunk) -> Rollout:
+    """The rollout with the log-probs and values of what was sampled, [T * N, ...]."""
+
+    def shaped(array: Any) -> torch.Tensor:
+        flat = torch.from_numpy(to_numpy(array))
+        return flat.reshape(*rollout.samples.shape, *flat.shape[1:])
+
+    values = rollout.values if chunk.values is None else shaped(chunk.values)
+    return rollout.evolve(log_probs=shaped(chunk.log_probs), values=values)

@@ -1,0 +1,79 @@
+"""What learner ranks train on in one iteration: a rollout on its way through the runtime, for tests of the learner's
+own code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.randomness import generator
+from vla_rl.core.selection import take_columns
+from vla_rl.core.types import EnvInfo, Rollout
+from vla_rl.runtime.learning.steps import Share, share_out
+from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.rollouts.assemble import find_samples, light_arrays
+from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.testing import synthetic
+
+BINS = 8
+"""Of the `LinearModel` that chose the actions."""
+
+
+@frozen(kw_only=True, eq=False)
+class Update:
+    """An iteration's samples, and what each rank does with them."""
+
+    heavy: Heavy
+    light: Mapping[str, Any]
+    shares: list[Share]
+
+    def train(self, learner: LearnerRole, rank: int = 0, step: int = 1) -> dict[str, Any]:
+        """The rank's optimiser steps. -> what `LearnerRole.update` returns."""
+        own = self.shares[rank]
+        light = {name: None if array is None else array[own.samples] for name, array in self.light.items()}
+        heavy = self.heavy.take(own.samples) if len(own.samples) else None
+        return learner.update(step, heavy, light, own.steps)
+
+
+def update_of(
+    algorithm: Algorithm,
+    rollout: Rollout,
+    info: EnvInfo,
+    *,
+    world: int = 1,
+    micro_batch: int,
+    global_batch: int | None = None,
+    lopsided: bool = False,
+) -> Update:
+    """One update on this rollout, of which the algorithm keeps what it wants; pictures and tokens are random.
+
+    Args:
+        lopsided: rank 0 has all samples.
+    """
+    keep = algorithm.select(rollout).nonzero().flatten().numpy()
+    kept = take_columns(rollout, keep)
+    samples = find_samples(kept, keep, np.zeros(rollout.samples.shape, np.int64), np.zeros(len(rollout.groups), int))
+    light = light_arrays(kept, algorithm.advantages(kept), samples)
+    count, (chunk, tokens) = len(samples.steps), rollout.log_probs.shape[2:]
+    rng = generator(rollout.step, "samples")
+    heavy = Heavy(
+        obs=synthetic.observation(info, count, seed=rollout.step),
+        actions=rng.standard_normal((count, chunk, info.action_dim), dtype=np.float32),
+        trace={"tokens": rng.integers(0, BINS, (count, chunk, tokens))},
+    )
+    shares = share_out(
+        np.zeros(count, np.int64) if lopsided else np.arange(count) % world,
+        np.arange(count),
+        light,
+        world=world,
+        seed=0,
+        step=rollout.step,
+        epochs=1,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+    )
+    return Update(heavy=heavy, light=light, shares=shares)
