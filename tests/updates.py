@@ -63,7 +63,7 @@ def update_of(
     heavy = Heavy(
         obs=synthetic.observation(info, count, seed=rollout.step),
         actions=rng.standard_normal((count, chunk, info.action_dim), dtype=np.float32),
-        trace={"tokens": rng.integers(0, BINS, (count, chunk, tokens))},
+        replay={"tokens": rng.integers(0, BINS, (count, chunk, tokens))},
     )
     shares = share_out(
         np.zeros(count, np.int64) if lopsided else np.arange(count) % world,

@@ -15,7 +15,7 @@ from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.offload import OffloadSettings
+from vla_rl.runtime.roles.offload import Offload
 from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.start import run
 from vla_rl.testing.linear import LinearModel
@@ -94,7 +94,7 @@ def test_what_leaves_is_really_gone():
     plan = Plan(slots=(Slot(roles=("sim", "policy", "learner")),), offload=frozenset({"sim", "learner"}))
     (assignment,) = assign(plan, 8, one_process=True)
     sim, learner = roles_of(spec, assignment)
-    offload = OffloadSettings({"sim": sim, "learner": learner}, assignment, lambda lane: ScriptedEnv(8))
+    offload = Offload({"sim": sim, "learner": learner}, assignment, lambda lane: ScriptedEnv(8))
     optimizer = learner.optimizer
     for parameter in learner.parameters.values():
         parameter.grad = torch.ones_like(parameter)

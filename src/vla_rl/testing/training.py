@@ -48,7 +48,7 @@ def train_on(
     seen = attrs.evolve(
         batch.chunk,
         actions=pick(chunk.actions, samples),
-        trace={name: pick(tensor, samples) for name, tensor in chunk.trace.items()},
+        replay={name: pick(tensor, samples) for name, tensor in chunk.replay.items()},
     )
     batch = attrs.evolve(batch, obs=obs.take(samples), chunk=seen)
     if "reference" in algorithm.needs:

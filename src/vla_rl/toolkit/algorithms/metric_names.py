@@ -58,9 +58,9 @@ class MetricGuard:
 
     @hookimpl(wraps="algorithm")
     def advantages(self) -> Generator[None, Advantages, Advantages]:
-        verdict = yield
-        self._check("advantages", verdict.metrics)
-        return verdict
+        made = yield
+        self._check("advantages", made.metrics)
+        return made
 
     @hookimpl(wraps="algorithm")
     def loss(self) -> Generator[None, Loss, Loss]:
