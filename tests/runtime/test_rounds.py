@@ -13,6 +13,7 @@ from scripted_runs import advance, scripted_spec, weights_of
 from vla_rl.core.errors import UserError
 from vla_rl.core.selection import Selection
 from vla_rl.core.spec.spec import SpecError, parse_spec
+from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.weights import Publisher
 from vla_rl.runtime.roles.policy import PolicyRole
@@ -75,7 +76,8 @@ def test_a_run_with_resampling_trains(train):
 
 def test_resampling_needs_groups():
     with pytest.raises(UserError, match="algorithm 'ppo' has none"):
-        Driver(parse_spec(scripted_spec(algorithm={"type": "ppo"}, rollout={**PPO, "resample": {"max_rounds": 1}})))
+        spec = scripted_spec(algorithm={"type": "ppo"}, rollout={**PPO, "resample": {"max_rounds": 1}})
+        check_spec(parse_spec(spec), training=True)
     rollout = {"episodes": None, "steps": 8, "auto_reset": "immediate", "resample": {"max_rounds": 1}}
     with pytest.raises(SpecError, match="resample: has no effect with auto_reset: immediate"):
         parse_spec(scripted_spec(rollout=rollout))
