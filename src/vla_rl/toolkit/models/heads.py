@@ -29,8 +29,8 @@ def start(layer: nn.Module, gain: float, rng: torch.Generator) -> None:
 
 def small_mlp(widths: list[int], seed: int, gain: float = math.sqrt(2.0), last_bias: bool = True) -> nn.ModuleList:
     """Linear layers whose weights are a function of the seed; the last one starts small."""
-    layers = nn.ModuleList(nn.Linear(*sides) for sides in pairwise(widths[:-1]))
-    layers.append(nn.Linear(*widths[-2:], bias=last_bias))
+    layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths[:-1]))
+    layers.append(nn.Linear(widths[-2], widths[-1], bias=last_bias))
     rng = torch.Generator().manual_seed(seed)
     for layer in layers:
         start(layer, 0.01 if layer is layers[-1] else gain, rng)
