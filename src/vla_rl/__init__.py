@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vla_rl.core.catalogue import build, load
-    from vla_rl.core.errors import CheckpointError, NotOffered, PluginError, SpecError, UserError
+    from vla_rl.core.errors import CheckpointError, NotOffered, PluginError, SpecError, UserError, did_you_mean
     from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
     from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
     from vla_rl.core.manager import broadcast, hookimpl, wrap
     from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Node, Plan, Slot, Window
-    from vla_rl.core.randomness import Noise, generator
+    from vla_rl.core.randomness import Noise, derived_seed, generator
     from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
+    from vla_rl.core.spec.structure import at
     from vla_rl.core.types import (
         Advantages,
         Batch,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
         Scores,
         Statistic,
         TaskInfo,
+        at_last_action,
+        to_numpy,
     )
     from vla_rl.runtime.start import clone, evaluate, run
 
@@ -79,9 +82,13 @@ __all__ = [
     "UserError",
     "VLAModel",
     "Window",
+    "at",
+    "at_last_action",
     "broadcast",
     "build",
     "clone",
+    "derived_seed",
+    "did_you_mean",
     "evaluate",
     "generator",
     "hookimpl",
@@ -89,17 +96,19 @@ __all__ = [
     "load_spec",
     "parse_spec",
     "run",
+    "to_numpy",
     "wrap",
 ]
 _MODULES = {
     "core.catalogue": ("build", "load"),
-    "core.errors": ("CheckpointError", "NotOffered", "PluginError", "SpecError", "UserError"),
+    "core.errors": ("CheckpointError", "NotOffered", "PluginError", "SpecError", "UserError", "did_you_mean"),
     "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
     "core.hookspecs": ("Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel"),
     "core.manager": ("broadcast", "hookimpl", "wrap"),
     "core.plan": ("Cluster", "DoesNotFit", "Job", "MeasureFirst", "Node", "Plan", "Slot", "Window"),
-    "core.randomness": ("Noise", "generator"),
+    "core.randomness": ("Noise", "derived_seed", "generator"),
     "core.spec.spec": ("Spec", "load_spec", "parse_spec"),
+    "core.spec.structure": ("at",),
     "core.types": (
         "Advantages",
         "Batch",
@@ -116,6 +125,8 @@ _MODULES = {
         "Scores",
         "Statistic",
         "TaskInfo",
+        "at_last_action",
+        "to_numpy",
     ),
     "runtime.start": ("clone", "evaluate", "run"),
 }

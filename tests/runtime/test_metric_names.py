@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 
 import attrs
 import pytest
 import torch
 from scripted_runs import scripted_spec
 
-from vla_rl.core import metric_names
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, Loss, Plugin
 from vla_rl.runtime.start import clone, run
+from vla_rl.toolkit.algorithms import metric_names
 
 
 @attrs.frozen(kw_only=True)
@@ -82,6 +83,12 @@ def test_every_name_that_the_runtime_writes_is_its_own(tmp_path):
     names = {name for line in lines for name in line}
     assert len(names) > 30
     assert names - set(metric_names.reserved(names)) == {"loss/policy"}
+
+
+def test_the_contract_says_which_names_are_whose():
+    said = set(re.findall(r'"(\S+)"', Algorithm.loss.__doc__))
+    groups = {f"{group}/" for group in metric_names.RESERVED_GROUPS}
+    assert said == {metric_names.DEMANDED} | metric_names.RESERVED | groups
 
 
 def test_names_of_algorithms_are_free():
