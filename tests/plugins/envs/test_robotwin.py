@@ -205,7 +205,7 @@ def test_nothing_is_printed_and_no_generator_moves(
     env.close()
     if api == "classic":  # what a row does in its process, done here, where it can be heard
         monkeypatch.chdir(tmp_path)
-        row = env._slots[0].make(0)
+        row = env._rows[0].make(0)
         row.reset(FIRST["train"], 0)
         row.step(HOME)
         assert Path.cwd() == tmp_path / "main", "RoboTwin names its assets relative to its checkout"

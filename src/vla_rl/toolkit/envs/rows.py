@@ -47,7 +47,7 @@ class RowsEnv(SimEnv):
         self._told = {state.id: instructions[state.task] for split in self._states.values() for state in split}
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
         home: type[InProcess | Inline] = InProcess if apart else Inline
-        self._slots = [
+        self._rows = [
             RowProcess(row=context.first_row + i, make=make_row, home=home, chunk=self._chunk)
             for i in range(self.num_envs)
         ]
@@ -68,18 +68,18 @@ class RowsEnv(SimEnv):
         }
         for row, (state, _) in wanted.items():
             self._instructions[row] = self._told[state]
-            if self._slots[row].stale(self._processes):
-                self._slots[row].discard()
+            if self._rows[row].stale(self._processes):
+                self._rows[row].discard()
         missing = wanted
         for _ in range(RESET_TRIES):
             for row, view in self._ask("reset", missing, self._view_flaw).items():
                 self._views[row] = view
-                self._slots[row].episodes += 1
-            missing = {row: wanted[row] for row in missing if not self._slots[row].alive}
+                self._rows[row].episodes += 1
+            missing = {row: wanted[row] for row in missing if not self._rows[row].alive}
             if not missing:
                 return self._observation(rows)
         row = next(iter(missing))
-        raise UserError(f"row {self._slots[row].row} broke {RESET_TRIES} times in reset:\n{self._faults[row][-1]}")
+        raise UserError(f"row {self._rows[row].row} broke {RESET_TRIES} times in reset:\n{self._faults[row][-1]}")
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         """A row that breaks executes nothing, keeps its last view, and is named by `faults`."""
@@ -88,9 +88,9 @@ class RowsEnv(SimEnv):
         rewards = np.zeros(shape, np.float32)
         flags = np.zeros((4, *shape), bool)
         wanted = {int(row): (actions[row], bool(stop_at_end)) for row in np.flatnonzero(to_numpy(active))}
-        for row in [row for row in wanted if not self._slots[row].alive]:
+        for row in [row for row in wanted if not self._rows[row].alive]:
             del wanted[row]
-            self._faults.setdefault(row, [f"row {self._slots[row].row} has not been reset since it broke"])
+            self._faults.setdefault(row, [f"row {self._rows[row].row} has not been reset since it broke"])
         for row, played in self._ask("play", wanted, self._played_flaw).items():
             rewards[row], flags[:, row], self._views[row] = played
         succeeded, terminated, truncated, executed = flags
@@ -107,7 +107,7 @@ class RowsEnv(SimEnv):
     def expert_chunk(self) -> Array:
         """Raises NotOffered for a task without an expert. Rows that broke answer with zeros."""
         chunks = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
-        answers = self._ask("expert_chunk", {row: () for row in range(self.num_envs) if self._slots[row].alive})
+        answers = self._ask("expert_chunk", {row: () for row in range(self.num_envs) if self._rows[row].alive})
         for row, chunk in answers.items():
             chunks[row] = chunk
         return chunks
@@ -117,17 +117,17 @@ class RowsEnv(SimEnv):
         return found
 
     def close(self) -> None:
-        for slot in self._slots:
-            slot.discard()
+        for row in self._rows:
+            row.discard()
 
     @property
     def pids(self) -> list[int]:
         """Of each row the process it lives in; 0: none, until it is reset."""
-        return [row.pid for row in self._slots]
+        return [row.pid for row in self._rows]
 
     def row(self, i: int) -> Row:
         """The i-th row itself, once it was reset, where rows live in this process (`processes: {apart: false}`)."""
-        return self._slots[i].here
+        return self._rows[i].here
 
     # --------------------------------------------------------------------------------------------------- inside
 
@@ -135,21 +135,21 @@ class RowsEnv(SimEnv):
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], flaw: Callable[[Any], str] = lambda _: ""
     ) -> dict[int, Any]:
         """Ask rows side by side. -> their answers; rows that broke are discarded and noted instead."""
-        start_all([self._slots[row] for row in arguments])
+        start_all([self._rows[row] for row in arguments])
         end = time.monotonic() + self._processes.deadline_s
         for row, given in arguments.items():
-            self._slots[row].send(method, given)
+            self._rows[row].send(method, given)
         answers: dict[int, Any] = {}
         refused: list[Exception] = []
         for row in arguments:
-            kind, answer = self._slots[row].receive(max(0.0, end - time.monotonic()), self._processes.deadline_s)
+            kind, answer = self._rows[row].receive(max(0.0, end - time.monotonic()), self._processes.deadline_s)
             if kind in ("user error", "not offered"):
                 refused.append((UserError if kind == "user error" else NotOffered)(answer))
                 continue
             wrong = answer if kind == "broken" else flaw(answer)
             if wrong:
-                self._slots[row].discard()
-                self._faults.setdefault(row, []).append(f"row {self._slots[row].row}: {wrong}")
+                self._rows[row].discard()
+                self._faults.setdefault(row, []).append(f"row {self._rows[row].row}: {wrong}")
             else:
                 answers[row] = answer
         if refused:  # raised when every row has answered, so that the next call finds none busy
