@@ -118,6 +118,11 @@ def test_no_import_circles(room):
     assert not circles({name: imports(file) & inside.keys() for name, file in inside.items()})
 
 
+def test_no_module_hides_another():
+    """A file and a folder of one name: Python takes the folder."""
+    assert not [file for file in FILES if file.with_suffix("").is_dir()]
+
+
 def test_core_is_small():
     lines = sum(len(file.read_text().splitlines()) for file in FILES if room_of(name_of(file)) == "core")
     assert lines <= 4000, f"{lines} lines; is all of it what a plugin promises or what a run is?"

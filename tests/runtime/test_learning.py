@@ -12,6 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.assignments import assign
+from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.driver import Driver
 
 PPO = {"group_size": 1, "episodes": 32}
@@ -112,7 +113,7 @@ def test_groups_share_a_state_and_rows_of_a_group_differ(train):
 )
 def test_grpo_without_groups_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        Driver(parse_spec(scripted_spec(**changes)))
+        check_spec(parse_spec(scripted_spec(**changes)), training=True)
 
 
 def test_seats_follow_the_plan():

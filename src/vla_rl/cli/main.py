@@ -182,7 +182,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Make one self-contained HTML page: curves, time split, timeline, videos, results, spec and environment."""
-    from vla_rl.cli.report import main as write
+    from vla_rl.cli.report.write import write
 
     typer.echo(f"wrote {write(folder, output, video_mb)}")
 

@@ -9,7 +9,7 @@ from vla_rl.cli.report.gather import gather
 from vla_rl.cli.report.page import page
 
 
-def main(folder: Path, output: Path | None, video_mb: float) -> Path:
+def write(folder: Path, output: Path | None, video_mb: float) -> Path:
     """Write the page; -> its file. Raises UserError when the folder holds no run."""
     text = page(gather(folder), int(video_mb * 1e6))
     target = output or folder / "report.html"
