@@ -16,7 +16,7 @@ from vla_rl.runtime.start import run
 from vla_rl.runtime.trace import Event, Recorder, Segment, Trace, causes, waits
 
 
-def wrap(index, *roles):
+def assigned(index, *roles):
     lanes = (LaneSlice(index=index, first_row=0, rows=4),)
     slot = Slot(roles=roles)
     return Assignment(
@@ -62,7 +62,7 @@ def test_an_idle_role_waits_for_its_supplier_first(role, busy, expected):
 
 def test_usage_adds_up(monkeypatch):
     """10 s: sim 0-3, policy 3-5, sim 5-6, nobody until the learner's 7-9."""
-    trace = trace_of([wrap(0, "sim"), wrap(1, "policy"), wrap(2, "learner")], monkeypatch, (0.0, 10.0))
+    trace = trace_of([assigned(0, "sim"), assigned(1, "policy"), assigned(2, "learner")], monkeypatch, (0.0, 10.0))
     drained = {
         0: ([call("sim", 0, 3), call("sim", 5, 6)], 0),
         1: ([call("policy", 3, 5, "act")], 0),
@@ -108,24 +108,21 @@ def test_clocks_of_other_machines_are_brought_to_the_drivers(monkeypatch):
     monkeypatch.setattr(module, "monotonic", monotonic)
     monkeypatch.setattr(module, "clock", lambda: ("here", monotonic()))
 
-    def answer(worker, role, method):
-        if method == "clock":
-            return ("here", now.t) if worker == 0 else ("there", now.t + 0.125 + 500.0)
-        if method == "model_size":
-            return {"parameters": 7}
-        return ([call("sim" if worker == 0 else "policy", *((11, 12) if worker == 0 else (512, 513)))], 0)
+    assert module.clock_ahead(lambda: ("here", now.t)) == 0.0
+    ahead = module.clock_ahead(lambda: ("there", now.t + 0.125 + 500.0))
+    assert ahead == 500.0
 
-    trace = Trace([wrap(0, "sim"), wrap(1, "policy")], answer, list)
-    trace.fetch("training", 1, 0)
-    assert trace.shifts == {0: 0.0, 1: 500.0}
+    trace = Trace([assigned(0, "sim"), assigned(1, "policy")])
+    trace.shifts = {0: 0.0, 1: ahead}
+    trace.add("training", 1, 0, {0: ([call("sim", 11, 12)], 0), 1: ([call("policy", 512, 513)], 0)})
     tracks = trace.segments[0].tracks
-    assert tracks[0, "sim"][0][3:] == (11.0, 12.0)
-    assert tracks[1, "policy"][0][3:] == (12.0, 13.0)
+    assert tracks[0, "sim"][0][3:5] == (11.0, 12.0)
+    assert tracks[1, "policy"][0][3:5] == (12.0, 13.0)
 
 
 def test_the_file_is_bounded(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "KEPT_EVENTS", 10)
-    trace = trace_of([wrap(0, "sim")], monkeypatch, (0.0, 100.0))
+    trace = trace_of([assigned(0, "sim")], monkeypatch, (0.0, 100.0))
     for step in range(5):
         trace.add("training", step, step, {0: ([call("sim", 10 * step + i, 10 * step + i + 0.5) for i in range(4)], 0)})
     assert [segment.step for segment in trace.segments] == [3, 4]
@@ -140,7 +137,7 @@ def test_the_file_is_bounded(monkeypatch, tmp_path):
 
 
 def test_writing_takes_a_hundredth_of_the_run_at_most(monkeypatch, tmp_path):
-    trace = trace_of([wrap(0, "sim")], monkeypatch)
+    trace = trace_of([assigned(0, "sim")], monkeypatch)
     times = iter([100.0, 102.0, 300.0, 303.0, 305.0])
     monkeypatch.setattr(module, "monotonic", lambda: next(times))
     trace.write(tmp_path)  # from 100 to 102: took 2 s
