@@ -19,7 +19,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.backends import own_ray
 from vla_rl.runtime.backends.own_ray import MODE, TOKEN
 from vla_rl.runtime.backends.private_folder import LOCK, PrivateFolder
-from vla_rl.runtime.driver import Runtime
+from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
 
 TWO_LEARNERS = {"placement": {"type": "collocated", "workers": 2}, "train": {"steps": 1}}
@@ -49,7 +49,7 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
     for name in (MODE, TOKEN, own_ray.TOKEN_FILE):
         monkeypatch.delenv(name, raising=False)
     before = listening([psutil.Process()])
-    runtime = Runtime(parse_spec(scripted_spec(runtime={"backend": "ray"}, **TWO_LEARNERS)))
+    runtime = Driver(parse_spec(scripted_spec(runtime={"backend": "ray"}, **TWO_LEARNERS)))
     try:
         token, folder = os.environ[TOKEN], runtime.backend.own.folder.path
         runtime.rollout(1)
@@ -72,7 +72,7 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
 @pytest.mark.ray
 def test_a_ray_without_tokens_is_mentioned(monkeypatch, caplog):
     monkeypatch.setenv(MODE, "disabled")
-    runtime = Runtime(parse_spec(scripted_spec(runtime={"backend": "ray"})))
+    runtime = Driver(parse_spec(scripted_spec(runtime={"backend": "ray"})))
     runtime.close()
     assert "asks for no token" in caplog.text and "RAY_AUTH_MODE=disabled" in caplog.text
     assert not ray.is_initialized()

@@ -187,15 +187,16 @@ def test_a_stop_while_workers_start_leaves_no_process(begin, tmp_path):
 
 @pytest.mark.ray
 def test_a_run_whose_ray_is_killed_says_so_and_can_be_resumed(begin, train, tmp_path):
-    process = begin("ray", "runtime.restarts=0", **ROWS_APART)
+    slow = {**ROWS_APART, "env": {**ROWS_APART["env"], "latency_s": 0.1}}
+    process = begin("ray", "runtime.restarts=0", **slow)
     wait_for(lambda: lines_of(tmp_path / "run") > 4, process)
     family = below(process)
     next(other for other in family if other.name() == "raylet").kill()
     assert stopped(process, family) == 2
     output = (tmp_path / "output").read_text()
     assert "Ray's raylet ended" in output and "Traceback" not in output
-    _, expected = train("whole", **ROWS_APART)
-    train(resume=True, **ROWS_APART)
+    _, expected = train("whole", **slow)
+    train(resume=True, **slow)
     assert read_metrics(tmp_path / "run") == expected
 
 
