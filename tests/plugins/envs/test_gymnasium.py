@@ -135,7 +135,7 @@ def test_metaworld_from_a_spec_alone() -> None:
     spec = parse_spec(SPEC.replace("ENV", METAWORLD)).env
     env = build("env", spec.type, spec.config, Context(num_envs=1, chunk=2))
     assert (env.info.tasks[0].name, env.info.tasks[0].max_steps, env.info.state_dim) == ("Meta-World-MT1", 500, 39)
-    check_env(env, num_envs=1, chunk=2)
+    check_env(env, num_envs=1, chunk=2, seconds=10)
 
 
 @pytest.mark.parametrize("block", range(2))
