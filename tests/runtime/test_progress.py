@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from scripted_runs import scripted_spec
+from typer.testing import CliRunner
 
+from vla_rl.cli import progress
+from vla_rl.cli.main import app
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Slot
 from vla_rl.core.spec.spec import parse_spec
@@ -47,6 +50,18 @@ def test_a_line_comes_within_rollouts_and_evaluations(tmp_path, capsys, monkeypa
     evaluations = [(int(done), int(total)) for _, phase, done, total, _ in found if phase == "eval"]
     assert len({total for _, total in evaluations}) == 1 and len({done for done, _ in evaluations}) > 1
     assert all(done <= total for done, total in evaluations)
+
+
+def test_an_evaluation_by_itself_says_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "TICK_S", 0.0)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    spec = tmp_path / "spec.yaml"
+    parse_spec(scripted_spec(runtime={"backend": "local"})).dump(spec)
+    result = CliRunner().invoke(app, ["eval", str(spec)])
+    assert result.exit_code == 0, result.output
+    found = re.findall(r"^(\d+) of (\d+) episodes, \d+:\d\d$", result.stderr, flags=re.MULTILINE)
+    assert len({total for _, total in found}) == 1 and len({done for done, _ in found}) > 1
+    assert not re.search(r"\d of \d", result.stdout), "results alone"
 
 
 def test_ends_of_rows_are_counted():

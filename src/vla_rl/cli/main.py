@@ -129,9 +129,10 @@ def evaluate(
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model."""
     checkpoint = _checkpoint(what)
     loaded, _ = _load(checkpoint.parents[1] if checkpoint else what, overrides)
+    from vla_rl.cli.progress import Progress
     from vla_rl.runtime.start import evaluate
 
-    result = evaluate(loaded, checkpoint)
+    result = evaluate(loaded, checkpoint, Progress("episodes"))
     rows = {"all": result["success"], **result["tasks"]}
     width = max(map(len, rows))
     for name, rate in rows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,32 @@ from vla_rl.core.runtime import StartRuntime
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.state import State, summary
 
+Progress = Callable[[int, int], None]
 
-def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime) -> dict[str, Any]:
-    """Evaluate a spec's model, with the weights of a checkpoint's trainer folder when one is given. Raises RunStopped
-    after Ctrl-C or SIGTERM."""
+
+def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress) -> dict[str, Any]:
+    """Evaluate a spec's model, with the weights of a checkpoint's trainer folder when one is given. `progress` is told
+    from time to time how many episodes are played, of how many. Raises RunStopped after Ctrl-C or SIGTERM."""
     with Interrupts() as interrupts:
         try:
-            return _evaluate(spec, state, trainer, start, interrupts)
+            return _evaluate(spec, state, trainer, start, progress, interrupts)
         except StopRequested:
             raise RunStopped("stopped before all episodes were played") from None
 
 
 def _evaluate(
-    spec: Spec, state: State, trainer: Path | None, start: StartRuntime, interrupts: Interrupts
+    spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress, interrupts: Interrupts
 ) -> dict[str, Any]:
     runtime = start(spec, scaling=state.scaling, interrupts=interrupts)
+    begun = 0, 0
+
+    def note(phase: str, done: int, total: int) -> None:
+        nonlocal begun
+        begun = done, total
+        progress(done, total)
+
+    runtime.progress = note
+    runtime.tick = lambda: progress(*runtime.how_far("eval", *begun))
     try:
         if trainer is not None:
             runtime.load(trainer)

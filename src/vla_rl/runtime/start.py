@@ -31,13 +31,16 @@ def clone(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
     return Cloning.run(spec, RunFolder(folder), resume, start)
 
 
-def evaluate(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
-    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given. Raises
-    CheckpointError when any of its files is damaged."""
+def evaluate(
+    spec: Spec, checkpoint: Path | None, progress: evaluation.Progress = lambda done, total: None
+) -> dict[str, Any]:
+    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given; `progress` is called
+    from time to time with the episodes that are played and all of them. Raises CheckpointError when any of the
+    checkpoint's files is damaged."""
     check_spec(spec, training=False)
     if checkpoint is None:
-        return evaluation.evaluate(spec, State(), None, start)
-    return evaluation.evaluate(spec, read_state(checkpoint), checkpoint / "trainer", start)
+        return evaluation.evaluate(spec, State(), None, start, progress)
+    return evaluation.evaluate(spec, read_state(checkpoint), checkpoint / "trainer", start, progress)
 
 
 def start(
