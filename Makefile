@@ -17,7 +17,7 @@ quickstart: $(VENV)/.run
 test: check
 	sh tools/install_gl.sh
 	sh tools/install_vulkan.sh
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What compares floats. Ray is left out: its workers compute with the same kernels.
 NUMERICAL := tests/plugins/models tests/plugins/algorithms tests/toolkit/algorithms tests/runtime \

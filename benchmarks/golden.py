@@ -92,7 +92,8 @@ def spec_of(model: str, algorithm: str, place: str, steps: int) -> dict[str, Any
     }
 
 
-def record() -> dict[str, Any]:
+def record(only: str) -> dict[str, Any]:
+    """The runs whose names hold `only`."""
     import ray
 
     from vla_rl.core.spec.spec import parse_spec
@@ -106,6 +107,8 @@ def record() -> dict[str, Any]:
                 for algorithm in ALGORITHMS:
                     for resumed in (False, True):
                         name = f"{model}, {algorithm}, {place}{', resumed' if resumed else ''}"
+                        if only not in name:
+                            continue
                         folder = Path(home) / name.replace(", ", "-").replace(" ", "")
                         if resumed:
                             run(parse_spec(spec_of(model, algorithm, place, 2)), folder, False)
@@ -156,13 +159,17 @@ def first_difference(one: dict[str, Any], other: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("record").add_argument("file", type=Path)
+    recording = commands.add_parser("record")
+    recording.add_argument("file", type=Path)
+    recording.add_argument(
+        "--only", default="", metavar="TEXT", help='runs whose names hold it, such as "ray, 2 learners"'
+    )
     comparison = commands.add_parser("compare")
     comparison.add_argument("before", type=Path)
     comparison.add_argument("after", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "record":
-        arguments.file.write_text(json.dumps(record(), indent=1, default=str))
+        arguments.file.write_text(json.dumps(record(arguments.only), indent=1, default=str))
     else:
         sys.exit(min(1, compare(json.loads(arguments.before.read_text()), json.loads(arguments.after.read_text()))))
 

@@ -1,0 +1,19 @@
+"""Files with long tests begin first, so that with several processes (`make test`) none has a long file left."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+SECONDS = {"slow": 20.0, "ray": 10.0, "sim": 4.0}
+"""About how long a test of this mark takes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    length: Counter[str] = Counter()
+    for item in items:
+        length[item.nodeid.partition("::")[0]] += max(
+            (SECONDS.get(mark.name, 0.1) for mark in item.iter_markers()), default=0.1
+        )
+    items.sort(key=lambda item: -length[item.nodeid.partition("::")[0]])
