@@ -12,6 +12,9 @@ from vla_rl.runtime.roles.learner import LearnerRole
 
 MEASURED = ("time/", "throughput/")
 
+WITHOUT_TOKENS = {"RAY_AUTH_MODE": "disabled"}
+"""For a Ray that a test starts itself: Ray reads the mode once in a process, and one without tokens takes any client."""
+
 
 def scripted_spec(**changes):
     """A spec of the test doubles that learns within seconds; keyword arguments replace or extend its sections."""

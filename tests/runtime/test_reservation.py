@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 import ray
+from scripted_runs import WITHOUT_TOKENS
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
@@ -50,6 +51,8 @@ def test_a_worker_that_no_node_has_room_for_is_said_at_once():
 @pytest.mark.ray
 def test_what_others_use_is_not_there(monkeypatch):
     monkeypatch.setattr(reservation, "PATIENCE_S", 1.0)
+    for name, value in WITHOUT_TOKENS.items():
+        monkeypatch.setenv(name, value)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         group, bundle_of = reserve(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
