@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from vla_rl.runtime.backends.own_ray import MODE, TOKEN, read_token_anew
 from vla_rl.runtime.roles.learner import LearnerRole
 
 MEASURED = ("time/", "throughput/")
 
-WITHOUT_TOKENS = {"RAY_AUTH_MODE": "disabled"}
-"""For a Ray that a test starts itself: Ray reads the mode once in a process, and one without tokens takes any client."""
+
+@contextmanager
+def one_token() -> Iterator[None]:
+    """A Ray that a test starts itself, meanwhile, has the token that this process sends, whatever ran in it before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MODE, "token")
+        patch.setenv(TOKEN, secrets.token_hex(32))
+        read_token_anew()
+        yield
+    read_token_anew()
 
 
 def scripted_spec(**changes):

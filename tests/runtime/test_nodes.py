@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from scripted_runs import WITHOUT_TOKENS, scripted_spec
+from scripted_runs import one_token, scripted_spec
 
 from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.spec.spec import parse_spec
@@ -21,15 +21,12 @@ JOIN = {"backend": "ray", "address": "auto"}
 @pytest.fixture(scope="module")
 def cluster():
     """Node `brain` with a core, and node `body` with another."""
-    patch = pytest.MonkeyPatch()
-    for name, value in WITHOUT_TOKENS.items():
-        patch.setenv(name, value)
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": "brain"})
-    made.body = made.add_node(num_cpus=1, node_name="body")
-    patch.setenv("RAY_ADDRESS", made.address)
-    yield made
-    made.shutdown()
-    patch.undo()
+    with one_token(), pytest.MonkeyPatch.context() as patch:
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": "brain"})
+        made.body = made.add_node(num_cpus=1, node_name="body")
+        patch.setenv("RAY_ADDRESS", made.address)
+        yield made
+        made.shutdown()
 
 
 def test_workers_are_where_the_placement_says(cluster):

@@ -6,7 +6,7 @@ from collections import namedtuple
 
 import pytest
 import ray
-from scripted_runs import WITHOUT_TOKENS
+from scripted_runs import one_token
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
@@ -51,20 +51,19 @@ def test_a_worker_that_no_node_has_room_for_is_said_at_once():
 @pytest.mark.ray
 def test_what_others_use_is_not_there(monkeypatch):
     monkeypatch.setattr(reservation, "PATIENCE_S", 1.0)
-    for name, value in WITHOUT_TOKENS.items():
-        monkeypatch.setenv(name, value)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        group, bundle_of = reserve(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
-        assert bundle_of == [0]
-        message = r"workers need 1 CPUs and 0 GPUs, and of the cluster's CPUs 0.5 and of its GPUs 0 are free"
-        with pytest.raises(DoesNotFit, match=message):
-            reserve(ray, [Slot(roles=("policy",), cpus=1.0)], 60.0)
-        ray.util.remove_placement_group(group)
-        with pytest.raises(DoesNotFit, match="node 'gone' left the cluster and did not come back within 1 s"):
-            reserve(ray, [Slot(roles=("sim",), node="gone")], 60.0)
-    finally:
-        ray.shutdown()
+    with one_token():
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        try:
+            group, bundle_of = reserve(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
+            assert bundle_of == [0]
+            message = r"workers need 1 CPUs and 0 GPUs, and of the cluster's CPUs 0.5 and of its GPUs 0 are free"
+            with pytest.raises(DoesNotFit, match=message):
+                reserve(ray, [Slot(roles=("policy",), cpus=1.0)], 60.0)
+            ray.util.remove_placement_group(group)
+            with pytest.raises(DoesNotFit, match="node 'gone' left the cluster and did not come back within 1 s"):
+                reserve(ray, [Slot(roles=("sim",), node="gone")], 60.0)
+        finally:
+            ray.shutdown()
 
 
 @pytest.mark.parametrize(("free", "size"), [(2**29, int(0.9 * 2**29)), (2**60, None)])

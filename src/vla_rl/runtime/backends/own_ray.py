@@ -99,12 +99,12 @@ class OwnRay:
         if not (os.environ.get(TOKEN) or os.environ.get(TOKEN_FILE)):
             self.token[TOKEN] = secrets.token_hex(32)
         os.environ.update(self.token)
-        _read_token_anew()
+        read_token_anew()
 
     def _forget_token(self) -> None:
         for name in self.token:
             os.environ.pop(name, None)
-        _read_token_anew()
+        read_token_anew()
 
 
 def join(address: str, **options: Any) -> None:
@@ -163,7 +163,7 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(signal.SIGTERM, handler)
 
 
-def _read_token_anew() -> None:
+def read_token_anew() -> None:
     """Ray has read its variables when it was imported."""
     raylet = import_module("ray._raylet")
     raylet.Config.initialize("")
