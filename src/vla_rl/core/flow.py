@@ -1,0 +1,140 @@
+"""Which trajectories may be played now, and which step trains on them: the whole scheduler of a run.
+
+A **ticket** is one trajectory to be played. Tickets are numbered through the whole run, and group g holds the tickets
+g * G .. g * G + G - 1. Steps consume groups in the order of their numbers. Issued are those that the running step still
+wants, and `max_lag * per_step` further ones. So
+
+- every chunk is at most `max_lag` training steps old when it is trained on, since each of the steps after the running
+  one consumes at least `per_step` groups;
+- nothing is discarded for its age, short trajectories are not favoured, and at most `(max_lag + 1) * per_step` groups
+  stand between their issue and the end of their step;
+- `max_lag: 0` is synchronous, on-policy training.
+
+Where a filter drops groups, the running step may want others: dynamic sampling is nothing but further tickets. Pure:
+no thread, no clock, no process; a run and `vla-rl plan` drive the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from attrs import define, frozen
+
+End = Literal["trained", "filtered", "void"]
+
+
+@frozen(order=True)
+class Ticket:
+    number: int
+    group: int
+
+
+@define(kw_only=True)
+class Ledger:
+    """How the groups before `first` ended; what a checkpoint keeps of the flow."""
+
+    step: int = 0
+    """Training steps that are over."""
+    first: int = 0
+    """The first group that has not been consumed by one of them."""
+    trained: int = 0
+    filtered: int = 0
+    void: int = 0
+    """Tickets, by how they ended: trained on, dropped by a filter, or played for nothing."""
+
+
+class Flow:
+    def __init__(
+        self,
+        *,
+        per_step: int,
+        steps: int,
+        group_size: int = 1,
+        max_lag: int = 0,
+        further: int = 0,
+        ledger: Ledger | None = None,
+    ):
+        """
+        Args:
+            per_step: groups that a training step wants.
+            steps: of the run.
+            further: groups that a step may consume beyond `per_step`, in place of filtered ones.
+            ledger: to go on from; groups that were not consumed are issued again, with their numbers.
+        """
+        self.per_step, self.steps, self.group_size, self.further = per_step, steps, group_size, further
+        self.max_lag = max_lag
+        self.ledger = ledger or Ledger()
+        self.next = self.ledger.first
+        """The next group to be issued."""
+        self.cursor = self.ledger.first
+        """The next group to be consumed."""
+        self.kept: list[int] = []
+        """Groups that the running step has consumed and will be trained on."""
+        self.again: list[int] = []
+        """Tickets that were lost while they were played."""
+        self.missing: dict[int, set[int]] = {}
+        """Group -> its tickets that are not played yet, of all groups that were issued and not consumed."""
+
+    @property
+    def step(self) -> int:
+        """Training steps that are over."""
+        return self.ledger.step
+
+    @property
+    def held(self) -> int:
+        """Groups between their issue and the end of their step; dropped ones are gone before."""
+        return len(self.missing) + len(self.kept)
+
+    @property
+    def wanted(self) -> int:
+        """Groups that the running step has still to consume."""
+        tried = self.cursor - self.ledger.first
+        return min(self.per_step - len(self.kept), self.per_step + self.further - tried)
+
+    def issue(self) -> list[Ticket]:
+        """Tickets that may start now, in the order in which they should; each is given out once."""
+        lost, self.again = sorted(self.again), []
+        tickets = [Ticket(number, number // self.group_size) for number in lost]
+        ahead = min(self.max_lag, self.steps - self.step - 1)
+        while self.next < self.cursor + self.wanted + ahead * self.per_step:
+            first = self.next * self.group_size
+            numbers = range(first, first + self.group_size)
+            self.missing[self.next] = set(numbers)
+            tickets += [Ticket(number, self.next) for number in numbers]
+            self.next += 1
+        return tickets
+
+    def add(self, number: int) -> None:
+        """A ticket was played. Raises ValueError for one that was not issued, or was played already."""
+        try:
+            self.missing[number // self.group_size].remove(number)
+        except KeyError:
+            raise ValueError(f"ticket {number} is not being played") from None
+
+    def lose(self, numbers: Iterable[int]) -> None:
+        """Tickets whose simulator died. They are issued again."""
+        self.again += numbers
+
+    def take(self) -> list[int] | None:
+        """The groups that the running step consumes next, once they are played: as many as it still wants. None: not
+        yet; [], it has what it gets, and `finish` may be called."""
+        groups = list(range(self.cursor, self.cursor + self.wanted))
+        if any(self.missing.get(group, {-1}) for group in groups):
+            return None
+        self.cursor += len(groups)
+        for group in groups:
+            del self.missing[group]
+        self.kept += groups
+        return groups
+
+    def drop(self, groups: Sequence[int]) -> None:
+        """Of what `take` gave, what the filter does not keep."""
+        self.kept = [group for group in self.kept if group not in set(groups)]
+        self.ledger.filtered += len(groups) * self.group_size
+
+    def finish(self, end: End = "trained") -> None:
+        """The step is over, and its weights are published: a new step begins."""
+        count = len(self.kept) * self.group_size
+        setattr(self.ledger, end, getattr(self.ledger, end) + count)
+        self.ledger.first, self.ledger.step, self.kept = self.cursor, self.step + 1, []

@@ -1,0 +1,172 @@
+"""The scheduler on virtual time: rows that take random times, die and come back, and filters that drop groups."""
+
+from __future__ import annotations
+
+import heapq
+from random import Random
+
+import pytest
+from attrs import asdict
+
+from vla_rl.core.flow import Flow, Ledger
+
+SEEDS = range(40)
+
+
+class World:
+    """Rows play tickets; a learner takes steps. Weights are published when a step's update is over."""
+
+    def __init__(self, flow, random, *, rows, update, deaths, drops):
+        self.flow, self.random, self.rows, self.update = flow, random, rows, update
+        self.deaths, self.drops = deaths, drops
+        self.waiting, self.playing, self.busy_until, self.now = [], [], None, 0.0
+        self.began_at = {}
+        """Ticket -> version of the weights when it (last) began."""
+        self.ended, self.most, self.lag, self.per_step = [], 0, 0, []
+        self.taken = []
+
+    def run(self):
+        """To the end of the flow; fails where nothing can go on."""
+        flow = self.flow
+        while flow.step < flow.steps:
+            self.waiting += flow.issue()
+            self.most = max(self.most, flow.held)
+            while self.waiting and len(self.playing) < self.rows:
+                ticket = self.waiting.pop(0)
+                self.began_at[ticket.number] = flow.step
+                length = self.random.lognormvariate(0, 1)
+                heapq.heappush(self.playing, (self.now + length, ticket.number))
+            if self.busy_until is None and self._learn():
+                continue
+            ends = [t for t, _ in self.playing[:1]] + [t for t in [self.busy_until] if t is not None]
+            assert ends, "nothing is played, nothing is trained on, and the run is not over"
+            self.now = min(ends)
+            if self.busy_until is not None and self.now >= self.busy_until:
+                self.busy_until = None
+                self.per_step.append(len(self.taken))
+                self.ended += self.taken
+                self.taken = []
+                flow.finish("trained" if flow.kept else "void")
+            elif self.random.random() < self.deaths:
+                _, number = heapq.heappop(self.playing)
+                flow.lose([number])
+            else:
+                flow.add(heapq.heappop(self.playing)[1])
+
+    def _learn(self):
+        """Take what there is; -> whether something happened."""
+        groups = self.flow.take()
+        if groups is None:
+            return False
+        if groups:
+            size = self.flow.group_size
+            for number in (g * size + i for g in groups for i in range(size)):
+                self.lag = max(self.lag, self.flow.step - self.began_at[number])
+            dropped = [g for g in groups if self.random.random() < self.drops]
+            self.flow.drop(dropped)
+            self.ended += dropped
+            self.taken += [g for g in groups if g not in dropped]
+        else:
+            self.busy_until = self.now + self.update * self.random.lognormvariate(0, 1)
+        return True
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_promises_hold_whatever_happens(seed):
+    random = Random(seed)
+    size, per_step, max_lag = random.choice([1, 2, 8]), random.choice([1, 3, 8]), random.randrange(4)
+    further, drops = random.choice([0, 5]), random.choice([0.0, 0.3, 0.9])
+    flow = Flow(per_step=per_step, steps=12, group_size=size, max_lag=max_lag, further=further)
+    world = World(flow, random, rows=random.choice([1, 5, 64]), update=random.choice([0.0, 2.0, 30.0]),
+                  deaths=random.choice([0.0, 0.2]), drops=drops)  # fmt: skip
+    world.run()
+    assert world.lag <= max_lag
+    assert world.most <= (max_lag + 1) * per_step, "memory is bounded"
+    assert sorted(world.ended) == list(range(flow.ledger.first)), "every group ends once, in no order but its number's"
+    ledger = flow.ledger
+    assert ledger.trained + ledger.filtered + ledger.void == ledger.first * size
+    assert all(kept <= per_step for kept in world.per_step)
+    if not drops:
+        assert world.per_step == [per_step] * 12 and ledger.filtered == 0
+
+
+def play_all(flow):
+    """As if rows took no time. -> numbers issued."""
+    numbers = [ticket.number for ticket in flow.issue()]
+    for number in numbers:
+        flow.add(number)
+    return numbers
+
+
+def test_without_lag_a_step_is_played_after_the_one_before():
+    flow = Flow(per_step=2, steps=3, group_size=2)
+    assert [(t.number, t.group) for t in flow.issue()] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert flow.issue() == [] and flow.take() is None
+    for number in (3, 0, 1):
+        flow.add(number)
+    assert flow.take() is None, "in order of numbers, and whole"
+    flow.add(2)
+    assert flow.take() == [0, 1] and flow.take() == []
+    assert flow.issue() == [], "the weights of the step are not there yet"
+    flow.finish()
+    assert [ticket.number for ticket in flow.issue()] == [4, 5, 6, 7]
+
+
+def test_lag_lets_rows_run_ahead_by_so_many_steps():
+    flow = Flow(per_step=2, steps=9, max_lag=1)
+    assert play_all(flow) == [0, 1, 2, 3]
+    flow.take()
+    assert flow.issue() == []
+    flow.finish()
+    assert play_all(flow) == [4, 5]
+
+
+def test_filtered_groups_make_room_for_others():
+    flow = Flow(per_step=2, steps=9, further=2)
+    play_all(flow)
+    assert flow.take() == [0, 1]
+    flow.drop([0, 1])
+    assert play_all(flow) == [2, 3]
+    assert flow.take() == [2, 3]
+    flow.drop([2])
+    assert flow.take() == [], "four of four are tried"
+    assert flow.kept == [3]
+    flow.finish()
+    assert asdict(flow.ledger) == {"step": 1, "first": 4, "trained": 1, "filtered": 3, "void": 0}
+
+
+def test_a_step_of_which_nothing_is_left_is_over_too():
+    flow = Flow(per_step=2, steps=2)
+    play_all(flow)
+    flow.drop(flow.take())
+    assert flow.take() == []
+    flow.finish("void")
+    assert (flow.step, flow.ledger.filtered) == (1, 2)
+
+
+def test_nothing_is_played_for_steps_that_never_come():
+    flow = Flow(per_step=4, steps=1, max_lag=3)
+    assert play_all(flow) == [0, 1, 2, 3]
+
+
+def test_lost_tickets_are_issued_first_and_once():
+    flow = Flow(per_step=3, steps=2, max_lag=1)
+    first = flow.issue()
+    flow.lose([4, 1])
+    assert [ticket.number for ticket in flow.issue()] == [1, 4]
+    for ticket in first:
+        flow.add(ticket.number)
+    with pytest.raises(ValueError, match="ticket 1 is not being played"):
+        flow.add(1)
+    with pytest.raises(ValueError, match="ticket 99 is not being played"):
+        flow.add(99)
+
+
+def test_a_run_that_goes_on_issues_what_was_not_consumed_again():
+    flow = Flow(per_step=2, steps=9, max_lag=2)
+    play_all(flow)
+    flow.take()
+    flow.finish()
+    flow.take()  # killed before the end of the second step
+    again = Flow(per_step=2, steps=9, max_lag=2, ledger=Ledger(**asdict(flow.ledger)))
+    assert again.step == 1 and play_all(again) == [2, 3, 4, 5, 6, 7]
