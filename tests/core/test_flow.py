@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from attrs import asdict
 
-from vla_rl.core.flow import Flow, Ledger
+from vla_rl.core.flow import Flow, Ledger, Ticket
 
 SEEDS = range(40)
 
@@ -49,7 +49,7 @@ class World:
                 flow.finish("trained" if flow.kept else "void")
             elif self.random.random() < self.deaths:
                 _, number = heapq.heappop(self.playing)
-                flow.lose([number])
+                self.waiting.insert(0, Ticket(number, number // flow.group_size))
             else:
                 flow.add(heapq.heappop(self.playing)[1])
 
@@ -63,7 +63,7 @@ class World:
             for number in (g * size + i for g in groups for i in range(size)):
                 self.lag = max(self.lag, self.flow.step - self.began_at[number])
             dropped = [g for g in groups if self.random.random() < self.drops]
-            self.flow.drop(dropped)
+            self.flow.keep([g for g in self.flow.kept if g not in dropped])
             self.ended += dropped
             self.taken += [g for g in groups if g not in dropped]
         else:
@@ -125,10 +125,10 @@ def test_filtered_groups_make_room_for_others():
     flow = Flow(per_step=2, steps=9, further=2)
     play_all(flow)
     assert flow.take() == [0, 1]
-    flow.drop([0, 1])
+    flow.keep([])
     assert play_all(flow) == [2, 3]
     assert flow.take() == [2, 3]
-    flow.drop([2])
+    flow.keep([3])
     assert flow.take() == [], "four of four are tried"
     assert flow.kept == [3]
     flow.finish()
@@ -138,7 +138,8 @@ def test_filtered_groups_make_room_for_others():
 def test_a_step_of_which_nothing_is_left_is_over_too():
     flow = Flow(per_step=2, steps=2)
     play_all(flow)
-    flow.drop(flow.take())
+    flow.take()
+    flow.keep([])
     assert flow.take() == []
     flow.finish("void")
     assert (flow.step, flow.ledger.filtered) == (1, 2)
@@ -149,13 +150,13 @@ def test_nothing_is_played_for_steps_that_never_come():
     assert play_all(flow) == [0, 1, 2, 3]
 
 
-def test_lost_tickets_are_issued_first_and_once():
+def test_a_ticket_is_played_once():
     flow = Flow(per_step=3, steps=2, max_lag=1)
     first = flow.issue()
-    flow.lose([4, 1])
-    assert [ticket.number for ticket in flow.issue()] == [1, 4]
+    assert flow.needed == [0, 1, 2] and flow.playing == [0, 1, 2, 3, 4, 5]
     for ticket in first:
         flow.add(ticket.number)
+    assert flow.needed == flow.playing == []
     with pytest.raises(ValueError, match="ticket 1 is not being played"):
         flow.add(1)
     with pytest.raises(ValueError, match="ticket 99 is not being played"):

@@ -1,12 +1,13 @@
-"""Episode bookkeeping around a SimEnv: resets, limits, masks, groups, fixed states, seeds and success statistics.
+"""Episode bookkeeping around a SimEnv: resets, limits, masks, fixed states, seeds and success statistics.
 
-A simulator plugin writes `reset` and `chunk_step`; everything else that a rollout needs happens here, once.
-Three modes (RLinf-VLA fig. 7; docs/algorithms.md):
+A simulator plugin writes `reset` and `chunk_step`; everything else that a rollout needs happens here, once. Rows play
+tickets: a row that is done with one takes the next, and waits for no other. Three modes (RLinf-VLA fig. 7;
+docs/algorithms.md):
 
-| auto_reset | ignore_terminations | what counts |
-| off | false | actions up to and including the one that ends the episode; the row then waits for the others |
-| immediate, deferred | false | every action of every episode; a row that ended starts anew with the next chunk |
-| immediate, deferred | true | every action; episodes end at the step limit only |
+| auto_reset | ignore_terminations | a ticket is |
+| off | false | an episode: the actions up to and including the one that ends it |
+| immediate, deferred | false | so many chunk steps: every action; a new episode starts with the next chunk |
+| immediate, deferred | true | so many chunk steps: every action; episodes end at the step limit only |
 
 `immediate` drops the rest of a chunk after an end, `deferred` executes it; either way it is not valid.
 
@@ -16,6 +17,7 @@ done of it is not valid. So a fault costs time and nothing else.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Literal
@@ -26,11 +28,12 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
+from vla_rl.core.reset_states import TaskWeights
 from vla_rl.core.types import ChunkResult, Episode, Observation, ResetState, to_numpy
 
 Array = np.ndarray[Any, Any]
-EPISODES_PER_STEP = 1 << 20  # an episode's number is step * this + its index within the rollout
 BOUND_TOLERANCE = 1e-4
+NO_ROWS = np.zeros(0, np.int64)
 
 
 class EnvError(UserError):
@@ -39,38 +42,67 @@ class EnvError(UserError):
 
 @frozen(kw_only=True)
 class Start:
-    """What a row plays next. `None` in its place: the row stays idle."""
+    """An episode to be played: the first one of a ticket, or a further one."""
 
     state: ResetState
-    row: int
-    """Keys the episode's randomness, together with `episode`: the row's number in the run."""
-    episode: int
+    number: int
+    """Of the ticket; keys the randomness, together with `episode`. In an evaluation that of the state."""
+    episode: int = 0
+    """Its place among the ticket's episodes; in an evaluation the repeat."""
     record: bool = False
     """Keep the frames of this episode."""
+    weights: TaskWeights = None
+    """Of the tasks that the ticket's further episodes are drawn from."""
+
+
+@frozen(kw_only=True, eq=False)
+class Finished:
+    """What came of a ticket of T chunk steps."""
+
+    number: int
+    light: dict[str, Array]
+    """rewards, terminated, truncated, valid [T, C]."""
+    episodes: tuple[Episode, ...]
+    """Those that ended."""
+    frames: dict[str, Array] | None
+    """Camera -> uint8 [F, H, W, 3] of the last one that was recorded: the first observation, one after each chunk."""
 
 
 @frozen(kw_only=True, eq=False)
 class Request:
-    """What a policy is asked to do for one lane: act on `obs`, value `final`."""
+    """What a policy is asked to do for one lane (act on `obs`, value `final`), and what the last chunk step brought."""
 
     positions: Array
-    """int64 [R]: lane rows that want a chunk; empty when the lane is done."""
+    """int64 [R]: lane rows that want a chunk; empty when the lane has nothing to play."""
     obs: Observation | None
     """Of these R rows."""
-    rows: Array
+    numbers: Array
     episodes: Array
     chunks: Array
-    """int64 [R] each: key of the noise."""
-    final_positions: Array
-    """int64 [F]: lane rows whose last chunk needs a bootstrap value."""
+    """int64 [R] each: key of the noise; the first is the ticket's."""
+    final_numbers: Array
+    """int64 [F]: tickets whose last chunk needs a bootstrap value."""
     final: Observation | None
-    """Of these F rows: final observation where truncated, next observation at the end of the rollout."""
-    done: bool
-    """Nothing more to act on in this round."""
+    """Of these F rows: final observation where truncated, next observation at the end of a ticket."""
+    finished: tuple[Finished, ...]
+    """Tickets that ended with the last chunk step."""
+    waiting: int
+    """Tickets that wait in the lane."""
+    seconds: float
+    """That the simulator took for it."""
+    env_steps: int
+    """Actions that it executed."""
+    faults: tuple[str, ...] = ()
+    """What broke and was repaired."""
+
+    @property
+    def done(self) -> bool:
+        """The lane has nothing to play."""
+        return not len(self.positions)
 
 
 class Episodes:
-    """Runs the rows of one lane. `begin`, then `step` with the actions of each request, until the request is done."""
+    """Runs the rows of one lane: `step` with tickets, and then with the actions that each request asks for."""
 
     def __init__(
         self,
@@ -81,124 +113,142 @@ class Episodes:
         chunk: int,
         max_steps: int | None = None,
         auto_reset: Literal["off", "immediate", "deferred"] = "off",
+        chunk_steps: int | None = None,
+        following: Callable[[Start], Start] | None = None,
         ignore_terminations: bool = False,
         reward: Literal["raw", "relative"] = "raw",
         reward_coef: float = 1.0,
         bootstrap: bool = False,
+        camera: str | None = None,
         on_fault: Callable[[str], None] = lambda text: None,
     ):
-        """`on_fault` hears what broke; it may raise to stop."""
+        """
+        Args:
+            chunk_steps: of a ticket, with auto_reset.
+            following: with auto_reset, an episode of a ticket -> the one after it.
+            camera: whose frames are kept of an episode that is recorded; None: of all.
+            on_fault: hears what broke; it may raise to stop.
+        """
         self.on_fault = on_fault
         self.env, self.name, self.seed, self.chunk = env, name, seed, chunk
         self.auto_reset, self.ignore_terminations, self.bootstrap = auto_reset, ignore_terminations, bootstrap
+        self.chunk_steps, self.following = chunk_steps, following
         self.reward, self.reward_coef = reward, reward_coef
+        self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
         self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
         self.instructions = {task.name: task.instruction for task in env.info.tasks}
         self.low = np.asarray(env.info.action_low, np.float32)
         self.high = np.asarray(env.info.action_high, np.float32)
-        self.seconds = 0.0
-        self.env_steps = 0
+        self.rows = env.num_envs
+        self.clear()
 
     # ---------------------------------------------------------------------------------------------- protocol
 
-    def begin(self, starts: Sequence[Start | None], chunk_steps: int | None, next_start: Any) -> Request:
-        """Reset the rows and ask for the first chunks.
-
-        Args:
-            starts: one a row; None leaves it idle for the whole round.
-            chunk_steps: length of the rollout with auto_reset; None: until every row has ended.
-            next_start: with auto_reset, (lane row, index of the episode within the rollout) -> Start.
-        """
-        n = self.env.num_envs
-        self.starts: list[Start | None] = list(starts)
-        self.chunk_steps, self.next_start = chunk_steps, next_start
-        self.active = np.array([s is not None for s in starts], dtype=bool)
+    def clear(self) -> None:
+        """Forget what is being played."""
+        n = self.rows
+        self.waiting: deque[Start] = deque()
+        self.starts: list[Start | None] = [None] * n  # of the running episode, or of the last one
+        self.active = np.zeros(n, bool)
         self.count = np.zeros(n, np.int64)  # valid steps of the running episode
         self.chunks = np.zeros(n, np.int64)  # chunk steps of the running episode
-        self.index = np.zeros(n, np.int64)  # episode within the rollout
-        self.begun = np.zeros(n, np.int64)  # record in which the running episode began
+        self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began
         self.total = np.zeros(n, np.float64)
         self.last_reward = np.zeros(n, np.float32)
         self.once = np.zeros(n, bool)
-        self.records: list[dict[str, Array]] = []
-        self.finished: list[tuple[int, Episode]] = []
+        self.records: list[list[dict[str, Array]]] = [[] for _ in range(n)]  # of the running ticket
+        self.ended: list[list[Episode]] = [[] for _ in range(n)]  # of its episodes
         self.frames: dict[int, list[dict[str, Array]]] = {}
-        self.recorded: dict[tuple[int, int], dict[str, Array]] = {}
-        rows = np.flatnonzero(self.active)
-        if len(rows):
-            self.obs = self._reset(rows)
-        self.obs_rows = rows
-        return self._request(np.zeros(0, np.int64), None)
+        self.recorded: dict[int, dict[str, Array]] = {}
+        self.obs_rows = NO_ROWS
 
-    def step(self, actions: Array) -> Request:
-        """Execute float [R, C, A], aligned with the last request's `positions`, and ask for the next chunks."""
+    def step(self, actions: Array | None = None, tickets: Sequence[Start] = ()) -> Request:
+        """Execute float [R, C, A], aligned with the last request's `positions`; let rows that are free begin with
+        tickets, of which others wait in the lane; and ask for the next chunks."""
+        self.waiting.extend(tickets)
+        self.seconds, self.env_steps = 0.0, 0
         if not self.active.any():
-            return self._request(np.zeros(0, np.int64), None)
+            self._renew(self._fill())
+            return self._request(NO_ROWS, None, [])
+        assert actions is not None
         rows = np.flatnonzero(self.active)
-        remaining = np.array([self.limits[self._task(int(r))] - self.count[r] for r in rows])
+        remaining = np.array([self.limits[self._start(row).state.task] - self.count[row] for row in rows])
         width = int(min(self.chunk, remaining.max()))
         result = self._chunk_step(rows, self._checked_actions(actions, rows)[:, :width], width)
         broken = self._broken()
         record, ends = self._account(rows, remaining, result, broken)
-        self.records.append(record)
+        for row in rows:
+            self.records[row].append({key: array[row] for key, array in record.items()})
         self._take_back(broken)
 
-        last = self.chunk_steps is not None and len(self.records) >= self.chunk_steps
+        last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
         self._keep_frames(rows, result.obs)
-        unbroken = np.setdiff1d(rows, broken)
-        cut = np.array([r for r in unbroken if record["truncated"][r].any() or (last and not ends[r])], np.int64)
-        final = result.obs.take(cut) if self.bootstrap and len(cut) else None
-        over = np.flatnonzero(ends)
-        for row in over:
+        cut = record["truncated"].any(1) | (last & ~ends)
+        cut[broken] = False
+        valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ROWS
+        numbers = np.array([self._start(row).number for row in valued], np.int64)
+        for row in np.flatnonzero(ends):
             self._finish(int(row), record)
-        self.obs, self.obs_rows = result.obs, np.arange(self.env.num_envs)
-        if last:
-            self.active[:] = False
-        elif self.auto_reset == "off":
-            self.active[over] = False
-            self._renew(broken)
-        else:
-            self.index[over] += 1
-            for row in over:
-                self.starts[int(row)] = self.next_start(int(row), int(self.index[row]))
-            self._renew(np.union1d(over, broken))
-        return self._request(cut if final is not None else np.zeros(0, np.int64), final)
+        over, done = np.flatnonzero(ends & ~last), np.flatnonzero(last & self.active)
+        finished = [self._hand_over(int(row)) for row in done]
+        for row in over:
+            assert self.following is not None
+            self.starts[row] = self.following(self._start(row))
+        self.obs, self.obs_rows = result.obs, np.arange(self.rows)
+        again = broken[self.active[broken]]
+        self._renew(np.unique(np.concatenate([over, again, self._fill()])))
+        return self._request(numbers, result.obs.take(valued) if len(valued) else None, finished)
 
-    def light(self) -> dict[str, Array]:
-        """The lane's records of this round, time-major: rewards, terminated, truncated, valid [T, N, C]; nothing of a
-        lane that stayed idle."""
-        keys = self.records[0] if self.records else ()
-        return {key: np.stack([record[key] for record in self.records]) for key in keys}
+    def _fill(self) -> Array:
+        """Let free rows begin with waiting tickets, best one of the task whose scene the row has. -> these rows."""
+        free = np.flatnonzero(~self.active)[: len(self.waiting)]
+        for row in free:
+            before = self.starts[row]
+            own = (t for t in self.waiting if before is not None and t.state.task == before.state.task)
+            ticket = next(own, self.waiting[0])
+            self.waiting.remove(ticket)
+            self.starts[row], self.active[row] = ticket, True
+            self.records[row], self.ended[row] = [], []
+        return free
+
+    def _hand_over(self, row: int) -> Finished:
+        """The ticket that a row is done with; the row is free then."""
+        records, self.active[row] = self.records[row], False
+        return Finished(
+            number=self._start(row).number,
+            light={key: np.stack([record[key] for record in records]) for key in records[0]},
+            episodes=tuple(self.ended[row]),
+            frames=self.recorded.pop(row, None),
+        )
 
     # --------------------------------------------------------------------------------------------- simulator
 
     def _reset(self, rows: Array) -> Observation:
-        starts = [self.starts[int(r)] for r in rows]
-        ids = np.array([s.state.id for s in starts if s], np.int64)
-        seeds = np.array([derived_seed(self.seed, "episode", s.row, s.episode) for s in starts if s], np.int64)
+        starts = [self._start(row) for row in rows]
+        ids = np.array([s.state.id for s in starts], np.int64)
+        seeds = np.array([derived_seed(self.seed, "episode", s.number, s.episode) for s in starts], np.int64)
         before = perf_counter()
         obs = self.env.reset(rows, ids, seeds)
         self._broken()  # and repaired: these faults are only counted
         self.seconds += perf_counter() - before
         self._check_obs(obs, len(rows), "reset")
-        for position, row in enumerate(rows):
-            start = self.starts[int(row)]
+        for position, (row, start) in enumerate(zip(rows, starts, strict=True)):
             self.count[row] = self.chunks[row] = 0
-            self.begun[row] = len(self.records)
+            self.begun[row] = len(self.records[row])
             self.total[row], self.last_reward[row], self.once[row] = 0.0, 0.0, False
-            if start and start.record:
-                self.frames[int(row)] = [{name: to_numpy(image[position]) for name, image in obs.images.items()}]
+            if start.record:
+                self.frames[int(row)] = [{name: to_numpy(obs.images[name][position]) for name in self.cameras}]
         return obs
 
     def _chunk_step(self, rows: Array, actions: Array, width: int) -> ChunkResult:
-        full = np.zeros((self.env.num_envs, width, len(self.low)), np.float32)
+        full = np.zeros((self.rows, width, len(self.low)), np.float32)
         full[rows] = actions
         stop = self.auto_reset != "deferred" and not self.ignore_terminations
         before = perf_counter()
         result = self.env.chunk_step(full, self.active.copy(), stop)
         self.seconds += perf_counter() - before
-        self._check_obs(result.obs, self.env.num_envs, "chunk_step")
-        want = (self.env.num_envs, width)
+        self._check_obs(result.obs, self.rows, "chunk_step")
+        want = (self.rows, width)
         for field in ("rewards", "terminated", "truncated", "executed"):
             self._check_shape(getattr(result, field), want, field)
         self._check_shape(result.success, want[:1], "success")
@@ -254,7 +304,7 @@ class Episodes:
         self, rows: Array, remaining: Array, result: ChunkResult, broken: Array
     ) -> tuple[dict[str, Array], Array]:
         """Masks and rewards of one chunk step, padded to [N, C], and which rows' episodes ended."""
-        n, width = self.env.num_envs, to_numpy(result.rewards).shape[1]
+        n, width = self.rows, to_numpy(result.rewards).shape[1]
         rewards = to_numpy(result.rewards).astype(np.float32)
         terminated = to_numpy(result.terminated).astype(bool)
         truncated = to_numpy(result.truncated).astype(bool)
@@ -306,10 +356,9 @@ class Episodes:
         return record, ends
 
     def _finish(self, row: int, record: dict[str, Array]) -> None:
-        start = self.starts[row]
-        assert start is not None
+        start = self._start(row)
         episode = Episode(
-            row=start.row,
+            number=start.number,
             episode=start.episode,
             task=start.state.task,
             state=start.state.id,
@@ -319,21 +368,21 @@ class Episodes:
             success_at_end=bool(self.at_end[row]),
             truncated=bool(record["truncated"][row].any()),
         )
-        self.finished.append((row, episode))
+        self.ended[row].append(episode)
         if row in self.frames:
             frames = self.frames.pop(row)
-            self.recorded[start.row, start.episode] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
+            self.recorded[row] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
 
     def _keep_frames(self, rows: Array, obs: Observation) -> None:
         for row in rows:
             if int(row) in self.frames:
-                self.frames[int(row)].append({name: to_numpy(image[int(row)]) for name, image in obs.images.items()})
+                self.frames[int(row)].append({name: to_numpy(obs.images[name][int(row)]) for name in self.cameras})
 
     def _renew(self, rows: Array) -> None:
         """Reset rows and put their new observation in the place of the one they have."""
         if not len(rows):
             return
-        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.env.num_envs), rows))
+        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.rows), rows))
         fresh = self._reset(rows)
         self.obs = Observation.concat([self.obs.take(kept), fresh]) if len(kept) else fresh
         self.obs_rows = np.concatenate([kept, rows])
@@ -349,20 +398,20 @@ class Episodes:
     def _take_back(self, broken: Array) -> None:
         """Make the running episode of these rows not valid, from its first record to the last."""
         for row in broken:
-            for record in self.records[self.begun[row] :]:
+            for record in self.records[row][self.begun[row] :]:
                 for array in record.values():
-                    array[row] = 0
+                    array[...] = 0
 
-    def _task(self, row: int) -> str:
-        start = self.starts[row]
+    def _start(self, row: Any) -> Start:
+        start: Start | None = self.starts[row]
         assert start is not None
-        return start.state.task
+        return start
 
-    def _request(self, final_positions: Array, final: Observation | None) -> Request:
+    def _request(self, final_numbers: Array, final: Observation | None, finished: Sequence[Finished]) -> Request:
         positions = np.flatnonzero(self.active)
         place = {int(row): i for i, row in enumerate(self.obs_rows)}
         wanted = np.array([place[int(p)] for p in positions], np.int64)
-        starts = [s for s in (self.starts[int(p)] for p in positions) if s]
+        starts = [self._start(row) for row in positions]
         obs = None
         if len(positions):
             whole = np.array_equal(wanted, np.arange(len(self.obs)))
@@ -370,10 +419,13 @@ class Episodes:
         return Request(
             positions=positions,
             obs=obs,
-            rows=np.array([s.row for s in starts], np.int64),
+            numbers=np.array([s.number for s in starts], np.int64),
             episodes=np.array([s.episode for s in starts], np.int64),
             chunks=self.chunks[positions],
-            final_positions=final_positions,
+            final_numbers=final_numbers,
             final=final,
-            done=not len(positions),
+            finished=tuple(finished),
+            waiting=len(self.waiting),
+            seconds=self.seconds,
+            env_steps=self.env_steps,
         )

@@ -16,12 +16,12 @@ no thread, no clock, no process; a run and `vla-rl plan` drive the same code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from attrs import define, frozen
 
-End = Literal["trained", "filtered", "void"]
+End = Literal["trained", "void"]
 
 
 @frozen(order=True)
@@ -37,11 +37,11 @@ class Ledger:
     step: int = 0
     """Training steps that are over."""
     first: int = 0
-    """The first group that has not been consumed by one of them."""
+    """The first group that no step has consumed."""
     trained: int = 0
     filtered: int = 0
     void: int = 0
-    """Tickets, by how they ended: trained on, dropped by a filter, or played for nothing."""
+    """Tickets, by how they ended: trained on, dropped by a filter, or of a step that trained on nothing."""
 
 
 class Flow:
@@ -69,10 +69,8 @@ class Flow:
         """The next group to be issued."""
         self.cursor = self.ledger.first
         """The next group to be consumed."""
-        self.kept: list[int] = []
+        self.kept: Sequence[int] = ()
         """Groups that the running step has consumed and will be trained on."""
-        self.again: list[int] = []
-        """Tickets that were lost while they were played."""
         self.missing: dict[int, set[int]] = {}
         """Group -> its tickets that are not played yet, of all groups that were issued and not consumed."""
 
@@ -92,10 +90,24 @@ class Flow:
         tried = self.cursor - self.ledger.first
         return min(self.per_step - len(self.kept), self.per_step + self.further - tried)
 
+    @property
+    def needed(self) -> list[int]:
+        """Tickets that the running step waits for."""
+        groups = range(self.cursor, min(self.cursor + self.wanted, self.next))
+        return sorted(number for group in groups for number in self.missing[group])
+
+    def tickets_of(self, groups: Sequence[int]) -> list[int]:
+        size = self.group_size
+        return [number for group in groups for number in range(group * size, (group + 1) * size)]
+
+    @property
+    def playing(self) -> list[int]:
+        """All tickets that are not played yet."""
+        return sorted(number for numbers in self.missing.values() for number in numbers)
+
     def issue(self) -> list[Ticket]:
         """Tickets that may start now, in the order in which they should; each is given out once."""
-        lost, self.again = sorted(self.again), []
-        tickets = [Ticket(number, number // self.group_size) for number in lost]
+        tickets = []
         ahead = min(self.max_lag, self.steps - self.step - 1)
         while self.next < self.cursor + self.wanted + ahead * self.per_step:
             first = self.next * self.group_size
@@ -112,10 +124,6 @@ class Flow:
         except KeyError:
             raise ValueError(f"ticket {number} is not being played") from None
 
-    def lose(self, numbers: Iterable[int]) -> None:
-        """Tickets whose simulator died. They are issued again."""
-        self.again += numbers
-
     def take(self) -> list[int] | None:
         """The groups that the running step consumes next, once they are played: as many as it still wants. None: not
         yet; [], it has what it gets, and `finish` may be called."""
@@ -125,16 +133,16 @@ class Flow:
         self.cursor += len(groups)
         for group in groups:
             del self.missing[group]
-        self.kept += groups
+        self.kept = [*self.kept, *groups]
         return groups
 
-    def drop(self, groups: Sequence[int]) -> None:
-        """Of what `take` gave, what the filter does not keep."""
-        self.kept = [group for group in self.kept if group not in set(groups)]
-        self.ledger.filtered += len(groups) * self.group_size
+    def keep(self, groups: Sequence[int]) -> None:
+        """Of all that the running step has taken, what the filters keep."""
+        self.kept = groups
 
     def finish(self, end: End = "trained") -> None:
         """The step is over, and its weights are published: a new step begins."""
-        count = len(self.kept) * self.group_size
-        setattr(self.ledger, end, getattr(self.ledger, end) + count)
-        self.ledger.first, self.ledger.step, self.kept = self.cursor, self.step + 1, []
+        ledger, kept = self.ledger, len(self.kept) * self.group_size
+        setattr(ledger, end, getattr(ledger, end) + kept)
+        ledger.filtered += (self.cursor - ledger.first) * self.group_size - kept
+        ledger.first, ledger.step, self.kept = self.cursor, self.step + 1, ()

@@ -43,6 +43,9 @@ class Cloning(Session):
             bool(section.checkpoint_every) and step % section.checkpoint_every == 0,
         )
 
+    def settle(self) -> None:
+        """Nothing is played between evaluations."""
+
     def _train(self, imitation: Imitation) -> None:
         """To the next line of metrics, evaluation or checkpoint."""
         begun, section = perf_counter(), imitation_of(self.spec)

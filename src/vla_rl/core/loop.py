@@ -1,4 +1,5 @@
-"""Reinforcement learning, top down: play a rollout, turn its rewards into advantages, train, publish.
+"""Reinforcement learning, top down: play tickets, turn what they paid into advantages, train, publish. How far playing
+runs ahead of training is the flow's (`core/flow.py`): the loop is the same.
 
 Where this happens (one process, Ray workers, which devices) is the runtime's; the run folder, listeners, evaluations,
 checkpoints, resume and a clean stop are the session's.
@@ -7,18 +8,27 @@ checkpoints, resume and a clean stop are the session's.
 from __future__ import annotations
 
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from attrs import Factory, define, field
 
+from vla_rl.core.flow import Flow
+from vla_rl.core.runtime import Runtime
 from vla_rl.core.selection import Selection, take_columns
 from vla_rl.core.session import Session
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.state import State
+from vla_rl.core.types import Rollout
+
+if TYPE_CHECKING:
+    import torch
 
 
 @define
 class ReinforcementLearning(Session):
     doing = "training"
     selection: Selection = field(init=False, default=Factory(lambda self: Selection(self.spec), takes_self=True))
+    flow: Flow = field(init=False, default=Factory(lambda self: flow_of(self.spec, self.state), takes_self=True))
 
     def loop(self) -> None:
         runtime, algorithm, state, events = self.runtime, self.runtime.algorithm, self.state, self.events
@@ -28,27 +38,33 @@ class ReinforcementLearning(Session):
             begun, step = perf_counter(), state.step + 1
 
             self.progress("rollout")
-            rollout, metrics = runtime.rollout(step)
-            rollout = algorithm.shape_rewards(rollout)
+            rollout, keep, metrics = collect(runtime, self.flow, step)
             events.on_rollout_end(self.about, step, rollout, metrics)
 
             self.progress("update")
-            columns = self.selection.choose(rollout, algorithm.select(rollout), metrics)
+            columns = self.selection.choose(rollout, keep, metrics)
             if len(columns):
                 chosen = take_columns(rollout, columns)
                 advantages = algorithm.advantages(chosen)
                 metrics |= {**advantages.metrics, **runtime.update(chosen, columns, advantages)}
+            metrics |= runtime.finish(trained=bool(len(columns)))
+            self.flow.finish("trained" if len(columns) else "void")
+            state.step, state.env_steps = step, state.env_steps + int(metrics["rollout/env_steps"])
+            if len(columns):
                 events.on_weights_published(self.about, step, runtime.version)
             else:
-                runtime.discard()
                 metrics["update/skipped"] = 1.0
 
-            state.step, state.env_steps = step, state.env_steps + int(metrics["rollout/env_steps"])
             metrics["time/step"] = seconds = perf_counter() - begun
             metrics["throughput/env_steps_per_s"] = metrics["rollout/env_steps"] / seconds
             events.on_update_end(self.about, step, metrics)
             self.selection.check_progress()
             self.trace("training")
+
+    def settle(self) -> None:
+        while playing := self.flow.playing:
+            for number in self.runtime.finished(playing):
+                self.flow.add(number)
 
     def warm_up(self) -> None:
         """Clone the simulator's expert. A run that is stopped before its end starts again."""
@@ -64,3 +80,34 @@ class ReinforcementLearning(Session):
         spec, step = self.spec, self.state.step
         evaluate = spec.eval.before if step == 0 else bool(spec.eval.every and step % spec.eval.every == 0)
         return evaluate, step % (spec.train.checkpoint_every or spec.train.steps or 1) == 0
+
+
+def collect(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, torch.Tensor, dict[str, float]]:
+    """The groups of a step, in the order of their numbers, and others in place of those that the filters drop.
+    -> (the rollout, bool [N]: which of its trajectories are kept, metrics)."""
+    algorithm, taken = runtime.algorithm, list[int]()
+    while True:
+        runtime.play(step, flow.issue())
+        while (groups := flow.take()) is None:
+            for number in runtime.finished(flow.needed):
+                flow.add(number)
+        taken += flow.tickets_of(groups)
+        rollout, metrics = runtime.rollout(step, taken)
+        rollout = algorithm.shape_rewards(rollout)
+        keep = algorithm.select(rollout)
+        flow.keep(rollout.groups[keep].unique().tolist())
+        if not flow.wanted:
+            return rollout, keep, metrics
+
+
+def flow_of(spec: Spec, state: State) -> Flow:
+    """The flow of a run, from where it is."""
+    rollout, rows = spec.rollout, spec.env.num_envs
+    return Flow(
+        per_step=rollout.groups(rows),
+        steps=spec.train.steps,
+        group_size=rollout.group_size,
+        max_lag=spec.asynchrony.max_lag,
+        further=rollout.further_groups(rows),
+        ledger=state.tickets,
+    )

@@ -20,30 +20,17 @@ TaskWeights = Mapping[str, float] | None
 
 
 def draw_state(
-    states: Sequence[ResetState], seed: int, step: int, index: int, weights: TaskWeights = None
+    states: Sequence[ResetState], seed: int, number: int, episode: int = 0, weights: TaskWeights = None
 ) -> ResetState:
-    """The index-th reset state of rollout `step`: a keyed shuffle of the split, reshuffled when it is used up. With
-    `weights` the task is drawn by its weight, and then the next of its own states."""
-    lap, place = divmod(index, len(states))
+    """Where a group's `episode`-th episode starts, `number` being the group's through the whole run: a keyed shuffle of
+    the split, reshuffled when it is used up. With `weights` the task is drawn by its weight, and then the next of its
+    own states."""
+    lap, place = divmod(number, len(states))
     if weights is None:
-        return states[int(_shuffle(len(states), seed, step, lap)[place])]
+        return states[int(_shuffle(len(states), seed, episode, lap)[place])]
     tasks = tuple(state.task for state in states)
     shares = tuple(weights[task] for task in dict.fromkeys(tasks))
-    return states[int(_weighted(tasks, shares, seed, step, lap)[place])]
-
-
-def deal_states(
-    states: Sequence[ResetState], seed: int, step: int, rounds: int, groups: int, weights: TaskWeights = None
-) -> tuple[tuple[ResetState, ...], ...]:
-    """States of a whole rollout: for each of its `rounds` one for each of the `groups` groups of rows.
-
-    What is drawn is that of `draw_state` for all groups of the rollout. It is dealt out by task, so that a group of
-    rows stays with its task from round to round: many simulators need seconds to build another one.
-    """
-    drawn = [draw_state(states, seed, step, i, weights) for i in range(rounds * groups)]
-    order = {task: i for i, task in enumerate(dict.fromkeys(state.task for state in states))}
-    drawn.sort(key=lambda state: order[state.task])
-    return tuple(tuple(drawn[index::rounds]) for index in range(rounds))
+    return states[int(_weighted(tasks, shares, seed, episode, lap)[place])]
 
 
 class TaskWindows:
@@ -54,27 +41,40 @@ class TaskWindows:
     middle of it, finds the weights that it had.
     """
 
-    def __init__(self, tasks: Iterable[str], window: int, smoothing: float):
+    def __init__(self, tasks: Iterable[str], window: int, smoothing: float, ahead: int = 0):
+        """`ahead`: training steps for which tickets are issued at once, `asynchrony.max_lag`."""
         self.smoothing = smoothing
         self.failed: dict[str, deque[bool]] = {task: deque(maxlen=window) for task in dict.fromkeys(tasks)}
         self.newest: tuple[int, list[tuple[str, bool]]] = (0, [])
+        self.issued: deque[tuple[int, dict[str, float]]] = deque(maxlen=ahead + 2)
+        """From which group on states were drawn by which weights."""
+        self.next = 0
+        """The first group that was never issued."""
 
-    def weights(self, step: int) -> dict[str, float]:
-        """Task -> weight for the rollout of `step`."""
+    def weights(self, step: int, group: int) -> dict[str, float]:
+        """Task -> weight for a group that is issued while `step` runs; for one that is issued again, those it had."""
+        if group >= self.next:
+            self.next, now = group + 1, self._weights(step)
+            if not self.issued or now != self.issued[-1][1]:
+                self.issued.append((group, now))
+        return next(weights for first, weights in reversed(self.issued) if first <= group)
+
+    def _weights(self, step: int) -> dict[str, float]:
         recorded, outcomes = self.newest
         if recorded < step:
             for task, failed in outcomes:
                 self.failed[task].append(failed)
-        self.newest = (step, [])
+            self.newest = (step, [])
         return {task: sum(failed) + self.smoothing for task, failed in self.failed.items()}
 
     def record(self, step: int, episodes: Iterable[Episode]) -> None:
-        """What came of the rollout of `step`. Order within a step: by episode, then by row, whatever the placement."""
-        ordered = sorted(episodes, key=lambda e: (e.episode, e.row))
+        """What came of the rollout of `step`. Order within a step: by ticket, whatever the placement."""
+        ordered = sorted(episodes, key=lambda e: (e.number, e.episode))
         self.newest = (step, [(e.task, not e.success_once) for e in ordered])
 
     def save(self, file: Path) -> None:
-        state = {"failed": {task: list(failed) for task, failed in self.failed.items()}, "newest": self.newest}
+        failed = {task: list(outcomes) for task, outcomes in self.failed.items()}
+        state = {"failed": failed, "newest": self.newest, "issued": list(self.issued), "next": self.next}
         file.write_text(json.dumps(state))
 
     def load(self, file: Path) -> None:
@@ -84,23 +84,26 @@ class TaskWindows:
         state = json.loads(file.read_text())
         for task, failed in self.failed.items():
             failed.extend(state["failed"].get(task, ()))
+        self.issued.extend((first, weights) for first, weights in state["issued"])
+        self.next = state["next"]
         step, outcomes = state["newest"]
         self.newest = (step, [(task, failed) for task, failed in outcomes if task in self.failed])
 
 
 @lru_cache(maxsize=8)
-def _shuffle(n: int, seed: int, step: int, lap: int) -> Array:
-    return generator(seed, "reset-states", step, lap).permutation(n)
+def _shuffle(n: int, seed: int, episode: int, lap: int) -> Array:
+    return generator(seed, "reset-states", lap, episode).permutation(n)
 
 
 @lru_cache(maxsize=8)
-def _weighted(tasks: tuple[str, ...], shares: tuple[float, ...], seed: int, step: int, lap: int) -> Array:
+def _weighted(tasks: tuple[str, ...], shares: tuple[float, ...], seed: int, episode: int, lap: int) -> Array:
     """As many draws as there are states, int64: the task of each by its share, then that task's states in turn."""
     names = {task: i for i, task in enumerate(dict.fromkeys(tasks))}
-    shuffled = _shuffle(len(tasks), seed, step, lap)
+    shuffled = _shuffle(len(tasks), seed, episode, lap)
     task_of = np.array([names[task] for task in tasks])[shuffled]
     bounds = np.cumsum(shares)
-    drawn = np.searchsorted(bounds, bounds[-1] * generator(seed, "tasks", step, lap).random(len(tasks)), side="right")
+    uniform = generator(seed, "tasks", lap, episode).random(len(tasks))
+    drawn = np.searchsorted(bounds, bounds[-1] * uniform, side="right")
     out = np.empty(len(tasks), np.int64)
     for task in range(len(names)):
         places = np.flatnonzero(drawn == task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vla_rl.core.events import Evaluation
+    from vla_rl.core.flow import Ticket
     from vla_rl.core.hookspecs import Algorithm
     from vla_rl.core.interrupts import Interrupts
     from vla_rl.core.spec.spec import Spec
@@ -24,7 +25,7 @@ class Runtime(Protocol):
     algorithm: Algorithm
     info: EnvInfo
     version: int
-    """Of the weights."""
+    """Of the weights: training steps that are over."""
     scaling: Scaling
     """By which the model scales, where it took them from demonstrations."""
     faults: int
@@ -36,15 +37,21 @@ class Runtime(Protocol):
     tick: Callable[[], None]
     """Is called from time to time while work goes on."""
 
-    def rollout(self, step: int) -> tuple[Rollout, dict[str, float]]:
-        """Play one rollout. -> (its light part, metrics)."""
+    def play(self, step: int, tickets: Sequence[Ticket]) -> None:
+        """Have these played as rows become free; they were issued while `step` ran. Does not wait."""
+
+    def finished(self, needed: Collection[int]) -> Sequence[int]:
+        """Wait until tickets were played, best all that are needed. -> those that were, each once."""
+
+    def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
+        """What came of these. -> (its light part, metrics)."""
 
     def update(self, kept: Rollout, keep: np.ndarray[Any, Any], advantages: Advantages) -> dict[str, float]:
-        """Train on the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to, and publish.
-        -> metrics."""
+        """Train on the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to. -> metrics."""
 
-    def discard(self) -> None:
-        """Free the last rollout, which nothing is trained on."""
+    def finish(self, trained: bool) -> dict[str, float]:
+        """The step of the last rollout is over: forget what it was made of, and publish the weights, or say that they
+        are the same. -> metrics."""
 
     def evaluate(self, step: int, frames: int) -> Evaluation:
         """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""

@@ -1,5 +1,5 @@
-"""Which trajectories of a rollout are trained on: what the algorithm's filters keep, cut to the wanted number of
-groups; and the end of a run in which they keep nothing."""
+"""Which trajectories of a rollout are trained on: what the algorithm's filters keep; and the end of a run in which
+they keep nothing."""
 
 from __future__ import annotations
 
@@ -26,14 +26,8 @@ class Selection:
         """Of each rollout in a row that had nothing to train on: how many groups had (successes, members)."""
 
     def choose(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
-        """Columns to train on, int64 [K] ascending, of those that the algorithm keeps (bool [N]). Of more groups than
-        a training step has, which `rollout.resample` may play, the first are taken. Writes the metrics of it."""
-        import torch
-
-        section = self.spec.rollout
-        if section.resample is not None:
-            first = rollout.groups[keep].unique()[: section.groups]
-            keep = keep & torch.isin(rollout.groups, first)
+        """Columns to train on, int64 [K] ascending: those that the algorithm keeps (bool [N]). Writes the metrics of
+        it."""
         columns: Array = keep.nonzero().flatten().numpy()
         kept = groups_in(rollout, keep)
         metrics["rollout/kept"] = len(columns) / len(keep)

@@ -163,7 +163,12 @@ class Session(ABC):
             self.save()
         return not finished
 
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait until nothing is played, so that an evaluation is of one version."""
+
     def _evaluate(self) -> None:
+        self.settle()
         evaluation = self.runtime.evaluate(self.state.step, self.events.frames_wanted(self.state.step))
         self.state.remember(evaluation)
         self.events.on_eval_end(self.about, self.state.step, evaluation)

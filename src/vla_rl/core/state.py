@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
-from attrs import define
+from attrs import define, field
 
 from vla_rl.core.events import Evaluation
+from vla_rl.core.flow import Ledger
 from vla_rl.core.spec.spec import Spec
+
+
+def _ledger(kept: Ledger | dict[str, int]) -> Ledger:
+    """Also from a checkpoint."""
+    return kept if isinstance(kept, Ledger) else Ledger(**kept)
 
 
 @define
@@ -35,6 +41,8 @@ class State:
     """As in `Run`."""
     scaling: Mapping[str, Any] | None = None
     """By which the model scales, where it took them from demonstrations."""
+    tickets: Ledger = field(factory=Ledger, converter=_ledger)
+    """How those that were consumed ended."""
 
     def remember(self, evaluation: Evaluation) -> None:
         self.evaluated, self.last = evaluation.step, summary(evaluation)

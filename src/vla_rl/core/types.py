@@ -259,8 +259,10 @@ class Scores:
 class Episode:
     """One finished episode, as the statistics count it."""
 
-    row: int
+    number: int
+    """Of the ticket that it was played for, or, in an evaluation, of its reset state."""
     episode: int
+    """Its place among the episodes of the ticket, or the repeat of the evaluation."""
     task: str
     state: int
     """Id of the reset state."""
@@ -275,8 +277,8 @@ class Episode:
 
 @frozen(kw_only=True, eq=False)
 class Rollout:
-    """The light part of a whole rollout: torch tensors on the CPU, time-major. Column n is a trajectory with
-    `auto_reset: off`, else a simulator row with one or more episodes."""
+    """The light part of a whole rollout: torch tensors on the CPU, time-major. Column n is a ticket, in the order of
+    their numbers: a trajectory with `auto_reset: off`, else so many steps, with one or more episodes."""
 
     step: int
     rewards: torch.Tensor

@@ -3,20 +3,24 @@ through here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 
+from vla_rl.core.episodes import Start
 from vla_rl.core.events import Evaluation
+from vla_rl.core.flow import Ticket
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
-from vla_rl.core.reset_states import TaskWindows
+from vla_rl.core.reset_states import TaskWindows, draw_state
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages, EnvInfo, Rollout
+from vla_rl.core.types import Advantages, EnvInfo, Episode, Rollout
 from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.backends.backend import Backend
 from vla_rl.runtime.backends.local import LocalBackend
@@ -33,9 +37,10 @@ from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.sim import SimRole, too_many_faults
-from vla_rl.runtime.rollouts.assemble import Played
-from vla_rl.runtime.rollouts.evaluation import eval_items, evaluate
-from vla_rl.runtime.rollouts.rounds import Rounds
+from vla_rl.runtime.rollouts.assemble import Gathered, assemble
+from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
+from vla_rl.runtime.rollouts.play import Played
+from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
 from vla_rl.runtime.worker import Worker
 
@@ -76,11 +81,9 @@ class Driver:
         self.version = 0
         self.progress: Progress = lambda phase, done, total: None
         self.on_fault: Callable[[str], None] = lambda text: None
-        self.faults = 0
-        self.rounds: Rounds | None = None
-        """Of the rollout that is being played."""
-        self.played: Played | None = None
-        """The last rollout, until it is trained on."""
+        self.faults = self._new_faults = 0
+        self.gathered: Gathered | None = None
+        """The last rollout, until its step is over."""
         self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
@@ -89,6 +92,7 @@ class Driver:
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
             self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text))
+            self.tickets = Tickets(self.fleet, self.restarts, ahead=spec.asynchrony.max_lag > 0)
             self.info = self._start(imitation)
         except BaseException:
             self.backend.close()
@@ -96,36 +100,58 @@ class Driver:
 
     # ----------------------------------------------------------------------------------------------- one iteration
 
+    def play(self, step: int, tickets: Sequence[Ticket]) -> None:
+        """Have tickets played that were issued while `step` ran. Does not wait."""
+        per_step = self.spec.rollout.groups(self.spec.env.num_envs)
+        batches = [list(of_step) for _, of_step in groupby(tickets, lambda ticket: ticket.group // per_step)]
+        self.tickets.play([[self._start_of(ticket, step) for ticket in batch] for batch in batches])
+
     @traced
-    def rollout(self, step: int) -> tuple[Rollout, dict[str, float]]:
-        """Play one rollout everywhere. -> (its light part, metrics)."""
-        before = perf_counter()
-        weights = self.windows.weights(step) if self.windows else None
-        self.rounds = rounds = Rounds(
-            fleet=self.fleet, spec=self.spec, algorithm=self.algorithm, step=step, weights=weights
-        )
-        self.played = played = self.restarts.surviving(lambda: rounds.roll_out(self.version))
-        faults = self._report_faults([block.sim for block in played.blocks])
-        metrics = self._rollout_metrics(played, perf_counter() - before) | {"faults/rows": float(faults)}
+    def finished(self, needed: Collection[int]) -> list[int]:
+        """Wait until tickets were played, best all that are needed. -> those that were."""
+        numbers = self.tickets.finished(needed)
+        self._report_faults(self.tickets.since.faults)
+        return numbers
+
+    @traced
+    def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
+        """What came of these. -> (its light part, metrics)."""
+        played = [self.tickets.played[number] for number in tickets]
+        if "fresh-values" in self.algorithm.needs and any(
+            (ticket.chosen["versions"] != self.version).any() for _, ticket in played
+        ):
+            played = self._with_fresh_values(played)
+        self.gathered = assemble(step, played, self.spec.rollout.group_size)
+        rollout = self.gathered.rollout
+        metrics = self._rollout_metrics(rollout.episodes)
         if self.windows:
-            self.windows.record(step, played.rollout.episodes)
-            metrics |= {f"sampling/weight/{task}": weight for task, weight in (weights or {}).items()}
-        return played.rollout, metrics
+            self.windows.record(step, rollout.episodes)
+            weights = self.windows.weights(step, tickets[-1] // self.spec.rollout.group_size)
+            metrics |= {f"sampling/weight/{task}": weight for task, weight in weights.items()}
+        return rollout, metrics
 
     @traced
     def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
         """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
-        assert self.played is not None
-        before, played, self.played = perf_counter(), self.played, None
-        metrics = update(self.fleet, self.spec, played, kept, keep, advantages)
-        self.version += 1
-        self.publish()
-        return metrics | {"time/update": perf_counter() - before} | self.fleet.phases.metrics()
+        assert self.gathered is not None
+        before = perf_counter()
+        metrics = update(self.fleet, self.spec, self.gathered, kept, keep, advantages)
+        return metrics | {"time/update": perf_counter() - before}
 
-    def discard(self) -> None:
-        """Free the heavy part of the last rollout, which nothing is trained on."""
-        self.played = None
-        self.fleet.clear_stores()
+    def finish(self, trained: bool) -> dict[str, float]:
+        """Forget what the last rollout was made of, and publish the weights, or say that they are the same.
+        -> metrics."""
+        assert self.gathered is not None
+        before, (gathered, self.gathered) = perf_counter(), (self.gathered, None)
+        self.tickets.release(gathered.numbers.tolist())
+        self.tickets.forget()
+        self._new_faults = 0
+        self.version += 1
+        if trained:
+            self.publish()
+        else:
+            self.fleet.skip(self.version)
+        return {"time/publish": perf_counter() - before} | self.fleet.phases.metrics()
 
     # ----------------------------------------------------------------------------------- evaluation and imitation
 
@@ -133,12 +159,10 @@ class Driver:
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
 
-        def progress(begun: int) -> None:
-            self.progress("eval", begun, len(items))
-
-        items = eval_items(self.spec, self.eval_states, frames)
+        tickets = tickets_for(self.spec, self.eval_states, frames)
+        self.progress("eval", 0, len(tickets))
         return self.restarts.surviving(
-            lambda: evaluate(self.fleet, self.spec, step, items, self._report_faults, progress)
+            lambda: evaluate(self.fleet, self.spec, self.info, step, tickets, self._report_faults)
         )
 
     @traced
@@ -201,11 +225,11 @@ class Driver:
             return done, total
         played = self.backend.played([policy.worker for policy in self.fleet.policies])
         if phase == "eval":
-            return min(done + played.ended, total), total
-        section, rounds = self.spec.rollout, self.rounds.now if self.rounds else 0
+            return min(played.tickets, total), total
+        section, tickets = self.spec.rollout, self.spec.rollout.episodes or self.spec.env.num_envs
         limit = section.steps or section.max_steps or max(task.max_steps for task in self.info.tasks)
         steps = -(-limit // section.chunk)
-        return (played.rounds * steps + played.steps) // len(self.fleet.lanes), rounds * steps
+        return min(played.tickets * steps + played.steps, tickets * steps), tickets * steps
 
     @traced
     def publish(self) -> None:
@@ -263,15 +287,16 @@ class Driver:
             self._open_data(info)
         hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
         fleet.get_all([worker.call(Worker.start_model, info, self.scaling) for worker in hosts])
-        fleet.introduce()
+        fleet.introduce([sim.worker for sim in fleet.sims])
         if len(fleet.learners) > 1:
             address = fleet.get(fleet.worker_of(fleet.learners[0]).call(Worker.rendezvous))
             fleet.get_all([r.call(LearnerRole.join, address, r.assignment.rank) for r in fleet.learners])
         self.eval_states = fleet.get(fleet.sim_of[0].call(SimRole.eval_states))
+        self.train_states = fleet.get(fleet.sim_of[0].call(SimRole.train_states))
         sampling = self.spec.rollout.task_sampling
         if sampling.type == "weighted":
-            tasks = fleet.get(fleet.sim_of[0].call(SimRole.train_tasks))
-            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing)
+            tasks = [state.task for state in self.train_states]
+            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing, self.spec.asynchrony.max_lag)
         return info
 
     def _open_data(self, info: EnvInfo) -> None:
@@ -284,34 +309,50 @@ class Driver:
         if section.statistics == "data" and self.scaling is None:
             self.scaling = self.fleet.get(workers[0].call(Worker.data_statistics))
 
-    def _report_faults(self, results: Sequence[Mapping[str, Any]]) -> int:
-        """Tell of rows that broke in any worker. -> their number. Raises EnvError when there were too many."""
-        texts = [text for result in results for text in result["faults"]]
+    def _start_of(self, ticket: Ticket, step: int) -> Start:
+        """Where a ticket starts that was issued while `step` ran."""
+        weights = self.windows.weights(step, ticket.group) if self.windows else None
+        return Start(
+            state=draw_state(self.train_states, self.spec.seed, ticket.group, weights=weights),
+            number=ticket.number,
+            record="frames" in self.algorithm.needs,
+            weights=weights if self.spec.rollout.auto_reset != "off" else None,
+        )
+
+    def _with_fresh_values(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:
+        """With values, those of final observations included, of the current critic (AcceRL eq. 3-4)."""
+        of_worker: dict[int, list[int]] = {policy.worker: [] for policy in self.fleet.policies}
+        for worker, ticket in played:
+            of_worker[worker].append(ticket.finished.number)
+        asked = [policy.call(PolicyRole.revalue, of_worker[policy.worker]) for policy in self.fleet.policies]
+        fresh = {
+            number: values
+            for policy, answers in zip(self.fleet.policies, self.fleet.get_all(asked), strict=True)
+            for number, values in zip(of_worker[policy.worker], answers, strict=True)
+        }
+        return [(w, evolve(ticket, chosen={**ticket.chosen, **fresh[ticket.finished.number]})) for w, ticket in played]
+
+    def _report_faults(self, texts: list[str]) -> None:
+        """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""
         for text in texts:
             self.on_fault(text)
         self.faults += len(texts)
+        self._new_faults += len(texts)
         if self.faults > self.spec.runtime.max_faults:
             raise too_many_faults(self.faults, self.spec.runtime.max_faults, self.spec.env.type, texts[-1])
-        return len(texts)
+        texts.clear()
 
-    def _rollout_metrics(self, played: Played, seconds: float) -> dict[str, float]:
-        episodes = played.rollout.episodes
-        n = max(len(episodes), 1)
-        busy: dict[str, dict[int, float]] = {"env": {}, "policy": {}}
-        for block in played.blocks:
-            lane = block.lane.index
-            sim, policy = self.fleet.sim_of[lane].worker, self.fleet.policy_of[lane].worker
-            busy["env"][sim] = busy["env"].get(sim, 0.0) + block.sim["seconds"]
-            busy["policy"][policy] = busy["policy"].get(policy, 0.0) + block.policy["seconds"]
-        steps = sum(block.sim["env_steps"] for block in played.blocks)
+    def _rollout_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        n, since = max(len(episodes), 1), self.tickets.since
         return {
             "env/success_rate": sum(e.success_once for e in episodes) / n,
             "env/success_at_end": sum(e.success_at_end for e in episodes) / n,
             "env/return": sum(e.total_reward for e in episodes) / n,
             "env/episode_length": sum(e.steps for e in episodes) / n,
             "rollout/episodes": float(len(episodes)),
-            "rollout/env_steps": float(steps),
-            "time/rollout": seconds,
-            "time/env": max(busy["env"].values()),
-            "time/policy": max(busy["policy"].values()),
+            "rollout/env_steps": float(since.env_steps),
+            "time/rollout": self.tickets.seconds,
+            "time/env": max(since.env_seconds.values(), default=0.0),
+            "time/policy": max(since.policy_seconds.values(), default=0.0),
+            "faults/rows": float(self._new_faults),
         }

@@ -6,7 +6,7 @@ T that may still be on its way in another process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -110,10 +110,8 @@ class Fleet:
     def send(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
         about = declared(method)
         self.phases.enter(about.phase)
-        beside = about.beside
-        return self.backend.call(
-            handle.worker, handle.role, method.__name__, *arguments, returns=returns, beside=beside
-        )
+        door = about.door
+        return self.backend.call(handle.worker, handle.role, method.__name__, *arguments, returns=returns, door=door)
 
     def get(self, reference: Ref[T]) -> T:
         """Wait for a result. Raises what the call raised, WorkerDied, or CallHung."""
@@ -127,14 +125,12 @@ class Fleet:
         """The worker of a role."""
         return self.workers[handle.worker]
 
-    def introduce(self) -> None:
-        """Let every policy's worker call the simulators that it acts for."""
+    def introduce(self, workers: Collection[int]) -> None:
+        """Let every policy's worker call those simulators that it acts for, if any of these workers has some of
+        them."""
         assignments = [policy.assignment for policy in self.policies]
-        self.get_all([self.backend.introduce(p.index, p.sim_workers) for p in assignments if p.sim_workers])
-
-    def clear_stores(self) -> None:
-        """Free the heavy parts of all rollouts."""
-        self.get_all([policy.call(PolicyRole.clear_store) for policy in self.policies])
+        acting = [a for a in assignments if set(a.sim_workers) & set(workers)]
+        self.get_all([self.backend.introduce(a.index, a.sim_workers) for a in acting])
 
     def publish(self, version: int, check: bool) -> None:
         """Give all policies the learners' version, with checksums if asked for. Those beside a learner hold the weights
@@ -146,3 +142,8 @@ class Fleet:
         adopting = [policy.call(PolicyRole.adopt, version) for policy in self.policies if policy.worker in beside]
         everything: list[Ref[Any]] = [*sending[1:], *loading, *adopting]
         self.get_all(everything)
+
+    def skip(self, version: int) -> None:
+        """A version whose weights are those of the one before."""
+        learners = [learner.call(LearnerRole.skip) for learner in self.learners]
+        self.get_all([*learners, *(policy.call(PolicyRole.adopt, version) for policy in self.policies)])

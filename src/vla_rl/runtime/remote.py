@@ -8,6 +8,9 @@ from typing import Any, Literal, TypeVar, cast
 from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
+Door = Literal["call", "beside", "waiting"]
+"""How a call gets in: one after another; in a second thread, while another call goes on; or in a third, where calls
+wait for something."""
 Phase = Literal["act", "learn"]
 """In `act` simulators and policies work, in `learn` learners."""
 
@@ -22,8 +25,7 @@ class Remote:
     """Part of the role's phase of an iteration, between whose first and last calls idle time is a bubble."""
     track: Literal["own", "first", "last", "none"] = "own"
     """On which role's track of the trace it shows: its own; for a worker's methods, the first or last of its slot."""
-    beside: bool = False
-    """May go on while another call of the worker does."""
+    door: Door = "call"
 
 
 def remote(
@@ -32,12 +34,12 @@ def remote(
     lane: int | None = None,
     main: bool = False,
     track: Literal["own", "first", "last", "none"] = "own",
-    beside: bool = False,
+    door: Door = "call",
 ) -> Callable[[F], F]:
     """Mark a method of a role, or of a worker, that other processes call."""
 
     def mark(method: F) -> F:
-        cast(Any, method).remote = Remote(phase=phase, lane=lane, main=main, track=track, beside=beside)
+        cast(Any, method).remote = Remote(phase=phase, lane=lane, main=main, track=track, door=door)
         return method
 
     return mark

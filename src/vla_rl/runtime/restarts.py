@@ -1,8 +1,8 @@
-"""Sim workers that die are started again, and what was being played is played again.
+"""Sim workers that die are started again, and what they played is played again.
 
-Randomness is keyed by row, episode and chunk, so a rollout or an evaluation that is played again gives the numbers it
-would have given: a dead worker costs time. Simulators keep nothing between rollouts; policies and learners do, so a run
-that loses one of them goes on from its last checkpoint (`core/session.py`).
+Randomness is keyed by ticket, episode and chunk, so what is played again gives the numbers it would have given: a dead
+worker costs time. Policies and learners hold what cannot be made again, so a run that loses one of them goes on from
+its last checkpoint (`core/session.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ class Restarts:
             try:
                 return play()
             except WorkerDied as exc:
-                self._revive(exc)
+                self.fleet.introduce(self.revive(exc))
 
-    def _revive(self, error: WorkerDied) -> None:
+    def revive(self, error: WorkerDied) -> set[int]:
+        """Start the workers that died again; their policies do not know them yet. -> these workers. Raises the error
+        where other than sim workers died, or too many."""
         fleet = self.fleet
         dead = [fleet.workers[index] for index in fleet.backend.dead()]
         if not dead or any(worker.assignment.slot.roles != ("sim",) for worker in dead):
@@ -41,11 +43,10 @@ class Restarts:
         self.count += 1
         fleet.backend.revive([worker.worker for worker in dead])
         fleet.get_all([worker.call(Worker.start_sim) for worker in dead])
-        fleet.introduce()
-        fleet.clear_stores()
         workers = ", ".join(str(worker.worker) for worker in dead)
         lost = sum(lane.rows for worker in dead for lane in worker.assignment.lanes)
         self.on_fault(
-            f"sim worker {workers} died with {lost} unfinished episodes and was started again; all rows play again: "
+            f"sim worker {workers} died with {lost} unfinished episodes and was started again; they are played again: "
             f"{str(error).splitlines()[0]}"
         )
+        return {worker.worker for worker in dead}

@@ -5,7 +5,7 @@ Every process rebuilds its components from the spec; live components are never p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, get_ident
 from time import monotonic, time
@@ -15,10 +15,10 @@ import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.catalogue import build, hook_modules
+from vla_rl.core.episodes import Request, Start
 from vla_rl.core.hookspecs import Demonstrations, SimEnv, VLAModel
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
-from vla_rl.core.reset_states import TaskWeights
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.assignments import Assignment
@@ -32,10 +32,11 @@ from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.offload import Offload
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.precision import Autocast
-from vla_rl.runtime.roles.sim import EvalItem, SimRole
+from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.rollouts.lanes import Call, Lane, Mode, drive
-from vla_rl.runtime.rollouts.progress import Played
+from vla_rl.runtime.rollouts.play import Play, Played, Report
+from vla_rl.runtime.rollouts.progress import Progress
 from vla_rl.runtime.trace import Event, Recorder, clock
 
 Result = dict[str, Any]
@@ -70,7 +71,9 @@ class Worker:
         self.peers: RayPeers | None = None
         self.answering = Answering()
         self.inboxes = {lane.index: Inbox() for lane in assignment.served}
-        self.played = Played()
+        self._homes = {lane.index: home for lane, home in zip(assignment.served, assignment.homes, strict=True)}
+        self.training = Play(len(assignment.served))
+        self.played = Progress()
         if assignment.slot.device == "cpu":
             torch.set_num_threads(max(1, int(assignment.slot.cpus)))
 
@@ -89,7 +92,6 @@ class Worker:
             envs,
             self.assignment.lanes,
             bootstrap=bootstrap,
-            grouped="groups" in self.algorithm.needs,
             framed="frames" in self.algorithm.needs,
             camera=self.algorithm.camera,
             local=self.assignment.local,
@@ -201,41 +203,37 @@ class Worker:
             self.beat(IDLE)
 
     @remote(phase="act", track="none")
-    def play_train(self, step: int, rounds: range, weights: TaskWeights) -> list[list[tuple[Result, Result]]]:
-        """Roll out all lanes that this worker acts for. -> [round][lane] (sim, policy) results."""
-        lanes, policy, framed = self._lanes(), self._direct("policy"), "frames" in self.algorithm.needs
-        results: list[list[tuple[Result, Result]]] = []
-        self.played.begin()
-        with self._talking():
-            for r in rounds:
-                self._drive(lanes, TRAINING, lambda lane: ("begin_train", lane, step, r, weights))  # noqa: B023 - used at once
-                frames = [lane.sim("take_frames", lane.slice.index) if framed else None for lane in lanes]
-                played = [lane.sim("collect", lane.slice.index) for lane in lanes]
-                chosen = [
-                    policy("collect", lane.slice.index, r, lane.slice.rows, self._value_of(own))
-                    for lane, own in zip(lanes, frames, strict=True)
-                ]
-                results.append(list(zip(map(self._value_of, played), chosen, strict=True)))
-        return results
+    def play(self, batches: Sequence[Sequence[Start]]) -> Report:
+        """Play these tickets, those of earlier batches first, and what is given meanwhile. -> what was not reported."""
+        self.training.begin(batches)
+        with self._talking(), self.roles["policy"].old_weights():
+            self._drive(TRAINING, self.training)
+        return self.training.report((), False)
+
+    @remote(track="none", door="beside")
+    def give(self, batches: Sequence[Sequence[Start]]) -> bool:
+        """Further tickets, while others are played; -> False where playing has ended, and these are not taken."""
+        return self.training.give(batches)
+
+    @remote(track="none", door="waiting")
+    def report(self, needed: Sequence[int], early: bool) -> Report:
+        """Wait until these tickets are played (`early`: one of all), or playing ends. -> what was not reported."""
+        self.beat(IDLE)
+        return self.training.report(needed, early)
 
     @remote(phase="act", track="none")
-    def play_eval(self, items: Mapping[int, Sequence[EvalItem | None]], greedy: bool) -> list[Result]:
-        """One evaluation round of all lanes that this worker acts for; `items` by lane."""
-        lanes = self._lanes()
-        mode = Mode(purpose="evaluation", greedy=greedy, keep=False)
-        self.played.begin()
+    def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
+        """The episodes of an evaluation, on all lanes that this worker acts for."""
+        play = Play(len(self.assignment.served))
+        play.begin([tickets])
         with self._talking():
-            self._drive(lanes, mode, lambda lane: ("begin_eval", lane, items[lane]))
-            played = [lane.sim("collect", lane.slice.index) for lane in lanes]
-            return [self._value_of(result) for result in played]
+            self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
+        return play.report((), False)
 
     @remote(phase="learn", main=True, track="last")
     def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
         """Train this rank: heavy samples from the own store (`wanted`), then from other policies (`parts`)."""
-        own = None
-        if "policy" in self.roles:
-            own = self.roles["policy"].take_heavy(wanted, bool(parts))
-            self.roles["policy"].clear_store()
+        own = None if wanted is None else self.roles["policy"].take_heavy(wanted, bool(parts))
         there = [part for part in (own, *parts) if part is not None]
         heavy = Heavy.concat(there) if there else None
         result: Result = self.roles["learner"].update(step, heavy, light, steps)
@@ -361,16 +359,31 @@ class Worker:
         there = self.peers.ready(list(remote), 0.0 if local else timeout)
         return [*local, *(remote[reference] for reference in there)]
 
-    def _drive(self, lanes: Sequence[Lane], mode: Mode, begin: Callable[[int], tuple[Any, ...]]) -> None:
+    def _drive(self, mode: Mode, play: Play) -> None:
+        """Play what is there, and what comes meanwhile."""
+        lanes, policy, home = self._lanes(), self._direct("policy"), self._homes
+        framed = "frames" in self.algorithm.needs
         window = evolve(self.assignment.window, max_wait=None) if self.assignment.local else self.assignment.window
-        driving = drive(
-            lanes,
-            self.played.watching(self._direct("policy")),
-            mode,
-            window,
-            lambda lane: begin(lane.slice.index),
-            self._value_of,
-            self._ready,
-        )
-        for _ in driving:
-            pass  # the calls of this function wait themselves
+        self.played.begin()
+
+        def act(method: str, mode: Mode, indices: Sequence[int], *requests: Request) -> Any:
+            done = Report(env_steps=sum(request.env_steps for request in requests))
+            for lane, request in zip(indices, requests, strict=True):
+                self.played.note(lane, request)
+                done.env_seconds[home[lane]] = done.env_seconds.get(home[lane], 0.0) + request.seconds
+                done.faults += request.faults
+            actions = policy(method, mode, indices, *requests)
+            finished = [ticket for request in requests for ticket in request.finished]
+            role: PolicyRole = self.roles["policy"]
+            chosen = role.results(finished, framed) if mode.keep else [{} for _ in finished]
+            done.played = [Played(finished=f, chosen=c) for f, c in zip(finished, chosen, strict=True)]
+            done.policy_seconds[self.assignment.index], role.seconds = role.seconds, 0.0
+            play.add(done)
+            return actions
+
+        try:
+            while not play.end():
+                for _ in drive(lanes, act, mode, window, play.tickets, self._value_of, self._ready):
+                    pass  # the calls of this function wait themselves
+        finally:
+            play.stop()

@@ -102,7 +102,7 @@ def rollout(
         versions=torch.zeros(chunk_steps, columns, dtype=torch.int64),
         episodes=tuple(
             Episode(
-                row=n,
+                number=n,
                 episode=0,
                 task=f"task-{n // group_size % 2}",
                 state=n // group_size,

@@ -55,7 +55,7 @@ class ResampleSpec:
     """Dynamic sampling (DAPO, Yu et al. 2025): until as many groups survive the filters as a training step has."""
 
     max_rounds: int = field(validator=v.ge(1))
-    """Further rounds of env.num_envs episodes a training step, at most."""
+    """So many times env.num_envs further episodes a training step, at most."""
 
 
 @frozen(kw_only=True)
@@ -65,17 +65,17 @@ class RolloutSpec:
     chunk: int = field(validator=v.ge(1))
     """C: actions of one inference, executed before the next."""
     episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Episodes a training step, over all rows; with `auto_reset: off` only, and a multiple of env.num_envs."""
+    """Episodes a training step, over all rows; with `auto_reset: off` only, and a multiple of group_size."""
     steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Environment steps (single actions) of each row a training step; with `auto_reset: immediate` or `deferred` only,
-    and a multiple of chunk."""
+    """Environment steps (single actions) of each of env.num_envs tickets a training step; with `auto_reset: immediate`
+    or `deferred` only, and a multiple of chunk."""
     auto_reset: Literal["off", "immediate", "deferred"] = "off"
-    """What follows the end of an episode: nothing until all rows ended (off), a new episode at once (immediate) or at
-    the next chunk (deferred)."""
+    """What follows the end of an episode: the row plays another ticket (off), or its ticket goes on with a new episode,
+    at once (immediate) or at the next chunk (deferred)."""
     ignore_terminations: bool = False
     """Let episodes run on to the step limit after the task ended."""
     group_size: int = field(default=1, validator=v.ge(1))
-    """Trajectories that start from the same state (GRPO's groups); divides env.num_envs."""
+    """Trajectories that start from the same state (GRPO's groups)."""
     max_steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Step limit of an episode in environment steps; none: the task's own."""
     temperature: float = field(default=1.0, validator=v.gt(0))
@@ -113,19 +113,22 @@ class RolloutSpec:
         if value is not None and self.auto_reset != "off":
             raise ValueError(f"has no effect with auto_reset: {self.auto_reset}, where there are no groups")
 
-    def rounds(self, rows: int) -> int:
-        """How often all rows (env.num_envs) are played in a training step, before `resample`."""
-        return 1 if self.auto_reset != "off" else (self.episodes or 0) // rows
+    def groups(self, rows: int) -> int:
+        """Of a training step. `rows`: env.num_envs."""
+        return (self.episodes or rows) // self.group_size
 
-    @property
-    def further_rounds(self) -> int:
+    def further_groups(self, rows: int) -> int:
         """At most, by `resample`."""
-        return 0 if self.resample is None else self.resample.max_rounds
+        return 0 if self.resample is None else -(-self.resample.max_rounds * rows // self.group_size)
 
-    @property
-    def groups(self) -> int:
-        """Of a training step: as many are trained on at most."""
-        return (self.episodes or 0) // self.group_size
+
+@frozen(kw_only=True)
+class AsynchronySpec:
+    """How far rollouts run ahead of training. One loop: 0 is synchronous."""
+
+    max_lag: int = field(default=0, validator=v.ge(0))
+    """Training steps that a chunk may be old when it is trained on, a promise; rollouts go on meanwhile. Above 0
+    learners need workers of their own."""
 
 
 @frozen(kw_only=True)

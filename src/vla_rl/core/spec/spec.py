@@ -20,6 +20,7 @@ from vla_rl.core import catalogue as plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
 from vla_rl.core.manager import check_module
 from vla_rl.core.spec.sections import (
+    AsynchronySpec,
     Component,
     EnvSpec,
     EvalSpec,
@@ -93,6 +94,7 @@ class Spec:
     model: Component = field(metadata={"kind": "model"})
     env: EnvSpec = field(metadata={"kind": "env"})
     rollout: RolloutSpec = field()
+    asynchrony: AsynchronySpec = field(factory=AsynchronySpec)
     algorithm: Component = field(metadata={"kind": "algorithm"})
     placement: Component = field(factory=lambda: component("placement", "collocated"), metadata={"kind": "placement"})
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
@@ -118,14 +120,10 @@ class Spec:
 
     @rollout.validator
     def _rollout(self, attribute: Any, value: RolloutSpec) -> None:
-        rows, wrong = self.env.num_envs, []
-        if rows % value.group_size:
-            text = f"{value.group_size} does not divide env.num_envs {rows}; {_nearest(value.group_size, rows)}"
-            wrong.append((("group_size",), text))
-        if value.episodes is not None and value.episodes % rows:
-            wrong.append((("episodes",), f"{value.episodes} is not a multiple of env.num_envs {rows}"))
-        if wrong:
-            raise Problems(wrong)
+        size, key = value.group_size, "env.num_envs" if value.episodes is None else "rollout.episodes"
+        count = value.episodes or self.env.num_envs
+        if count % size:
+            raise problem(f"{size} does not divide {key} {count}; {_nearest(size, count, key)}", "group_size")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with all defaults, which `parse_spec` reads back to an equal spec."""
@@ -322,13 +320,13 @@ def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[
     return good, wrong
 
 
-def _nearest(group_size: int, rows: int) -> str:
-    """Groups and rows that go together, near those that do not."""
-    sizes = [size for size in range(1, rows + 1) if rows % size == 0]
-    below = max(size for size in sizes if size < group_size)
-    above = [size for size in sizes if size > group_size][:1]
-    fitting = [rows // group_size * group_size] * (rows > group_size) + [-(-rows // group_size) * group_size]
-    return f"use {_either([below, *above])}, or env.num_envs {_either(fitting)}"
+def _nearest(size: int, count: int, key: str) -> str:
+    """Group sizes and counts that go together, near those that do not."""
+    sizes = [other for other in range(1, count + 1) if count % other == 0]
+    below = max(other for other in sizes if other < size)
+    above = [other for other in sizes if other > size][:1]
+    fitting = [count // size * size] * (count > size) + [-(-count // size) * size]
+    return f"use {_either([below, *above])}, or {key} {_either(fitting)}"
 
 
 def _either(numbers: Sequence[int]) -> str:

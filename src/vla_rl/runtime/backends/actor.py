@@ -41,10 +41,16 @@ class Actor:
         )
 
     def beside(self, order: bytes, *referenced: Any) -> Any:
-        """A call in a thread of its own: weights are swapped while the policy plays a rollout."""
+        """A call in a second thread: weights are swapped while the policy plays."""
         return self.call(order, *referenced)
 
-    beside.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
+    beside.__ray_concurrency_group__ = "beside"  # type: ignore[attr-defined]
+
+    def waiting(self, order: bytes, *referenced: Any) -> Any:
+        """A call in a third thread: it waits for what is played."""
+        return self.call(order, *referenced)
+
+    waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]
 
     def meet(self, actors: Mapping[int, Any]) -> None:
         self.worker.meet(RayPeers(self.worker.assignment.index, actors))

@@ -11,6 +11,7 @@ from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.assignments import Assignment
+from vla_rl.runtime.remote import Door
 from vla_rl.runtime.rollouts.progress import Count
 
 TICK_S = 0.5
@@ -43,9 +44,8 @@ class Backend(ABC):
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None: ...
 
     @abstractmethod
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, beside: bool = False) -> Any:
-        """-> a reference, or a list of `returns` references. Arguments may be references; `beside`: while another call
-        of the worker goes on."""
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
+        """-> a reference, or a list of `returns` references. Arguments may be references."""
 
     def introduce(self, worker: int, others: Sequence[int]) -> Ref[None]:
         """Let a worker call others."""

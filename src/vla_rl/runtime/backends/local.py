@@ -11,6 +11,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.backend import TICK_S, Backend
 from vla_rl.runtime.hardware import machine
+from vla_rl.runtime.remote import Door
 from vla_rl.runtime.rollouts.progress import Count
 from vla_rl.runtime.worker import Worker
 
@@ -39,7 +40,7 @@ class LocalBackend(Backend):
         assert self.worker is not None
         return self.worker.played.count()
 
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, beside: bool = False) -> Any:
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
         assert self.worker is not None
         self.interrupts.check_waiting()
         return self.worker.call(role, method, *arguments)

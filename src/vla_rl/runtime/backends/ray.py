@@ -19,6 +19,7 @@ from vla_rl.runtime.backends.actor import HERE, Actor
 from vla_rl.runtime.backends.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.backends.own_ray import OwnRay, join
 from vla_rl.runtime.backends.reservation import holds, nodes_of, reserve, rounded_down
+from vla_rl.runtime.remote import Door
 from vla_rl.runtime.rollouts.progress import Count, Glances
 from vla_rl.runtime.worker import IDLE
 
@@ -93,7 +94,7 @@ class RayBackend(Backend):
     def _launch(self, assignment: Assignment) -> Any:
         """A worker's actor, on the device that it holds."""
         group, bundle = self.held[assignment.index]
-        actor = self.ray.remote(concurrency_groups={"monitor": 1, "weights": 1})(Actor)  # type: ignore[call-overload]
+        actor = self.ray.remote(concurrency_groups={"monitor": 1, "beside": 1, "waiting": 1})(Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
             "num_cpus": rounded_down(assignment.slot.cpus),
             "num_gpus": assignment.slot.gpus,
@@ -130,9 +131,8 @@ class RayBackend(Backend):
             return True
         return False
 
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, beside: bool = False) -> Any:
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
         self.last[self.names[worker]] = f"{role} {method}"
-        door = "beside" if beside else "call"
         handle = self.handles.get((worker, door, returns))
         if handle is None:
             handle = getattr(self.actors[worker], door).options(num_returns=returns)

@@ -7,8 +7,10 @@ import logging
 import numpy as np
 from attrs import evolve
 
+from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.state import State
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.planning.profile import Cost, Profile
 
@@ -31,7 +33,8 @@ def measure(spec: Spec, cluster: Cluster) -> Profile:
         max_steps=min(steps, spec.rollout.max_steps or steps),
         resample=None,
     )
-    short = evolve(spec, env=evolve(spec.env, num_envs=rows), rollout=rollout)
+    train = evolve(spec.train, steps=2)
+    short = evolve(spec, env=evolve(spec.env, num_envs=rows), rollout=rollout, train=train)
     slot = Slot(
         roles=("sim", "policy", "learner"),
         device="cuda" if cluster.gpus else "cpu",
@@ -41,16 +44,18 @@ def measure(spec: Spec, cluster: Cluster) -> Profile:
     runtime = Driver(short, plan=Plan(slots=(slot,)))
     try:
         limit = max(task.max_steps for task in runtime.info.tasks)
-        runtime.rollout(1)  # allocations and compilations are not what a step takes
-        rollouts, metrics = runtime.rollout(2)
-        rollouts = runtime.algorithm.shape_rewards(rollouts)
+        flow = flow_of(short, State())
+        collect(runtime, flow, 1)  # allocations and compilations are not what a step takes
+        runtime.finish(trained=False)
+        flow.finish("void")
+        rollouts, _, metrics = collect(runtime, flow, 2)
         everything = np.arange(rollouts.valid.shape[1])
         trained = runtime.update(rollouts, everything, runtime.algorithm.advantages(rollouts))
     finally:
         runtime.close()
     played, cpus = rollouts.valid.shape[0], None if cluster.gpus else slot.cpus
     chunk_steps = -(-(spec.rollout.max_steps or limit) // spec.rollout.chunk)
-    samples = spec.env.num_envs * spec.rollout.rounds(spec.env.num_envs) * chunk_steps
+    samples = (spec.rollout.episodes or spec.env.num_envs) * chunk_steps
     found = Profile(
         chunk_steps=chunk_steps,
         sim=Cost(seconds=metrics["time/env"] / played, rows=rows),

@@ -146,6 +146,11 @@ class LearnerRole:
         }
 
     @remote()
+    def skip(self) -> None:
+        """A step without anything to train on makes a version too."""
+        self.version += 1
+
+    @remote()
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         """Keep this rank's demonstrations for `imitate`."""
         there = [d for d in demonstrations if d is not None]

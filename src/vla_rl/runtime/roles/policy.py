@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from attrs import define, field
 
-from vla_rl.core.episodes import Request
+from vla_rl.core.episodes import Finished, Request
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
@@ -26,18 +27,26 @@ from vla_rl.runtime.rollouts.lanes import Mode
 Array = np.ndarray[Any, Any]
 
 
-@define
-class _Record:
-    """One chunk step of one lane."""
+ROWS = 1 << 20
+"""A sample's place is that of its inference, times this, plus its row there."""
 
-    positions: Array
+
+@define(eq=False)
+class _Inference:
+    """What the policy did for one lane at one time."""
+
+    place: int
+    version: int
     log_probs: Array
     values: Array | None
-    version: int
+    """float32 [R, ...]."""
     heavy: Heavy
-    final_positions: Array = field(factory=lambda: np.zeros(0, np.int64))
-    final_values: Array = field(factory=lambda: np.zeros(0, np.float32))
-    final_obs: Observation | None = None
+    next_values: Array
+    """float32 [R]: bootstrap values; 0 where there is none."""
+    left: int
+    """Rows that somebody may still want."""
+    finals: list[tuple[Array, Observation]] = field(factory=list)
+    """Rows and their final observations, where values are asked for again."""
 
 
 class PolicyRole:
@@ -61,17 +70,20 @@ class PolicyRole:
         self.model, self.name, self.seed, self.lag, self.fresh = model, name, seed, lag, fresh
         self.version = 0
         self.past: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque(maxlen=lag + 1)
-        self.kept: dict[tuple[int, int], list[_Record]] = {}
+        self.made = 0
+        """Inferences so far."""
         self.seconds = 0.0
-        self.records: dict[int, list[_Record]] = {}
-        self.store: dict[tuple[int, int], list[Heavy]] = {}
+        self.store: dict[int, _Inference] = {}
+        """By place, until nobody wants a row of it any more."""
+        self.tickets: dict[int, list[tuple[_Inference, int]]] = {}
+        """Ticket -> its chunk steps: inference and row there."""
 
     @remote(lane=1, main=True)
     def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
         """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions."""
         before = perf_counter()
         if mode.keep:
-            self._value_finals(lanes, requests)
+            self._value_finals(requests)
         busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]
         actions: dict[int, Array] = {}
         if busy:
@@ -79,7 +91,7 @@ class PolicyRole:
             noise = Noise(
                 self.seed,
                 mode.purpose,
-                np.concatenate([request.rows for _, request in busy]).tolist(),
+                np.concatenate([request.numbers for _, request in busy]).tolist(),
                 np.concatenate([request.episodes for _, request in busy]).tolist(),
                 np.concatenate([request.chunks for _, request in busy]).tolist(),
             )
@@ -91,97 +103,89 @@ class PolicyRole:
                 part = slice(start, start + len(request.positions))
                 actions[lane] = chosen[part]
                 if mode.keep:
-                    self._keep(lane, request, chunk, part)
+                    self._keep(request, chunk, part)
                 start = part.stop
         self.seconds += perf_counter() - before
         empty = np.zeros((0, 0, 0), np.float32)
         return [actions.get(lane, empty) for lane in lanes]
 
-    @remote(lane=0)
-    def collect(
-        self, lane: int, round_index: int, rows: int, frames: tuple[Array, ...] | None = None
-    ) -> dict[str, Any]:
-        """The light part of the round that ended, [T, N, ...] padded with zeros; its heavy part goes into the store.
-        `frames` of the N trajectories become "features" [N, D]."""
-        records = self.records.pop(lane, [])
-        steps = len(records)
-        first = records[0]
-        light: dict[str, Array] = {
-            "log_probs": np.zeros((steps, rows, *first.log_probs.shape[1:]), np.float32),
-            "versions": np.zeros((steps, rows), np.int64),
-            "sample": np.full((steps, rows), -1, np.int64),
-        }
-        light |= _values_of(records, rows)
-        if self.fresh:
-            self.kept[lane, round_index] = records
-        count = 0
-        for t, record in enumerate(records):
-            light["log_probs"][t, record.positions] = record.log_probs
-            light["versions"][t, record.positions] = record.version
-            light["sample"][t, record.positions] = count + np.arange(len(record.positions))
-            count += len(record.positions)
-        self.store[lane, round_index] = [record.heavy for record in records]
-        features = None if frames is None else self._features(frames)
-        seconds, self.seconds = self.seconds, 0.0
-        return {"light": light, "features": features, "seconds": seconds}
+    def results(self, finished: Sequence[Finished], framed: bool) -> list[dict[str, Any]]:
+        """Of each ticket that ended: its light fields [T, ...], and "features" [D] of its frames where these are asked
+        for."""
+        features = self._features([self._frames(ticket) for ticket in finished]) if framed and finished else None
+        results = []
+        for i, ticket in enumerate(finished):
+            steps = self.tickets[ticket.number]
+            light = {
+                "log_probs": np.stack([inference.log_probs[row] for inference, row in steps]),
+                "versions": np.array([inference.version for inference, _ in steps], np.int64),
+                "sample": np.array([inference.place * ROWS + row for inference, row in steps], np.int64),
+                **_values_of(steps),
+            }
+            results.append(light if features is None else light | {"features": features[i]})
+        return results
 
-    @remote()
-    def take_heavy(self, wanted: Sequence[tuple[tuple[int, int], Array]], remote: bool) -> Heavy | None:
-        """Samples of stored rounds, by their positions in each (ascending). None: nothing wanted."""
-        parts: list[Heavy] = []
-        for key, positions in wanted:
-            start = 0
-            for heavy in self.store[key]:
-                inside = positions[(positions >= start) & (positions < start + len(heavy))] - start
-                start += len(heavy)
-                if len(inside):
-                    parts.append(heavy.take(inside))
+    @remote(door="beside")
+    def take_heavy(self, samples: Array, remote: bool) -> Heavy | None:
+        """Samples by their places, int64 ascending. None: nothing wanted."""
+        places, rows = np.divmod(samples, ROWS)
+        parts = [self.store[int(place)].heavy.take(rows[places == place]) for place in np.unique(places)]
         if not parts:
             return None
         heavy = Heavy.concat(parts)
         return heavy.numpy() if remote else heavy
 
-    @remote()
-    def clear_store(self) -> None:
-        self.records.clear()
-        self.store.clear()
-        self.kept.clear()
+    @remote(door="beside")
+    def release(self, tickets: Sequence[int] | None = None) -> None:
+        """Free what these tickets left here; None: whatever is here."""
+        if tickets is None:
+            self.tickets.clear()
+            self.store.clear()
+            return
+        for number in tickets:
+            for inference, _ in self.tickets.pop(number, ()):
+                inference.left -= 1
+                if not inference.left:
+                    del self.store[inference.place]
 
-    @remote(phase="act", lane=0)
-    def revalue(self, lane: int, round_index: int, rows: int) -> dict[str, Array]:
-        """`values` and `next_values` of a collected round, as `collect` gave them, of the current weights."""
-        records = self.kept[lane, round_index]
-        for record in records:
-            record.values = to_numpy(self.model.values(record.heavy.obs)).astype(np.float32)
-            if record.final_obs is not None:
-                record.final_values = self._bootstrap(record.final_obs)
-        return _values_of(records, rows)
+    @remote(phase="act", door="beside")
+    def revalue(self, tickets: Sequence[int]) -> list[dict[str, Array]]:
+        """`values` and `next_values` of these tickets, as `results` gave them, of the current weights."""
+        due = {inference.place: inference for number in tickets for inference, _ in self.tickets[number]}
+        for inference in due.values():
+            inference.values = to_numpy(self.model.values(inference.heavy.obs)).astype(np.float32)
+            for rows, final in inference.finals:
+                inference.next_values[rows] = self._bootstrap(final)
+        return [_values_of(self.tickets[number]) for number in tickets]
 
     # ------------------------------------------------------------------------------------------------- weights
 
-    @remote(beside=True)
+    @remote(door="beside")
     def load(self, version: int, published: Published) -> None:
         """Swap in a version, between two requests."""
         receive(self.model, published)
         self.adopt(version)
 
-    @remote()
+    @remote(door="beside")
     def adopt(self, version: int) -> None:
-        """The model, which is the learner's own, has this version."""
+        """The model has the weights of this version already."""
         self.version = version
         if self.lag:
             self._remember()
 
-    @remote()
-    def rewind(self) -> None:
-        """Act with the weights of `lag` versions ago, or the first, until `forward`."""
+    @contextmanager
+    def old_weights(self) -> Iterator[None]:
+        """Act with the weights of `lag` versions ago, or the first, meanwhile; with lag 0, with the newest."""
+        if not self.lag:
+            yield
+            return
         if not self.past:
             self._remember()
         self._put(*self.past[0])
-
-    @remote()
-    def forward(self) -> None:
-        self._put(*self.past[-1])
+        try:
+            yield
+        finally:  # also where the run has to stop: the newest weights are what is saved
+            self._put(*self.past[-1])
 
     @remote()
     def save_past(self, file: Path) -> None:
@@ -202,9 +206,14 @@ class PolicyRole:
         self.model.load_weights(weights)
         self.version = version
 
-    def _features(self, frames: tuple[Array, ...]) -> Array:
+    def _frames(self, ticket: Finished) -> Array:
+        assert ticket.frames is not None
+        (images,) = ticket.frames.values()
+        return images
+
+    def _features(self, frames: Sequence[Array]) -> Array:
         before = perf_counter()
-        features = to_numpy(self.embed(frames))
+        features = to_numpy(self.embed(tuple(frames)))
         self.seconds += perf_counter() - before
         found = f"{features.dtype} {list(features.shape)}" if isinstance(features, np.ndarray) else repr(features)
         if not re.fullmatch(rf"float32 \[{len(frames)}, \d+\]", found):
@@ -215,36 +224,40 @@ class PolicyRole:
 
     # ------------------------------------------------------------------------------------------------- records
 
-    def _keep(self, lane: int, request: Request, chunk: Chunk, part: slice) -> None:
+    def _keep(self, request: Request, chunk: Chunk, part: slice) -> None:
         assert request.obs is not None
         heavy = Heavy(
             obs=request.obs,
             actions=chunk.actions[part],
             replay={name: tensor[part] for name, tensor in chunk.replay.items()},
         )
-        self.records.setdefault(lane, []).append(
-            _Record(
-                positions=request.positions,
-                log_probs=to_numpy(chunk.log_probs)[part].astype(np.float32),
-                values=None if chunk.values is None else to_numpy(chunk.values)[part].astype(np.float32),
-                version=self.version,
-                heavy=heavy,
-            )
+        rows = len(request.positions)
+        inference = _Inference(
+            place=self.made,
+            version=self.version,
+            log_probs=to_numpy(chunk.log_probs)[part].astype(np.float32),
+            values=None if chunk.values is None else to_numpy(chunk.values)[part].astype(np.float32),
+            heavy=heavy,
+            next_values=np.zeros(rows, np.float32),
+            left=rows,
         )
+        self.made += 1
+        self.store[inference.place] = inference
+        for row, number in enumerate(request.numbers.tolist()):
+            self.tickets.setdefault(number, []).append((inference, row))
 
-    def _value_finals(self, lanes: tuple[int, ...], requests: Sequence[Request]) -> None:
+    def _value_finals(self, requests: Sequence[Request]) -> None:
         """Bootstrap values of the previous chunk step: one value-only forward on just the rows that need one."""
-        due = [(lane, r) for lane, r in zip(lanes, requests, strict=True) if r.final is not None]
+        due = [request for request in requests if request.final is not None]
         if not due:
             return
-        values = self._bootstrap(Observation.concat([r.final for _, r in due if r.final is not None]))
-        start = 0
-        for lane, request in due:
-            record = self.records[lane][-1]
-            record.final_positions = request.final_positions
-            record.final_obs = request.final if self.fresh else None
-            record.final_values = values[start : start + len(request.final_positions)]
-            start += len(request.final_positions)
+        values = self._bootstrap(Observation.concat([request.final for request in due if request.final is not None]))
+        for request in due:
+            last = [self.tickets[number][-1] for number in request.final_numbers.tolist()]
+            inference, rows = last[0][0], np.array([row for _, row in last])  # of one lane: of one inference
+            inference.next_values[rows], values = values[: len(rows)], values[len(rows) :]
+            if self.fresh and request.final is not None:
+                inference.finals.append((rows, request.final))
 
     def _bootstrap(self, obs: Observation) -> Array:
         """Value of the first action of each row, float32 [R]."""
@@ -257,14 +270,12 @@ class PolicyRole:
             raise PluginError(f"model {self.name!r} sampled actions or log-probs that are not finite")
 
 
-def _values_of(records: Sequence[_Record], rows: int) -> dict[str, Array]:
-    """values [T, N] or [T, N, C] and next_values [T, N], padded with zeros; nothing without a critic."""
-    first = records[0].values
-    if first is None:
+def _values_of(steps: Sequence[tuple[_Inference, int]]) -> dict[str, Array]:
+    """values [T] or [T, C] and next_values [T]; nothing without a critic."""
+    values = [inference.values[row] for inference, row in steps if inference.values is not None]
+    if not values:
         return {}
-    values = np.zeros((len(records), rows, *first.shape[1:]), np.float32)
-    next_values = np.zeros((len(records), rows), np.float32)
-    for t, record in enumerate(records):
-        values[t, record.positions] = record.values
-        next_values[t, record.final_positions] = record.final_values
-    return {"values": values, "next_values": next_values}
+    return {
+        "values": np.stack(values),
+        "next_values": np.array([inference.next_values[row] for inference, row in steps], np.float32),
+    }

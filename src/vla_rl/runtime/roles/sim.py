@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
-from vla_rl.core.episodes import EPISODES_PER_STEP, EnvError, Episodes, Request, Start
+from vla_rl.core.episodes import EnvError, Episodes, Request, Start
 from vla_rl.core.errors import NotOffered, PluginError, UserError
-from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
-from vla_rl.core.reset_states import TaskWeights, deal_states, draw_state
+from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.assignments import LaneSlice
@@ -21,21 +20,13 @@ from vla_rl.runtime.backends.wire import Outbox
 from vla_rl.runtime.remote import remote
 
 Array = np.ndarray[Any, Any]
+DEMONSTRATIONS = 1 << 20
+"""In place of an episode's number: demonstrations start from draws of their own."""
 Demonstrations = tuple[Observation, Array]
 
 
 def too_many_faults(count: int, limit: int, env: str, last: str) -> EnvError:
     return EnvError(f"env {env!r} broke {count} times (runtime.max_faults: {limit}); the last time:\n{last}")
-
-
-@frozen(kw_only=True)
-class EvalItem:
-    """One episode of an evaluation; `index` and `repeat` key its randomness, so no placement changes it."""
-
-    state: ResetState
-    index: int
-    repeat: int
-    record: bool
 
 
 class SimRole:
@@ -46,7 +37,6 @@ class SimRole:
         slices: Sequence[LaneSlice],
         *,
         bootstrap: bool,
-        grouped: bool,
         framed: bool,
         camera: str | None,
         local: bool,
@@ -55,14 +45,12 @@ class SimRole:
         """
         Args:
             envs: lane index -> its simulator.
-            grouped: the algorithm compares trajectories within groups, so these must not share a state.
-            framed: the algorithm embeds the frames of training episodes, so these are recorded.
+            framed: the algorithm embeds the frames of training episodes.
             camera: whose frames; None: the first one's.
             local: the policy is in this process, so observations stay as they are.
             beat: says that a long call goes on.
         """
         self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
-        self.framed = framed
         self.outboxes = {s.index: Outbox() for s in slices}
         self.shared: dict[int, bool] = {}
         """Lane -> the process of its policy shares memory with this one."""
@@ -76,34 +64,27 @@ class SimRole:
         }
         self.faults: list[str] = []
         self.fault_count = 0
-        self._deal: tuple[int, tuple[tuple[ResetState, ...], ...]] = (-1, ())
+        first = next(iter(envs.values()))
+        self.states = first.reset_states("train")
         self.train = {
             i: Episodes(
                 env,
                 auto_reset=rollout.auto_reset,
+                chunk_steps=None if rollout.steps is None else rollout.steps // rollout.chunk,
+                following=self._following,
                 ignore_terminations=rollout.ignore_terminations,
                 reward=rollout.reward,
                 reward_coef=rollout.reward_coef,
                 bootstrap=bootstrap,
+                camera=camera_of(first.info, spec, camera) if framed else None,
                 **shared,
             )
             for i, env in envs.items()
         }
         self.eval = {i: Episodes(env, **shared) for i, env in envs.items()}
         self.running = dict(self.train)
-        first = next(iter(envs.values()))
-        self.states = first.reset_states("train")
         if not self.states:
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
-        if framed:
-            self.camera = camera_of(first.info, spec, camera)
-        groups = spec.env.num_envs // rollout.group_size
-        if grouped and groups > len(self.states):
-            raise UserError(
-                f"{spec.env.num_envs} rows in groups of {rollout.group_size} are {groups} groups, which start from "
-                f"states of their own, and env {spec.env.type!r} has {len(self.states)} train states; raise "
-                "rollout.group_size, lower env.num_envs, or offer more tasks or states"
-            )
 
     def swap(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
         """Go on with these simulators, or, while no round is played, without any. -> those there were."""
@@ -121,73 +102,20 @@ class SimRole:
         return next(iter(self.envs.values())).reset_states("eval")
 
     @remote()
-    def train_tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(state.task for state in self.states))
+    def train_states(self) -> tuple[ResetState, ...]:
+        return self.states
 
     @remote(lane=0, main=True)
-    def begin_train(self, lane: int, step: int, round_index: int, weights: TaskWeights) -> Any:
-        """Reset the lane's rows to the states of this rollout's round, drawn by these weights of tasks, and ask for
-        actions."""
-        own, rollout = self.slices[lane], self.spec.rollout
-        groups = self.spec.env.num_envs // rollout.group_size
-
-        def start(position: int, index: int) -> Start:
-            row = own.first_row + position
-            group = row // rollout.group_size
-            if rollout.auto_reset == "off":
-                state = self._dealt(step, groups, weights)[round_index][group]
-            else:
-                state = draw_state(self.states, self.spec.seed, step, index * groups + group, weights)
-            return Start(state=state, row=row, episode=step * EPISODES_PER_STEP + index, record=self.framed)
-
-        chunk_steps = None if rollout.auto_reset == "off" else (rollout.steps or 0) // rollout.chunk
-        self.running[lane] = self.train[lane]
-        starts = [start(p, round_index) for p in range(own.rows)]
-        return self._answer(lane, self.running[lane].begin(starts, chunk_steps, start))
-
-    @remote(lane=0)
-    def begin_eval(self, lane: int, items: Sequence[EvalItem | None]) -> Any:
-        """One evaluation episode a row (None: idle)."""
-        starts = [
-            None if i is None else Start(state=i.state, row=i.index, episode=i.repeat, record=i.record) for i in items
-        ]
-        self.running[lane] = self.eval[lane]
-        return self._answer(lane, self.running[lane].begin(starts, None, None))
+    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
+        """Play these tickets, for the purpose of a `Mode`, and forget what the lane has played before."""
+        self.running[lane] = self.eval[lane] if purpose == "evaluation" else self.train[lane]
+        self.running[lane].clear()
+        return self._answer(lane, self.running[lane].step(None, tickets))
 
     @remote(lane=0, main=True)
-    def step(self, lane: int, actions: Any) -> Any:
-        return self._answer(lane, self.running[lane].step(actions))
-
-    @remote(lane=0)
-    def take_frames(self, lane: int) -> tuple[Array, ...]:
-        """What the algorithm's camera saw of each row's episode in the round that ended, uint8 [frames, H, W, 3] a row:
-        the first observation and one after each chunk. To be taken before `collect`; none for a row that did not
-        play."""
-        episodes, own = self.running[lane], self.slices[lane]
-        height, width = episodes.env.info.cameras[self.camera]
-        recorded, episodes.recorded = episodes.recorded, {}
-        of_row = {row - own.first_row: images[self.camera] for (row, _), images in recorded.items()}
-        none = np.zeros((0, height, width, 3), np.uint8)
-        return tuple(of_row.get(position, none) for position in range(own.rows))
-
-    @remote(lane=0)
-    def collect(self, lane: int) -> dict[str, Any]:
-        """The light part of the round that ended, its episodes, and what it cost."""
-        episodes = self.running[lane]
-        light = episodes.light()
-        finished = [episode for _, episode in sorted(episodes.finished, key=lambda pair: pair[1].episode)]
-        result = {
-            "light": light,
-            "first_episode": dict(reversed(episodes.finished)),
-            "episodes": finished,
-            "frames": self._frames(episodes),
-            "seconds": episodes.seconds,
-            "env_steps": episodes.env_steps,
-            "faults": self.faults,
-        }
-        self.faults = []
-        episodes.seconds, episodes.env_steps, episodes.recorded = 0.0, 0, {}
-        return result
+    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Any:
+        """Execute a chunk in each row that plays, and begin with further tickets."""
+        return self._answer(lane, self.running[lane].step(actions, tickets))
 
     @remote(phase="act")
     def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
@@ -207,11 +135,10 @@ class SimRole:
             if good >= count:
                 break
             index = [round_index * self.spec.env.num_envs + own.first_row + p for p in range(own.rows)]
-            starts = [
-                Start(state=draw_state(self.states, self.spec.seed, EPISODES_PER_STEP, i), row=i, episode=0)
-                for i in index
-            ]
-            request = episodes.begin(starts, None, None)
+            starts = [Start(state=draw_state(self.states, self.spec.seed, i, DEMONSTRATIONS), number=i) for i in index]
+            episodes.clear()
+            request = episodes.step(None, starts)
+            solved = np.zeros(own.rows, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
             first = np.zeros(own.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
             while not request.done and request.obs is not None:
@@ -219,15 +146,14 @@ class SimRole:
                 first[request.positions[request.chunks == 0]] = len(steps)
                 label = to_numpy(self._expert_chunk(env))[request.positions]
                 jitter = [
-                    generator(self.spec.seed, "expert-noise", int(r), 0, int(c)).standard_normal(label.shape[1:])
-                    for r, c in zip(request.rows, request.chunks, strict=True)
+                    generator(self.spec.seed, "expert-noise", int(n), 0, int(c)).standard_normal(label.shape[1:])
+                    for n, c in zip(request.numbers, request.chunks, strict=True)
                 ]
                 steps.append((request.positions, request.chunks, request.obs.numpy(), label))
                 noisy = np.clip(label + noise * np.stack(jitter), episodes.low, episodes.high)
                 request = episodes.step(noisy.astype(np.float32))
-            solved = np.zeros(own.rows, bool)
-            for row, episode in episodes.finished:
-                solved[row] = episode.success_once
+                for ticket in request.finished:
+                    solved[ticket.number - index[0]] = ticket.episodes[0].success_once
             good, tried = good + int(solved.sum()), tried + own.rows
             for i, (positions, chunks, obs, label) in enumerate(steps):
                 rows = np.flatnonzero(solved[positions] & (i >= first[positions]))
@@ -258,12 +184,12 @@ class SimRole:
         for env in self.envs.values():
             env.close()
 
-    def _dealt(self, step: int, groups: int, weights: TaskWeights) -> tuple[tuple[ResetState, ...], ...]:
-        """States of this rollout by round and group of rows; drawn once for all rounds and lanes."""
-        if self._deal[0] != step:
-            rounds = self.spec.rollout.rounds(self.spec.env.num_envs) + self.spec.rollout.further_rounds
-            self._deal = step, deal_states(self.states, self.spec.seed, step, rounds, groups, weights)
-        return self._deal[1]
+    def _following(self, start: Start) -> Start:
+        """The episode after one of a ticket with auto_reset."""
+        number, episode = start.number, start.episode + 1
+        return evolve(
+            start, episode=episode, state=draw_state(self.states, self.spec.seed, number, episode, start.weights)
+        )
 
     def _on_fault(self, text: str) -> None:
         self.fault_count += 1
@@ -274,22 +200,13 @@ class SimRole:
 
     def _answer(self, lane: int, request: Request) -> Any:
         """The request, or the message that it travels in."""
+        if self.faults:
+            request, self.faults = evolve(request, faults=tuple(self.faults)), []
         if self.local:
             return request
         obs = None if request.obs is None else request.obs.numpy()
         final = None if request.final is None else request.final.numpy()
         return self.outboxes[lane].put(evolve(request, obs=obs, final=final), shared=self.shared.get(lane, False))
-
-    def _frames(self, episodes: Episodes) -> list[EpisodeFrames]:
-        frames = []
-        for _, episode in episodes.finished:
-            images = episodes.recorded.get((episode.row, episode.episode))
-            if images is not None:
-                text = episodes.instructions[episode.task]
-                frames.append(
-                    EpisodeFrames(task=episode.task, instruction=text, success=episode.success_once, images=images)
-                )
-        return frames
 
 
 def camera_of(info: EnvInfo, spec: Spec, asked: str | None) -> str:

@@ -10,102 +10,74 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.types import Advantages, Rollout
-from vla_rl.runtime.assignments import LaneSlice
+from vla_rl.runtime.rollouts.play import Played
 
 Array = np.ndarray[Any, Any]
-Result = dict[str, Any]
-
-
-@frozen(kw_only=True)
-class Block:
-    """One lane in one round: columns `first` .. `first + lane.rows - 1` of the rollout."""
-
-    lane: LaneSlice
-    round_index: int
-    first: int
-    sim: Result
-    policy: Result
+LIGHT = ("rewards", "terminated", "truncated", "valid", "log_probs", "values", "next_values", "versions")
 
 
 @frozen(kw_only=True, eq=False)
 class Samples:
-    """The trainable samples (chunk steps) of a rollout: where each lies in time-major order."""
+    """The trainable samples (chunk steps) of a rollout, in time-major order."""
 
     steps: Array
     columns: Array
     """int64 [S]: t and n."""
-    blocks: Array
-    positions: Array
-    """int64 [S]: index of the block, and position in its worker's store."""
+    workers: Array
+    places: Array
+    """int64 [S]: worker whose policy made it, and its place there."""
 
 
 @frozen(kw_only=True, eq=False)
-class Played:
-    """A rollout and where its heavy parts lie."""
+class Gathered:
+    """A rollout, and where its heavy parts lie."""
 
     rollout: Rollout
     """Its light part."""
-    blocks: Sequence[Block]
-    positions: Array
-    """int64 [T, N]: of each chunk step in its worker's store; -1: there is none."""
-    owner: Array
-    """int64 [N]: index of the block of each column."""
+    places: Array
+    """int64 [T, N]: of each chunk step with its worker; -1: there is none."""
+    workers: Array
+    numbers: Array
+    """int64 [N]: the worker of each ticket's policy, and the ticket's number."""
 
 
-def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int) -> Played:
-    """One rollout of what its blocks report."""
-    columns = max(block.first + block.lane.rows for block in blocks)
-    length = max(block.sim["light"]["valid"].shape[0] for block in blocks)
+def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) -> Gathered:
+    """One rollout of tickets, in the order of their numbers: (worker, what came of it) of each."""
+    workers = np.array([worker for worker, _ in tickets], np.int64)
+    parts = [{**ticket.finished.light, **ticket.chosen} for _, ticket in tickets]
+    length = max(len(part["valid"]) for part in parts)
 
-    def gather(part: str, key: str, fill: float = 0) -> torch.Tensor | None:
-        if key not in getattr(blocks[0], part)["light"]:
+    def gather(key: str, fill: float = 0) -> torch.Tensor | None:
+        if key not in parts[0]:
             return None
-        sample = getattr(blocks[0], part)["light"][key]
-        out = np.full((length, columns, *sample.shape[2:]), fill, sample.dtype)
-        for block in blocks:
-            array = getattr(block, part)["light"][key]
-            out[: array.shape[0], block.first : block.first + block.lane.rows] = array
+        sample = parts[0][key]
+        out = np.full((length, len(parts), *sample.shape[1:]), fill, sample.dtype)
+        for column, part in enumerate(parts):
+            out[: len(part[key]), column] = part[key]
         return torch.from_numpy(out)
 
-    column = np.arange(columns)
-    success = np.zeros(columns, bool)
-    tasks = [""] * columns
-    owner = np.zeros(columns, np.int64)
-    for index, block in enumerate(blocks):
-        owner[block.first : block.first + block.lane.rows] = index
-        for row, episode in block.sim["first_episode"].items():
-            success[block.first + row] = episode.success_once
-            tasks[block.first + row] = episode.task
-    tensors = {key: gather("sim", key) for key in ("rewards", "terminated", "truncated", "valid")}
-    tensors |= {key: gather("policy", key) for key in ("log_probs", "values", "next_values", "versions")}
+    first = [ticket.finished.episodes[0] if ticket.finished.episodes else None for _, ticket in tickets]
+    numbers = np.array([ticket.finished.number for _, ticket in tickets], np.int64)
+    tensors = {key: gather(key) for key in LIGHT}
+    places = gather("sample", fill=-1)
+    assert places is not None
     rollout = Rollout(
         step=step,
-        groups=torch.from_numpy(column // num_envs * (num_envs // group_size) + column % num_envs // group_size),
-        success=torch.from_numpy(success),
-        episodes=tuple(episode for block in blocks for episode in block.sim["episodes"]),
-        features=_features(blocks, columns),
-        tasks=tuple(tasks) if all(tasks) else (),
+        groups=torch.from_numpy(numbers // group_size),
+        success=torch.tensor([episode is not None and episode.success_once for episode in first]),
+        episodes=tuple(episode for _, ticket in tickets for episode in ticket.finished.episodes),
+        features=torch.from_numpy(np.stack([p["features"] for p in parts])) if "features" in parts[0] else None,
+        tasks=tuple(episode.task for episode in first if episode is not None) if all(first) else (),
         **tensors,  # type: ignore[arg-type]
     )
-    positions = gather("policy", "sample", fill=-1)
-    assert positions is not None
-    return Played(rollout=rollout, blocks=blocks, positions=positions.numpy(), owner=owner)
+    return Gathered(rollout=rollout, places=places.numpy(), workers=workers, numbers=numbers)
 
 
-def _features(blocks: Sequence[Block], columns: int) -> torch.Tensor | None:
-    first = blocks[0].policy["features"]
-    if first is None:
-        return None
-    features = torch.zeros(columns, first.shape[1])
-    for block in blocks:
-        features[block.first : block.first + block.lane.rows] = torch.tensor(block.policy["features"])
-    return features
-
-
-def find_samples(rollout: Rollout, columns: Array, positions: Array, owner: Array) -> Samples:
+def find_samples(rollout: Rollout, columns: Array, gathered: Gathered) -> Samples:
     """Samples of a rollout that was cut to `columns`, in time-major order."""
     steps, kept = np.nonzero(rollout.samples.numpy())
-    return Samples(steps=steps, columns=kept, blocks=owner[columns[kept]], positions=positions[steps, columns[kept]])
+    own = columns[kept]
+    return Samples(steps=steps, columns=kept, workers=gathered.workers[own], places=gathered.places[steps, own])
 
 
 def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> dict[str, Array | None]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
+from vla_rl.core.episodes import Finished, Start
 from vla_rl.core.errors import UserError
-from vla_rl.core.events import Evaluation, Rate, wilson
+from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Episode, ResetState
+from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.fleet import Fleet
-from vla_rl.runtime.roles.sim import EvalItem
 from vla_rl.runtime.worker import Worker
 
 
-def eval_items(spec: Spec, states: Sequence[ResetState], frames: int) -> list[EvalItem]:
+def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int) -> list[Start]:
     """The episodes of an evaluation, of which `frames`, spread evenly, are recorded. Raises UserError when there are
     none."""
     if not states:
@@ -32,45 +31,34 @@ def eval_items(spec: Spec, states: Sequence[ResetState], frames: int) -> list[Ev
         states = chosen
     shown = set(np.linspace(0, len(states) - 1, min(frames, len(states))).astype(int).tolist()) if frames else set()
     return [
-        EvalItem(state=state, index=i, repeat=repeat, record=repeat == 0 and i in shown)
+        Start(state=state, number=i, episode=repeat, record=repeat == 0 and i in shown)
         for repeat in range(spec.eval.repeats)
         for i, state in enumerate(states)
     ]
 
 
 def evaluate(
-    fleet: Fleet,
-    spec: Spec,
-    step: int,
-    items: Sequence[EvalItem],
-    report: Callable[[Sequence[Mapping[str, Any]]], object],
-    progress: Callable[[int], None],
+    fleet: Fleet, spec: Spec, info: EnvInfo, step: int, tickets: Sequence[Start], report: Callable[[list[str]], object]
 ) -> Evaluation:
-    """Play the items. The result does not depend on how rows are placed: a row plays neighbours in the list, so that it
-    seldom changes the task.
+    """Play them all. The result does not depend on which row plays which.
 
     Args:
-        report: is told what lanes say of each round, for rows that broke.
-        progress: is told how many episodes have begun.
+        report: is told what broke.
     """
     before = perf_counter()
-    episodes: list[Episode] = []
-    recorded: list[Any] = []
-    num_envs = spec.env.num_envs
-    rounds = -(-len(items) // num_envs)
-    for r in range(rounds):
-        progress(min(r * num_envs, len(items)))
-        of_row = [items[i] if i < len(items) else None for i in range(r, num_envs * rounds, rounds)]
-        pending = []
-        for policy in fleet.policies:
-            own = {s.index: of_row[s.first_row : s.first_row + s.rows] for s in policy.assignment.served}
-            pending.append(fleet.worker_of(policy).call(Worker.play_eval, own, spec.eval.greedy))
-        results = [result for played in fleet.get_all(pending) for result in played]
-        report(results)
-        for result in results:
-            episodes.extend(result["episodes"])
-            recorded.extend(result["frames"])
-    episodes.sort(key=lambda e: (e.episode, e.row))
+    rows = np.array([sum(lane.rows for lane in policy.assignment.served) for policy in fleet.policies])
+    ends = (np.cumsum(rows) * len(tickets) // rows.sum()).tolist()
+    pending = [
+        fleet.worker_of(policy).call(Worker.play_eval, tickets[start:end], spec.eval.greedy)
+        for policy, start, end in zip(fleet.policies, [0, *ends], ends, strict=False)
+        if end > start
+    ]
+    reports = fleet.get_all(pending)
+    for of_worker in reports:
+        report(of_worker.faults)
+    finished = [ticket.finished for of_worker in reports for ticket in of_worker.played]
+    finished.sort(key=lambda ticket: (ticket.episodes[0].episode, ticket.number))
+    episodes = [ticket.episodes[0] for ticket in finished]
     tasks = list(dict.fromkeys(e.task for e in episodes))
     return Evaluation(
         step=step,
@@ -79,8 +67,15 @@ def evaluate(
         repeats=tuple(_rate([e for e in episodes if e.episode == r]).rate for r in range(spec.eval.repeats)),
         episodes=tuple(episodes),
         seconds=perf_counter() - before,
-        frames=tuple(recorded),
+        frames=tuple(_shown(ticket, info) for ticket in finished if ticket.frames is not None),
     )
+
+
+def _shown(ticket: Finished, info: EnvInfo) -> EpisodeFrames:
+    assert ticket.frames is not None
+    (episode,) = ticket.episodes
+    instruction = next(task.instruction for task in info.tasks if task.name == episode.task)
+    return EpisodeFrames(task=episode.task, instruction=instruction, success=episode.success_once, images=ticket.frames)
 
 
 def _rate(episodes: Sequence[Episode]) -> Rate:

@@ -6,11 +6,11 @@ through its peers, so observations and actions go from worker to worker, and lan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from vla_rl.core.plan import Window
 from vla_rl.runtime.assignments import LaneSlice
@@ -38,6 +38,10 @@ class Mode:
     keep: bool
 
 
+Pair = tuple[Lane, Any]
+"""A lane, and the reference to its next request."""
+
+
 def groups_of(lanes: Sequence[Lane], window: Window) -> list[list[Lane]]:
     """Consecutive lanes that are inferred together: as many as fit into `max_batch` rows."""
     if window.max_batch is None:
@@ -57,90 +61,117 @@ def drive(
     policy: Call,
     mode: Mode,
     window: Window,
-    begin: Callable[[Lane], tuple[Any, ...]],
+    tickets: Callable[[Lane, int, int], Sequence[Any]],
     value_of: Callable[[Any], Any],
     ready: Callable[[Sequence[Any], float | None], list[Any]],
     clock: Callable[[], float] = monotonic,
 ) -> Driving:
-    """Run one round of every lane to its end, when it is iterated over.
+    """Let the lanes play tickets while there are any, when it is iterated over.
 
     Args:
-        begin: lane -> (method, *arguments) of its simulator; that and "step" return a request.
+        tickets: (lane, its free rows, tickets that wait there) -> those that it gets.
         value_of: waits for a reference.
         ready: (references, timeout) -> those that are there, at least one unless the timeout came first.
         clock: by which requests wait, in seconds.
     """
-    if window.max_wait is None:
-        yield from _in_groups(groups_of(lanes, window), policy, mode, begin, value_of, ready)
-    else:
-        yield from _windowed(lanes, policy, mode, window, begin, value_of, ready, clock)
+    driver = _Driver(policy, mode, tickets, value_of, ready, clock, resting=list(lanes))
+    return driver.in_groups(groups_of(lanes, window)) if window.max_wait is None else driver.windowed(lanes, window)
 
 
-def _act_and_step(
-    group: Sequence[Lane], references: Sequence[Any], policy: Call, mode: Mode, value_of: Any
-) -> Generator[Wait, None, list[tuple[Lane, Any]]]:
-    """One inference for the group, and a step of each of its lanes unless all are done: the last inference values
-    final observations. -> the lanes with references to their next requests."""
-    requests = [value_of(reference) for reference in references]
-    acting = policy("act", mode, tuple(lane.slice.index for lane in group), *requests)
-    yield [acting], None
-    actions = value_of(acting)
-    if all(request.done for request in requests):
-        return []
-    return [(lane, lane.sim("step", lane.slice.index, a)) for lane, a in zip(group, actions, strict=True)]
+@define
+class _Driver:
+    policy: Call
+    mode: Mode
+    tickets: Callable[[Lane, int, int], Sequence[Any]]
+    value_of: Callable[[Any], Any]
+    ready: Callable[[Sequence[Any], float | None], list[Any]]
+    clock: Callable[[], float]
+    resting: list[Lane]
+    """Lanes with nothing to play."""
+    begun: set[int] = field(factory=set)
+
+    def wake(self, lanes: Iterable[Lane]) -> list[Pair]:
+        """Those of the resting lanes for which there are tickets now play them."""
+        woken = []
+        for lane in lanes:
+            if lane in self.resting and (tickets := self.tickets(lane, lane.slice.rows, 0)):
+                self.resting.remove(lane)
+                index = lane.slice.index
+                if index in self.begun:
+                    woken.append((lane, lane.sim("step", index, None, tickets)))
+                else:
+                    self.begun.add(index)
+                    woken.append((lane, lane.sim("begin", index, self.mode.purpose, tickets)))
+        return woken
+
+    def act(self, pairs: Sequence[Pair]) -> Generator[Wait, None, list[Pair]]:
+        """One inference for these lanes, which values final observations too, and a step of each that goes on."""
+        requests = [self.value_of(reference) for _, reference in pairs]
+        acting = self.policy("act", self.mode, tuple(lane.slice.index for lane, _ in pairs), *requests)
+        yield [acting], None
+        further = []
+        for (lane, _), request, actions in zip(pairs, requests, self.value_of(acting), strict=True):
+            tickets = self.tickets(lane, lane.slice.rows - len(request.positions), request.waiting)
+            if tickets or not request.done:
+                further.append((lane, lane.sim("step", lane.slice.index, actions, tickets)))
+            else:
+                self.resting.append(lane)
+        return further
+
+    def in_groups(self, groups: Sequence[Sequence[Lane]]) -> Driving:
+        """Infer for whichever group is complete first."""
+        pending: dict[int, list[Pair]] = {}
+        there: set[int] = set()
+        while True:
+            for i, group in enumerate(groups):
+                if i not in pending and (woken := self.wake(group)):
+                    pending[i] = woken
+            if not pending:
+                return
+            complete = next((i for i, pairs in pending.items() if all(id(r) in there for _, r in pairs)), None)
+            if complete is None:
+                missing = [r for pairs in pending.values() for _, r in pairs if id(r) not in there]
+                yield missing, None
+                there |= {id(r) for r in (self.ready(missing, None) if len(missing) > 1 else missing)}
+                continue
+            pairs = pending.pop(complete)
+            there.difference_update(id(reference) for _, reference in pairs)
+            further = yield from self.act(pairs)
+            further += self.wake(groups[complete])
+            if further:
+                pending[complete] = further
+
+    def windowed(self, lanes: Sequence[Lane], window: Window) -> Driving:
+        """Fire as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds (from its own arrival)."""
+        limit = window.max_batch or sum(lane.slice.rows for lane in lanes)
+        patience = window.max_wait or 0.0
+        running: list[Pair] = []
+        waiting: list[tuple[float, Lane, Any]] = []
+        while True:
+            running += self.wake(lanes)
+            if not running and not waiting:
+                return
+            full = sum(lane.slice.rows for _, lane, _ in waiting) >= limit
+            until = None if not waiting else self.clock() if full else waiting[0][0] + patience
+            if running:
+                expected = [reference for _, reference in running]
+                yield expected, until
+                left = None if until is None else max(0.0, until - self.clock())
+                arrived = {id(r) for r in self.ready(expected, left)}
+                waiting += [(self.clock(), lane, r) for lane, r in running if id(r) in arrived]
+                running = [(lane, r) for lane, r in running if id(r) not in arrived]
+            full = sum(lane.slice.rows for _, lane, _ in waiting) >= limit
+            due = bool(waiting) and self.clock() - waiting[0][0] >= patience
+            if due or full or not running:
+                running += yield from self.act(_batch(waiting, limit))
 
 
-def _in_groups(groups: list[list[Lane]], policy: Call, mode: Mode, begin: Any, value_of: Any, ready: Any) -> Driving:
-    """Infer for whichever group is complete first."""
-    pending = [[(lane, lane.sim(*begin(lane))) for lane in group] for group in groups]
-    there: set[int] = set()
-    while pending:
-        complete = next((i for i, group in enumerate(pending) if all(id(r) in there for _, r in group)), None)
-        if complete is None:
-            missing = [r for group in pending for _, r in group if id(r) not in there]
-            yield missing, None
-            there |= {id(r) for r in (ready(missing, None) if len(missing) > 1 else missing)}
-            continue
-        lanes, references = zip(*pending.pop(complete), strict=True)
-        there.difference_update(map(id, references))
-        further = yield from _act_and_step(lanes, references, policy, mode, value_of)
-        if further:
-            pending.append(further)
-
-
-def _windowed(
-    lanes: Sequence[Lane],
-    policy: Call,
-    mode: Mode,
-    window: Window,
-    begin: Any,
-    value_of: Any,
-    ready: Any,
-    clock: Callable[[], float],
-) -> Driving:
-    """Fire as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds (from its own arrival)."""
-    limit = window.max_batch or sum(lane.slice.rows for lane in lanes)
-    patience = window.max_wait or 0.0
-    running = [(lane, lane.sim(*begin(lane))) for lane in lanes]
-    waiting: list[tuple[float, Lane, Any]] = []
-    while running or waiting:
-        full = sum(lane.slice.rows for _, lane, _ in waiting) >= limit
-        until = None if not waiting else clock() if full else waiting[0][0] + patience
-        if running:
-            expected = [reference for _, reference in running]
-            yield expected, until
-            arrived = {id(r) for r in ready(expected, None if until is None else max(0.0, until - clock()))}
-            waiting += [(clock(), lane, reference) for lane, reference in running if id(reference) in arrived]
-            running = [(lane, reference) for lane, reference in running if id(reference) not in arrived]
-        full = sum(lane.slice.rows for _, lane, _ in waiting) >= limit
-        due = bool(waiting) and clock() - waiting[0][0] >= patience
-        if not (due or full or not running):
-            continue
-        batch: list[tuple[Lane, Any]] = []
-        taken = 0
-        while waiting and (not batch or taken + waiting[0][1].slice.rows <= limit):
-            _, lane, reference = waiting.pop(0)
-            taken += lane.slice.rows
-            batch.append((lane, reference))
-        group, references = zip(*batch, strict=True)
-        running += yield from _act_and_step(group, references, policy, mode, value_of)
+def _batch(waiting: list[tuple[float, Lane, Any]], limit: int) -> list[Pair]:
+    """Take the oldest, as many as fit into `limit` rows, and one in any case."""
+    batch: list[Pair] = []
+    taken = 0
+    while waiting and (not batch or taken + waiting[0][1].slice.rows <= limit):
+        _, lane, reference = waiting.pop(0)
+        taken += lane.slice.rows
+        batch.append((lane, reference))
+    return batch

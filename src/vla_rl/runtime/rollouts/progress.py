@@ -2,63 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import frozen
+
+from vla_rl.core.episodes import Request
 
 
 @frozen
 class Count:
-    """Of one policy's worker, or the sum of several."""
+    """Of one policy's worker, or the sum of several, since it began to play."""
 
-    rounds: int = 0
-    """Lanes that were played to their end, each as often as it was."""
+    tickets: int = 0
+    """That were played to their end."""
     steps: int = 0
-    """Chunk steps of the lanes that are being played."""
-    ended: int = 0
-    """Rows that ended in the lanes' present round."""
+    """Chunk steps of those that are being played."""
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.rounds + other.rounds, self.steps + other.steps, self.ended + other.ended)
+        return Count(self.tickets + other.tickets, self.steps + other.steps)
 
 
-@define
-class Played:
+class Progress:
     """Counts what a policy is asked. Written by the thread that plays, read by others."""
 
-    _rounds: int = 0
-    _steps: dict[int, int] = field(factory=dict)
-    _rows: dict[int, tuple[int, int]] = field(factory=dict)
-    """Lane -> rows at the start of the round, rows that still act."""
+    def __init__(self) -> None:
+        self._tickets = 0
+        self._steps: dict[int, int] = {}
+        """Lane -> chunk steps of what its rows play."""
 
     def begin(self) -> None:
-        """A rollout, or a round of an evaluation, begins."""
-        self._rounds, self._steps, self._rows = 0, {}, {}
+        """A rollout, or an evaluation, begins."""
+        self._tickets, self._steps = 0, {}
 
-    def watching(self, policy: Callable[..., Any]) -> Callable[..., Any]:
-        """The policy of one round, whose requests are counted."""
-        self._steps, self._rows = {}, {}
-
-        def call(method: str, mode: Any, lanes: Sequence[int], *requests: Any) -> Any:
-            for lane, request in zip(lanes, requests, strict=True):
-                self._note(lane, len(request.rows), request.done)
-            return policy(method, mode, lanes, *requests)
-
-        return call
-
-    def _note(self, lane: int, rows: int, done: bool) -> None:
-        first, _ = self._rows.get(lane, (rows, rows))
-        if done and first:
-            self._rounds += 1
-            self._steps.pop(lane, None)
-        elif not done:
-            self._steps[lane] = self._steps.get(lane, -1) + 1
-        self._rows[lane] = (first, rows)
+    def note(self, lane: int, request: Request) -> None:
+        self._tickets += len(request.finished)
+        self._steps[lane] = int(request.chunks.sum())
 
     def count(self) -> Count:
-        rows = tuple(self._rows.values())
-        return Count(self._rounds, sum(tuple(self._steps.values())), sum(first - left for first, left in rows))
+        return Count(self._tickets, sum(tuple(self._steps.values())))
 
 
 class Glances:

@@ -1,0 +1,153 @@
+"""What a policy's worker has to play, and what came of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from threading import Condition
+from typing import Any
+
+from attrs import define, field, frozen
+
+from vla_rl.core.episodes import Finished, Start
+from vla_rl.runtime.rollouts.lanes import Lane
+
+
+@frozen(kw_only=True, eq=False)
+class Played:
+    """A ticket that was played."""
+
+    finished: Finished
+    """What its simulator says."""
+    chosen: dict[str, Any]
+    """What its policy says: light fields [T, ...]; nothing in an evaluation."""
+
+
+@define(kw_only=True, eq=False)
+class Report:
+    """What came of some tickets, and what was done since the last report."""
+
+    played: list[Played] = field(factory=list)
+    env_seconds: dict[int, float] = field(factory=dict)
+    """Of each sim worker."""
+    policy_seconds: dict[int, float] = field(factory=dict)
+    """Of each policy's worker."""
+    env_steps: int = 0
+    faults: list[str] = field(factory=list)
+    """What broke and was repaired."""
+
+    def add(self, other: Report) -> None:
+        """What another says was done too, but for its tickets."""
+        for worker, seconds in other.env_seconds.items():
+            self.env_seconds[worker] = self.env_seconds.get(worker, 0.0) + seconds
+        for worker, seconds in other.policy_seconds.items():
+            self.policy_seconds[worker] = self.policy_seconds.get(worker, 0.0) + seconds
+        self.env_steps += other.env_steps
+        self.faults += other.faults
+
+
+class _Batch:
+    """Tickets that were given together, by task."""
+
+    def __init__(self, starts: Iterable[Start]):
+        self.of_task: dict[str, deque[Start]] = {}
+        for start in starts:
+            self.of_task.setdefault(start.state.task, deque()).append(start)
+
+    def pop(self, tasks: Collection[str]) -> Start:
+        """The next one of these tasks; if there is none, of the task that has most left."""
+        task = next((task for task in tasks if task in self.of_task), None)
+        if task is None:
+            task = max(self.of_task, key=lambda name: len(self.of_task[name]))
+        start = self.of_task[task].popleft()
+        if not self.of_task[task]:
+            del self.of_task[task]
+        return start
+
+
+class Play:
+    """Tickets of one worker. One thread plays, others give tickets and ask for what came of them."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.going = False
+        self._changed = Condition()
+        self._batches: deque[_Batch] = deque()
+        self._left = 0
+        self._held: dict[int, deque[str]] = {}
+        """Lane -> tasks that its rows got last: many simulators need seconds to build the scene of another."""
+        self._report = Report()
+        self._done: set[int] = set()
+        """Tickets in the report."""
+
+    # ------------------------------------------------------------------------------------- by whoever gives tickets
+
+    def begin(self, batches: Iterable[Sequence[Start]]) -> None:
+        """Before the first are played."""
+        with self._changed:
+            self.going = True
+            self._add(batches)
+
+    def give(self, batches: Iterable[Sequence[Start]]) -> bool:
+        """-> whether these will be played; if not, playing has ended, and has to begin anew."""
+        with self._changed:
+            if self.going:
+                self._add(batches)
+            return self.going
+
+    def report(self, needed: Collection[int], early: bool) -> Report:
+        """Wait until all these tickets are played (`early`: one of all), or playing has ended. -> what was not
+        reported before."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.going or (self._done if early else self._done.issuperset(needed)))
+            found, self._report = self._report, Report()
+            self._done.clear()
+            return found
+
+    def _add(self, batches: Iterable[Sequence[Start]]) -> None:
+        for starts in batches:
+            self._batches.append(_Batch(starts))
+            self._left += len(starts)
+
+    # -------------------------------------------------------------------------------------------- by whoever plays
+
+    def tickets(self, lane: Lane, free: int, waiting: int) -> list[Start]:
+        """For the free rows of a lane, and some to wait there: fewer and fewer, so that no lane holds what another
+        could play."""
+        with self._changed:
+            spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
+            want = free + max(0, min(lane.slice.rows - free, spare)) - waiting
+            held = self._held.setdefault(lane.slice.index, deque(maxlen=lane.slice.rows))
+            found: list[Start] = []
+            while len(found) < want and self._left:
+                start = self._batches[0].pop(held)
+                found.append(start)
+                held.append(start.state.task)
+                self._left -= 1
+                if not self._batches[0].of_task:
+                    self._batches.popleft()
+            return found
+
+    def add(self, done: Report) -> None:
+        """Tickets that ended, and what was done."""
+        with self._changed:
+            self._report.played += done.played
+            self._report.add(done)
+            self._done.update(ticket.finished.number for ticket in done.played)
+            if done.played:
+                self._changed.notify_all()
+
+    def end(self) -> bool:
+        """Nothing is left; -> False where tickets came meanwhile."""
+        with self._changed:
+            if self._left:
+                return False
+            self.stop()
+            return True
+
+    def stop(self) -> None:
+        """Playing ends, with whatever is left."""
+        with self._changed:
+            self.going, self._left = False, 0
+            self._batches.clear()
+            self._changed.notify_all()

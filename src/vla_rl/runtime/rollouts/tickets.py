@@ -1,0 +1,154 @@
+"""The driver's part of playing: which worker plays which tickets, and what has come of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from time import perf_counter
+
+from attrs import define, field
+
+from vla_rl.core.episodes import Start
+from vla_rl.core.errors import WorkerDied
+from vla_rl.runtime.backends.backend import Ref
+from vla_rl.runtime.fleet import Fleet, Handle
+from vla_rl.runtime.restarts import Restarts
+from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.rollouts.play import Played, Report
+from vla_rl.runtime.worker import Worker
+
+HELD = 2
+"""Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
+can play."""
+
+
+@define
+class Tickets:
+    fleet: Fleet
+    restarts: Restarts
+    ahead: bool
+    """Reports are wanted while others are played."""
+    played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
+    """Ticket -> the worker of its policy, and what came of it; until `release`."""
+    since: Report = field(factory=Report, init=False)
+    """What was done since `forget`; its `played` stays empty."""
+    seconds: float = field(default=0.0, init=False)
+    """That the driver waited since then."""
+    _waiting: deque[deque[Start]] = field(factory=deque, init=False)
+    """Nobody holds these; by the step that they are for."""
+    _given: dict[int, dict[int, Start]] = field(init=False)
+    """Worker -> the tickets that it plays, or will."""
+    _plays: dict[int, Ref[Report]] = field(factory=dict, init=False)
+    _reports: dict[int, Ref[Report]] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._given = {policy.worker: {} for policy in self.fleet.policies}
+
+    def play(self, batches: Sequence[Sequence[Start]]) -> None:
+        """Have these tickets played, those of earlier batches first. Does not wait."""
+        before = perf_counter()
+        self._waiting.extend(deque(batch) for batch in batches if batch)
+        self._hand_out()
+        self.seconds += perf_counter() - before  # where all is one process, it plays now
+
+    def finished(self, needed: Collection[int]) -> list[int]:
+        """Wait until something of it is played, best all that is needed. -> the tickets that were played."""
+        before, numbers = perf_counter(), list[int]()
+        while not numbers:
+            try:
+                numbers = self._wait(needed)
+            except WorkerDied as exc:
+                numbers = self._recover(exc)
+            self._hand_out()
+        self.seconds += perf_counter() - before
+        return numbers
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.since, self.seconds = Report(), 0.0
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Forget these, here and where they were played."""
+        for number in numbers:
+            del self.played[number]
+        self.fleet.get_all([policy.call(PolicyRole.release, numbers) for policy in self.fleet.policies])
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _hand_out(self) -> None:
+        """Give tickets to whoever holds fewest for its rows."""
+        rows = {p.worker: sum(lane.rows for lane in p.assignment.served) for p in self.fleet.policies}
+        most = {worker: HELD * count if len(rows) > 1 else float("inf") for worker, count in rows.items()}
+        held = {worker: len(given) for worker, given in self._given.items()}
+        coming: dict[int, list[list[Start]]] = {worker: [] for worker in rows}
+        while self._waiting and any(held[worker] < most[worker] for worker in rows):
+            batch, parts = self._waiting[0], {worker: list[Start]() for worker in rows}
+            while batch and any(held[worker] < most[worker] for worker in rows):
+                worker = min(rows, key=lambda worker: held[worker] / rows[worker])
+                parts[worker].append(batch.popleft())
+                held[worker] += 1
+            for worker, part in parts.items():
+                coming[worker] += [part] if part else []
+            if not batch:
+                self._waiting.popleft()
+        for worker, batches in coming.items():
+            if batches:
+                self._give(self.fleet.workers[worker], batches)
+
+    def _give(self, worker: Handle[Worker], batches: list[list[Start]]) -> None:
+        index = worker.worker
+        self._given[index] |= {start.number: start for batch in batches for start in batch}
+        if index in self._plays:
+            if self.fleet.get(worker.call(Worker.give, batches)):
+                return
+            self._take_in(index, self.fleet.get(self._plays.pop(index)))
+        self._plays[index] = worker.call(Worker.play, batches)
+
+    def _wait(self, needed: Collection[int]) -> list[int]:
+        for index in self._plays:
+            own = [number for number in needed if number in self._given[index]]
+            if index not in self._reports and (self._waiting or (self.ahead and own)):
+                worker = self.fleet.workers[index]
+                self._reports[index] = worker.call(Worker.report, own, bool(self._waiting))
+        numbers: list[int] = []
+        there = {id(r) for r in self.fleet.backend.ready([*self._plays.values(), *self._reports.values()])}
+        for pending in (self._reports, self._plays):
+            for index in [index for index, reference in pending.items() if id(reference) in there]:
+                report = self.fleet.get(pending[index])
+                del pending[index]
+                numbers += self._take_in(index, report)
+        return numbers
+
+    def _take_in(self, worker: int, report: Report) -> list[int]:
+        numbers = [ticket.finished.number for ticket in report.played]
+        for ticket in report.played:
+            self.played[ticket.finished.number] = worker, ticket
+            del self._given[worker][ticket.finished.number]
+        self.since.add(report)
+        return numbers
+
+    def _recover(self, error: WorkerDied) -> list[int]:
+        """Start dead simulators again; what they played, and what was played with them, is played again. Raises the
+        error where it was not a simulator that died."""
+        dead = self.restarts.revive(error)
+        numbers: list[int] = []
+        for policy in self.fleet.policies:
+            index = policy.worker
+            if index not in self._plays or not dead & set(policy.assignment.sim_workers):
+                continue
+            for pending in (self._plays, self._reports):
+                if index in pending:
+                    numbers += self._last_report(index, pending.pop(index))
+            worker = self.fleet.workers[index]
+            numbers += self._take_in(index, self.fleet.get(worker.call(Worker.report, (), False)))
+            lost, self._given[index] = self._given[index], {}
+            self.fleet.get(policy.call(PolicyRole.release, list(lost)))
+            self._waiting.appendleft(deque(lost.values()))
+        self.fleet.introduce(dead)
+        return numbers
+
+    def _last_report(self, worker: int, reference: Ref[Report]) -> list[int]:
+        try:
+            return self._take_in(worker, self.fleet.get(reference))
+        except WorkerDied:
+            return []
