@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from time import perf_counter
 
 from attrs import define, field
@@ -38,6 +39,8 @@ class Tickets:
     """Nobody holds these; by the step that they are for."""
     _given: dict[int, dict[int, Start]] = field(init=False)
     """Worker -> the tickets that it plays, or will."""
+    _news: list[int] = field(factory=list, init=False)
+    """Tickets that were played, and nobody knows yet."""
     _plays: dict[int, Ref[Report]] = field(factory=dict, init=False)
     _reports: dict[int, Ref[Report]] = field(factory=dict, init=False)
 
@@ -53,15 +56,16 @@ class Tickets:
 
     def finished(self, needed: Collection[int]) -> list[int]:
         """Wait until something of it is played, best all that is needed. -> the tickets that were played."""
-        before, numbers = perf_counter(), list[int]()
-        while not numbers:
+        before = perf_counter()
+        while not self._news:
             try:
-                numbers = self._wait(needed)
+                self._wait(needed)
             except WorkerDied as exc:
-                numbers = self._recover(exc)
+                self._recover(exc)
             self._hand_out()
         self.seconds += perf_counter() - before
-        return numbers
+        news, self._news = self._news, []
+        return news
 
     def forget(self) -> None:
         """Begin to count anew."""
@@ -104,51 +108,42 @@ class Tickets:
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
         self._plays[index] = worker.call(Worker.play, batches)
 
-    def _wait(self, needed: Collection[int]) -> list[int]:
+    def _wait(self, needed: Collection[int]) -> None:
         for index in self._plays:
             own = [number for number in needed if number in self._given[index]]
             if index not in self._reports and (self._waiting or (self.ahead and own)):
                 worker = self.fleet.workers[index]
                 self._reports[index] = worker.call(Worker.report, own, bool(self._waiting))
-        numbers: list[int] = []
         there = {id(r) for r in self.fleet.backend.ready([*self._plays.values(), *self._reports.values()])}
         for pending in (self._reports, self._plays):
             for index in [index for index, reference in pending.items() if id(reference) in there]:
                 report = self.fleet.get(pending[index])
                 del pending[index]
-                numbers += self._take_in(index, report)
-        return numbers
+                self._take_in(index, report)
 
-    def _take_in(self, worker: int, report: Report) -> list[int]:
-        numbers = [ticket.finished.number for ticket in report.played]
+    def _take_in(self, worker: int, report: Report) -> None:
         for ticket in report.played:
-            self.played[ticket.finished.number] = worker, ticket
-            del self._given[worker][ticket.finished.number]
+            number = ticket.finished.number
+            self.played[number] = worker, ticket
+            del self._given[worker][number]
+            self._news.append(number)
         self.since.add(report)
-        return numbers
 
-    def _recover(self, error: WorkerDied) -> list[int]:
+    def _recover(self, error: WorkerDied) -> None:
         """Start dead simulators again; what they played, and what was played with them, is played again. Raises the
         error where it was not a simulator that died."""
         dead = self.restarts.revive(error)
-        numbers: list[int] = []
         for policy in self.fleet.policies:
             index = policy.worker
             if index not in self._plays or not dead & set(policy.assignment.sim_workers):
                 continue
             for pending in (self._plays, self._reports):
                 if index in pending:
-                    numbers += self._last_report(index, pending.pop(index))
+                    with suppress(WorkerDied):
+                        self._take_in(index, self.fleet.get(pending.pop(index)))
             worker = self.fleet.workers[index]
-            numbers += self._take_in(index, self.fleet.get(worker.call(Worker.report, (), False)))
+            self._take_in(index, self.fleet.get(worker.call(Worker.report, (), False)))
             lost, self._given[index] = self._given[index], {}
             self.fleet.get(policy.call(PolicyRole.release, list(lost)))
             self._waiting.appendleft(deque(lost.values()))
         self.fleet.introduce(dead)
-        return numbers
-
-    def _last_report(self, worker: int, reference: Ref[Report]) -> list[int]:
-        try:
-            return self._take_in(worker, self.fleet.get(reference))
-        except WorkerDied:
-            return []
