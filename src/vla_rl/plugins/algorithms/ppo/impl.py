@@ -7,14 +7,13 @@ from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.losses import (
-    aggregation_weights,
+    critic_advantages,
     critic_loss,
     entries_of,
     limits_as_ends,
     policy_diagnostics,
-    reference_log_probs,
+    regularised,
     steps_of,
-    value_metrics,
 )
 
 
@@ -40,21 +39,7 @@ class PPO(Algorithm):
             lam=config.lam,
             valid=steps.valid,
         )
-        advantages, returns = steps.unflatten(flat_advantages), steps.unflatten(flat_returns)
-        metrics = value_metrics(rollout, advantages, returns, steps.mask)
-        if config.normalize_advantages:
-            advantages = F.normalize(advantages, steps.mask, std=config.advantage_std)
-        weights, counts = aggregation_weights(rollout, config.log_prob, config.aggregation)
-        value_weights, value_counts = aggregation_weights(rollout, config.advantage, config.aggregation)
-        return Advantages(
-            advantages=advantages,
-            weights=weights,
-            counts=counts,
-            returns=returns,
-            value_weights=value_weights,
-            value_counts=value_counts,
-            metrics=metrics,
-        )
+        return critic_advantages(rollout, steps, flat_advantages, flat_returns, config)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """The clipped surrogate, less the entropy bonus, plus the KL term, each entry by its weight; and the critic's
@@ -64,12 +49,7 @@ class PPO(Algorithm):
         low, high, dual = config.clip_low, config.clip_high, config.dual_clip
         surrogate = F.clipped_surrogate(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
         clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
-        objective, kl = surrogate, None
-        if config.entropy_coef:
-            objective = objective - config.entropy_coef * e.entropy
-        if config.kl_coef:
-            kl = F.kl_estimate(e.log_probs, reference_log_probs(batch, config.log_prob), config.kl_estimator)
-            objective = objective + config.kl_coef * kl
+        objective, kl = regularised(surrogate, e, batch, config)
         value, value_statistics = critic_loss(scores, batch, config)
         maxima, statistics = policy_diagnostics(e, batch, clipped=clipped, reference_kl=kl)
         return Loss(
