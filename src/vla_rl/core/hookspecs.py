@@ -164,7 +164,9 @@ class Algorithm(ABC):
     """Advantages and a loss; no model, no simulator, no device choice, no logging. Group `vla_rl.algorithms`."""
 
     needs: frozenset[str] = frozenset()
-    """Of "values", "fresh-values", "groups", "reference", "frames": the runtime provides it, or refuses early."""
+    """Of "values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames": provided, or refused early."""
+    corrects: bool = False
+    """Data count by how old they are, and so may be trained on more than once."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
     camera: str | None = None

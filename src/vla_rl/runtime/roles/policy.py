@@ -24,6 +24,8 @@ from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.rollouts.lanes import Mode
 
 Array = np.ndarray[Any, Any]
+FRESH = frozenset({"fresh-values", "fresh-log-probs"})
+"""Of `Algorithm.needs`: what `refresh` gives."""
 
 
 @define
@@ -48,13 +50,13 @@ class PolicyRole:
         name: str,
         seed: int,
         lag: int = 0,
-        fresh: bool = False,
+        fresh: frozenset[str] = frozenset(),
         embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
     ):
         """
         Args:
             lag: `rollout.lag`, for which past weights are kept in host memory.
-            fresh: `revalue` will be asked for, for which final observations are kept.
+            fresh: of FRESH, what `refresh` will be asked for; final observations are kept for it.
             embed: `Algorithm.features`.
         """
         self.embed = embed
@@ -105,9 +107,8 @@ class PolicyRole:
         `frames` of the N trajectories become "features" [N, D]."""
         records = self.records.pop(lane, [])
         steps = len(records)
-        first = records[0]
         light: dict[str, Array] = {
-            "log_probs": np.zeros((steps, rows, *first.log_probs.shape[1:]), np.float32),
+            "log_probs": _log_probs_of(records, [record.log_probs for record in records], rows),
             "versions": np.zeros((steps, rows), np.int64),
             "sample": np.full((steps, rows), -1, np.int64),
         }
@@ -116,7 +117,6 @@ class PolicyRole:
             self.kept[lane, round_index] = records
         count = 0
         for t, record in enumerate(records):
-            light["log_probs"][t, record.positions] = record.log_probs
             light["versions"][t, record.positions] = record.version
             light["sample"][t, record.positions] = count + np.arange(len(record.positions))
             count += len(record.positions)
@@ -148,14 +148,30 @@ class PolicyRole:
         self.kept.clear()
 
     @remote(phase="act", lane=0)
-    def revalue(self, lane: int, round_index: int, rows: int) -> dict[str, Array]:
-        """`values` and `next_values` of a collected round, as `collect` gave them, of the current weights."""
-        records = self.kept[lane, round_index]
-        for record in records:
-            record.values = to_numpy(self.model.values(record.heavy.obs)).astype(np.float32)
-            if record.final_obs is not None:
-                record.final_values = self._bootstrap(record.final_obs)
-        return _values_of(records, rows)
+    def refresh(self, lane: int, round_index: int, rows: int) -> dict[str, Array]:
+        """Of a collected round and the current weights, as far as `fresh` has it: `values` and `next_values`, as
+        `collect` gave them, and `fresh_log_probs`. Log-probs of chunks that these weights chose are those recorded."""
+        records, light = self.kept[lane, round_index], {}
+        if "fresh-values" in self.fresh:
+            for record in records:
+                record.values = to_numpy(self.model.values(record.heavy.obs)).astype(np.float32)
+                if record.final_obs is not None:
+                    record.final_values = self._bootstrap(record.final_obs)
+            light = _values_of(records, rows)
+        if "fresh-log-probs" in self.fresh:
+            now = [self._log_probs_now(record) for record in records]
+            light["fresh_log_probs"] = _log_probs_of(records, now, rows)
+        return light
+
+    def _log_probs_now(self, record: _Record) -> Array:
+        if record.version == self.version:
+            return record.log_probs
+        heavy = record.heavy
+        chunk = Chunk(actions=heavy.actions, log_probs=record.log_probs, replay=heavy.replay)
+        with torch.no_grad():
+            scores = self.model.chunk_log_probs(heavy.obs, chunk)
+        log_probs: Array = to_numpy(scores.log_probs).astype(np.float32)
+        return log_probs
 
     # ------------------------------------------------------------------------------------------------- weights
 
@@ -255,6 +271,14 @@ class PolicyRole:
     def _check(self, actions: Array, chunk: Chunk) -> None:
         if not np.isfinite(actions).all() or not np.isfinite(to_numpy(chunk.log_probs)).all():
             raise PluginError(f"model {self.name!r} sampled actions or log-probs that are not finite")
+
+
+def _log_probs_of(records: Sequence[_Record], log_probs: Sequence[Array], rows: int) -> Array:
+    """[T, N, C, M] of each record's [R, C, M], padded with zeros."""
+    out = np.zeros((len(records), rows, *log_probs[0].shape[1:]), np.float32)
+    for t, (record, of_record) in enumerate(zip(records, log_probs, strict=True)):
+        out[t, record.positions] = of_record
+    return out
 
 
 def _values_of(records: Sequence[_Record], rows: int) -> dict[str, Array]:

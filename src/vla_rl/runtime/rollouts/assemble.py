@@ -77,7 +77,8 @@ def assemble(step: int, blocks: Sequence[Block], num_envs: int, group_size: int)
             success[block.first + row] = episode.success_once
             tasks[block.first + row] = episode.task
     tensors = {key: gather("sim", key) for key in ("rewards", "terminated", "truncated", "valid")}
-    tensors |= {key: gather("policy", key) for key in ("log_probs", "values", "next_values", "versions")}
+    of_policy = ("log_probs", "fresh_log_probs", "values", "next_values", "versions")
+    tensors |= {key: gather("policy", key) for key in of_policy}
     rollout = Rollout(
         step=step,
         groups=torch.from_numpy(column // num_envs * (num_envs // group_size) + column % num_envs // group_size),
@@ -122,6 +123,7 @@ def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> 
     return {
         "valid": pick(rollout.valid),
         "log_probs": pick(rollout.log_probs),
+        "fresh_log_probs": pick(rollout.fresh_log_probs),
         "values": pick(rollout.values),
         "versions": pick(rollout.versions),
         "advantages": pick(advantages.advantages),

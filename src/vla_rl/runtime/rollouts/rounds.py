@@ -12,7 +12,7 @@ from vla_rl.core.reset_states import TaskWeights
 from vla_rl.core.selection import groups_in
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.fleet import Fleet
-from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.roles.policy import FRESH, PolicyRole
 from vla_rl.runtime.rollouts.assemble import Block, Played, assemble
 from vla_rl.runtime.worker import Worker
 
@@ -47,8 +47,8 @@ class Rounds:
         finally:  # also where the run has to stop: the newest weights are what is saved
             if section.lag:
                 self.fleet.get_all([policy.call(PolicyRole.forward) for policy in self.fleet.policies])
-        if "fresh-values" in self.algorithm.needs and bool((played.rollout.versions != version).any()):
-            played = self._assemble(self._with_fresh_values(played.blocks))
+        if self.algorithm.needs & FRESH:
+            played = self._fresh(played, version)
         return played
 
     def play(self, rounds: range) -> list[Block]:
@@ -74,13 +74,20 @@ class Rounds:
     def _assemble(self, blocks: Sequence[Block]) -> Played:
         return assemble(self.step, blocks, self.spec.env.num_envs, self.spec.rollout.group_size)
 
-    def _with_fresh_values(self, blocks: Sequence[Block]) -> list[Block]:
-        """The blocks with values, those of final observations included, of the current critic (AcceRL eq. 3-4)."""
+    def _fresh(self, played: Played, version: int) -> Played:
+        """With values, those of final observations included (AcceRL eq. 3-4), and log-probs of the newest weights,
+        as the algorithm needs them. Where these chose everything, log-probs are the recorded ones, to the bit."""
+        if not bool((played.rollout.versions != version).any()):
+            log_probs = played.rollout.log_probs if "fresh-log-probs" in self.algorithm.needs else None
+            return evolve(played, rollout=played.rollout.evolve(fresh_log_probs=log_probs))
         policy_of = self.fleet.policy_of
         pending = [
-            policy_of[b.lane.index].call(PolicyRole.revalue, b.lane.index, b.round_index, b.lane.rows) for b in blocks
+            policy_of[b.lane.index].call(PolicyRole.refresh, b.lane.index, b.round_index, b.lane.rows)
+            for b in played.blocks
         ]
-        return [
-            evolve(b, policy={**b.policy, "light": {**b.policy["light"], **values}})
-            for b, values in zip(blocks, self.fleet.get_all(pending), strict=True)
-        ]
+        return self._assemble(
+            [
+                evolve(b, policy={**b.policy, "light": {**b.policy["light"], **now}})
+                for b, now in zip(played.blocks, self.fleet.get_all(pending), strict=True)
+            ]
+        )

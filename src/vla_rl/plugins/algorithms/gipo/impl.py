@@ -23,6 +23,8 @@ CLIP = 0.2
 
 
 class GIPO(Algorithm):
+    corrects = True
+
     def __init__(self, config: GIPOConfig):
         self.config = config
         fresh = {"fresh-values"} if config.recompute_values else set()

@@ -6,6 +6,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.toolkit.algorithms import functional as F
+from vla_rl.toolkit.algorithms.corrections import proximal_policy, step_log_weights, v_trace, without_dropped
 from vla_rl.toolkit.algorithms.losses import (
     critic_advantages,
     critic_loss,
@@ -21,40 +22,61 @@ class PPO(Algorithm):
     def __init__(self, config: PPOConfig):
         self.config = config
         self.needs = frozenset({"values", *config.needs})
+        self.corrects = config.corrects
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        """Generalised advantages of chunk steps or of actions, normalised over the whole rollout."""
+        """Generalised advantages of chunk steps or of actions, or V-trace's, normalised over the whole rollout."""
         config = self.config
         if config.time_limit == "terminal":
             rollout = limits_as_ends(rollout)
         steps = steps_of(rollout, config.advantage)
-        flat_advantages, flat_returns = F.gae(
-            steps.rewards,
-            steps.values,
-            steps.next_values,
-            steps.terminated,
-            steps.truncated,
-            gamma=config.gamma,
-            lam=config.lam,
-            valid=steps.valid,
-        )
-        return critic_advantages(rollout, steps, flat_advantages, flat_returns, config)
+        if config.correction == "v-trace":
+            flat_advantages, flat_returns = v_trace(
+                steps.rewards,
+                steps.values,
+                steps.next_values,
+                steps.terminated,
+                steps.truncated,
+                step_log_weights(rollout, config.advantage),
+                gamma=config.gamma,
+                lam=config.lam,
+                rho_bar=config.rho_bar,
+                c_bar=config.c_bar,
+                valid=steps.valid,
+            )
+        else:
+            flat_advantages, flat_returns = F.gae(
+                steps.rewards,
+                steps.values,
+                steps.next_values,
+                steps.terminated,
+                steps.truncated,
+                gamma=config.gamma,
+                lam=config.lam,
+                valid=steps.valid,
+            )
+        made = critic_advantages(rollout, steps, flat_advantages, flat_returns, config)
+        return without_dropped(made, rollout, config, config.aggregation)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The clipped surrogate, less the entropy bonus, plus the KL term, each entry by its weight; and the critic's
-        loss."""
+        """The clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term, each entry by its
+        weight; and the critic's loss."""
         config = self.config
         e = entries_of(scores, batch, config.log_prob)
+        old = proximal_policy(e, batch, config)
         low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-        surrogate = F.clipped_surrogate(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
-        clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
+        triple = (e.log_probs, old.log_probs, e.advantages)
+        surrogate = old.weights * F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual)
+        clipped = F.clipped(*triple, low=low, high=high, dual_clip=dual)
         objective, kl = regularised(surrogate, e, batch, config)
         value, value_statistics = critic_loss(scores, batch, config)
-        maxima, statistics = policy_diagnostics(e, batch, clipped=clipped, reference_kl=kl)
+        maxima, statistics = policy_diagnostics(
+            e, batch, clipped=clipped, dead=clipped | old.dropped, trust=old.trust, reference_kl=kl
+        )
         return Loss(
             total=F.weighted_sum(objective, e.weights) + config.value_coef * value,
             metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach(), "loss/value": value.detach()},
             maxima=maxima,
-            statistics={**statistics, **value_statistics},
+            statistics={**statistics, **old.statistics(e.mask), **value_statistics},
         )

@@ -13,6 +13,7 @@ from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
 from vla_rl.toolkit.algorithms import functional as F
+from vla_rl.toolkit.algorithms.corrections import proximal_policy, without_dropped
 from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
 from vla_rl.toolkit.algorithms.losses import by_action, by_chunk, entries_of, policy_diagnostics, regularised
 
@@ -23,6 +24,7 @@ class SRPO(Algorithm):
     def __init__(self, config: SRPOConfig, device: str):
         self.config, self.device = config, config.device or device
         self.needs = frozenset({"groups", "frames", *config.needs})
+        self.corrects = config.corrects
         self.camera = config.camera
         self.encoder: TrajectoryEncoder | None = None
 
@@ -71,22 +73,28 @@ class SRPO(Algorithm):
             scores, rollout.groups, baseline=config.baseline, normalize_by_std=config.normalize_by_std
         )
         made = trajectory_advantages(rollout, scores, relative, config)
+        made = without_dropped(made, rollout, config, config.aggregation)
         return attrs.evolve(made, metrics={**made.metrics, **shaping_metrics(rollout)})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The clipped surrogate, less the entropy bonus, plus the KL term, each entry by its weight."""
+        """The clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term, each entry by its
+        weight."""
         config = self.config
         e = entries_of(scores, batch, config.log_prob)
+        old = proximal_policy(e, batch, config)
         low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-        surrogate = F.clipped_surrogate(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
-        clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
+        triple = (e.log_probs, old.log_probs, e.advantages)
+        surrogate = old.weights * F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual)
+        clipped = F.clipped(*triple, low=low, high=high, dual_clip=dual)
         objective, kl = regularised(surrogate, e, batch, config)
-        maxima, statistics = policy_diagnostics(e, batch, clipped=clipped, reference_kl=kl)
+        maxima, statistics = policy_diagnostics(
+            e, batch, clipped=clipped, dead=clipped | old.dropped, trust=old.trust, reference_kl=kl
+        )
         return Loss(
             total=F.weighted_sum(objective, e.weights),
             metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach()},
             maxima=maxima,
-            statistics=statistics,
+            statistics={**statistics, **old.statistics(e.mask)},
         )
 
 
