@@ -91,8 +91,8 @@ def interpolated(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) ->
     Args:
         log_probs, behaviour_log_probs: one shape, [B], [B, C] or [B, C, M].   lag: int64 [B], v_old - v_mu.
     """
-    lag = lag.clamp(min=0)
-    share = F.expand_to(lag / (lag + 1), log_probs)
+    age = lag.clamp(min=0).to(log_probs.dtype)
+    share = F.expand_to(age / (age + 1), log_probs)
     return (behaviour_log_probs + share * (log_probs - behaviour_log_probs)).detach()
 
 

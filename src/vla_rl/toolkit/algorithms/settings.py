@@ -54,7 +54,7 @@ class CorrectionSettings(PolicySettings):
     """How such data count: none (PPO as it is, whose clip then takes age for progress), decoupled (weights of
     pi_old / mu on the surrogate of pi / pi_old), truncated (the same, weights bounded), v-trace (advantages and value
     targets weighted; of algorithms with a critic)."""
-    proximal: Literal["forward", "interpolate"] = "forward"
+    proximal: Literal["forward", "interpolate"] = field(default="forward")
     """Where log-probs of pi_old, the policy at the start of the training step, come from: a forward pass over what
     older versions acted for, or an interpolation between mu and pi that costs nothing (A-3PO; decoupled, truncated)."""
     behaviour_weight_threshold: float | None = field(default=None, validator=v.optional(v.ge(1)))
