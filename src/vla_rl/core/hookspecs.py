@@ -111,8 +111,7 @@ class VLAModel(ABC):
 
 
 class SimEnv(ABC):
-    """A batch of N simulator rows. Core adds resets, limits, masks, groups and statistics (`core/episodes.py`).
-    Entry-point group `vla_rl.envs`."""
+    """A batch of N simulator rows. Core adds resets, limits, masks and statistics. Entry-point group `vla_rl.envs`."""
 
     num_envs: int
     info: EnvInfo
@@ -174,9 +173,8 @@ class Algorithm(ABC):
 
     @hookspec(firstresult=True)
     def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
-        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of `camera`, N
-        arrays uint8 [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D] for
-        `Rollout.features`."""
+        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of `camera`, N arrays uint8
+        [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D], `Rollout.features`."""
         return None
 
     @hookspec(firstresult=True)

@@ -18,6 +18,7 @@ from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import NotFiniteError, ShapeError
 from vla_rl.toolkit.algorithms.corrections import interpolated, step_log_weights, v_trace, without_dropped
+from vla_rl.toolkit.algorithms.losses import by_action, steps_of
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 LEVELS = ["token", "action", "chunk"]
@@ -346,15 +347,21 @@ def test_a_step_weighs_as_all_its_tokens_together(advantage):
     apart = torch.where(rollout.valid[..., None], rollout.fresh_log_probs - rollout.log_probs, torch.zeros(()))
     wanted = apart.sum((2, 3)) if advantage == "chunk" else apart.sum(3).permute(0, 2, 1).flatten(0, 1)
     torch.testing.assert_close(found, wanted)
-    algorithm = PPO(PPOConfig(correction="v-trace", advantage=advantage, normalize_advantages=False))
-    rho = found.exp().clamp(max=1.0)
-    steps = algorithm.advantages(rollout).advantages
-    steps = steps if advantage == "chunk" else steps.permute(0, 2, 1).flatten(0, 1)
-    unweighted = PPO(
-        PPOConfig(correction="v-trace", advantage=advantage, normalize_advantages=False, rho_bar=1e-9, c_bar=1e-9)
-    )
-    assert float(unweighted.advantages(rollout).advantages.abs().max()) < 1e-7  # rho bounds them
-    assert steps[rho < 1].abs().sum() > 0
+    config = PPOConfig(correction="v-trace", advantage=advantage, normalize_advantages=False, rho_bar=1.2, c_bar=0.9)
+    steps = steps_of(rollout, advantage)
+    made = PPO(config).advantages(rollout)
+    names = ("rewards", "values", "next_values", "terminated", "truncated", "valid")
+    data = {**{name: getattr(steps, name) for name in names}, "log_weights": found}
+    for n in range(found.shape[1]):
+        wanted = v_trace_by_hand(data, n, config.gamma, config.lam, 1.2, 0.9)
+        for place, flat in enumerate(
+            zip(*(by_step(t, advantage)[:, n] for t in (made.advantages, made.returns)), strict=True)
+        ):
+            assert tuple(map(float, flat)) == pytest.approx(wanted.get(place, (0.0, 0.0)), rel=1e-4, abs=1e-5)
+
+
+def by_step(tensor, granularity):
+    return tensor if granularity == "chunk" else by_action(tensor)
 
 
 def test_the_surrogate_of_v_trace_is_around_the_proximal_policy():

@@ -104,6 +104,27 @@ class CorrectionSettings(PolicySettings):
         return frozenset(found)
 
 
+@frozen(kw_only=True, slots=False)
+class VTraceSettings(CorrectionSettings):
+    """Of corrections where there is a critic."""
+
+    rho_bar: float = field(default=1.0, validator=v.gt(0))
+    """v-trace: the largest weight pi_old / mu of an advantage; what the critic converges to."""
+    c_bar: float = field(default=1.0, validator=v.gt(0))
+    """v-trace: the largest weight with which a value target takes in later ones; at most rho_bar."""
+
+    @rho_bar.validator
+    @c_bar.validator
+    def _of_v_trace(self, _: object, bar: float) -> None:
+        if bar != 1.0 and self.correction != "v-trace":
+            raise ValueError(f"has no effect with correction: {self.correction}; set correction: v-trace, or remove it")
+
+    @c_bar.validator
+    def _ordered(self, _: object, c_bar: float) -> None:
+        if c_bar > self.rho_bar:
+            raise ValueError(f"c_bar ({c_bar}) is above rho_bar ({self.rho_bar}); lower it, or raise rho_bar")
+
+
 @frozen(kw_only=True)
 class SuccessFilter:
     """Keep a group only if its mean success lies in [lower, upper] (RLinf-VLA 4.3.3)."""

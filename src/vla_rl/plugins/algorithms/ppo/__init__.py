@@ -4,32 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import field, frozen
-from attrs import validators as v
+from attrs import frozen
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, CriticSettings
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CriticSettings, VTraceSettings
 
 
 @frozen(kw_only=True)
-class PPOConfig(CriticSettings, ClipSettings, CorrectionSettings):
-    """Keys: those of the three classes above, and two of `correction: v-trace`."""
-
-    rho_bar: float = field(default=1.0, validator=v.gt(0))
-    """v-trace: the largest weight pi_old / mu of an advantage; what the critic converges to."""
-    c_bar: float = field(default=1.0, validator=v.gt(0))
-    """v-trace: the largest weight with which a value target takes in later ones; at most rho_bar."""
-
-    @rho_bar.validator
-    @c_bar.validator
-    def _of_v_trace(self, _: object, bar: float) -> None:
-        if bar != 1.0 and self.correction != "v-trace":
-            raise ValueError(f"has no effect with correction: {self.correction}; set correction: v-trace, or remove it")
-
-    @c_bar.validator
-    def _ordered(self, _: object, c_bar: float) -> None:
-        if c_bar > self.rho_bar:
-            raise ValueError(f"c_bar ({c_bar}) is above rho_bar ({self.rho_bar}); lower it, or raise rho_bar")
+class PPOConfig(CriticSettings, ClipSettings, VTraceSettings):
+    """Keys: those of the three classes above."""
 
 
 def build(config: PPOConfig, context: Context) -> Any:
