@@ -100,8 +100,8 @@ def without_dropped(
     advantages: Advantages, rollout: Rollout, settings: CorrectionSettings, aggregation: Aggregation
 ) -> Advantages:
     """The advantages, where entries that the behaviour threshold drops leave the loss's divisor too: a mean over those
-    that are left, as in RLinf. Its aggregation "rlinf" divides by the number of all. With interpolation it shows in the
-    loss alone what is dropped, which stays in the divisor then."""
+    that are left, as in RLinf. Its aggregation "rlinf" divides by the number of all; and with interpolation, what is
+    dropped is known in the loss alone, and stays in the divisor."""
     threshold = settings.behaviour_weight_threshold
     if threshold is None or settings.proximal == "interpolate" or aggregation == "rlinf":
         return advantages
