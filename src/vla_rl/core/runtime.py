@@ -40,7 +40,8 @@ class Runtime(Protocol):
         """Play one rollout. -> (its light part, metrics)."""
 
     def update(self, kept: Rollout, keep: np.ndarray[Any, Any], advantages: Advantages) -> dict[str, float]:
-        """Train on columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to, and publish. -> metrics."""
+        """Train on the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to, and publish.
+        -> metrics."""
 
     def discard(self) -> None:
         """Free the last rollout, which nothing is trained on."""
