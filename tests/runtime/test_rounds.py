@@ -10,13 +10,16 @@ import pytest
 import torch
 from scripted_runs import advance, scripted_spec, weights_of
 
+from vla_rl.core.episodes import Request
 from vla_rl.core.errors import UserError
 from vla_rl.core.selection import Selection
 from vla_rl.core.spec.spec import SpecError, parse_spec
+from vla_rl.core.types import Chunk
 from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.weights import Publisher
 from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.rollouts.lanes import Mode
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -196,10 +199,127 @@ def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
     def refuse(self, *arguments):
         raise AssertionError("revalued")
 
-    monkeypatch.setattr("vla_rl.runtime.roles.policy.PolicyRole.revalue", refuse)
+    monkeypatch.setattr("vla_rl.runtime.roles.policy.PolicyRole.refresh", refuse)
     with runtime(algorithm={"type": "gipo"}, rollout=PPO) as made:
         advance(made, 1)
         made.rollout(2)
+
+
+# ------------------------------------------------------------------------------------- log-probs of the newest weights
+
+CORRECTIONS = [
+    {"type": "ppo", "correction": "decoupled", "behaviour_weight_threshold": 2.0},
+    {"type": "ppo", "correction": "decoupled", "proximal": "interpolate"},
+    {"type": "ppo", "correction": "truncated", "advantage": "action"},
+    {"type": "ppo", "correction": "v-trace", "lam": 1.0},
+    {"type": "grpo", "correction": "decoupled"},
+    {"type": "grpo", "correction": "truncated", "proximal": "interpolate"},
+]
+
+
+def played_under_a_lag(made):
+    """-> (the rollout of version 0 when the newest is 1, its scores by the newest, [T, N, ...])."""
+    advance(made, 1)
+    rollout, _ = made.rollout(2)
+    everything = [((0, 0), np.arange(rollout.samples.numel()))]
+    heavy = made.fleet.get(made.fleet.policies[0].call(PolicyRole.take_heavy, everything, True))
+    model = LinearModel(made.info, 2, values="chunk")
+    model.load_weights(weights_of(made).items())
+    chunk = Chunk(actions=heavy.actions, log_probs=None, replay=heavy.replay)
+    scores = model.chunk_log_probs(heavy.obs, chunk)
+    shape = rollout.samples.shape
+    return rollout, scores.log_probs.detach().unflatten(0, shape), scores.values.detach().unflatten(0, shape)
+
+
+def test_fresh_log_probs_are_those_of_the_newest_weights():
+    changes = {"env": {"length": 3}, "train": {"lr": 0.1}}
+    fixed = {"episodes": None, "steps": 8, "auto_reset": "immediate", "group_size": 1, "ignore_terminations": True}
+    with runtime(algorithm={"type": "ppo", "correction": "v-trace"}, rollout={**fixed, "lag": 1}, **changes) as made:
+        rollout, log_probs, values = played_under_a_lag(made)
+        assert rollout.versions.max() == 0 and made.version == 1
+        torch.testing.assert_close(rollout.fresh_log_probs, log_probs)
+        assert float((rollout.fresh_log_probs - rollout.log_probs).abs().max()) > 0.05
+        torch.testing.assert_close(rollout.values, values)  # V-trace needs these too
+        metrics = made.update(rollout, np.arange(rollout.valid.shape[1]), made.algorithm.advantages(rollout))
+        first = rollout.fresh_log_probs - rollout.log_probs
+        assert metrics["policy/behaviour_weight_p95"] == pytest.approx(float(first.exp().quantile(0.95)), rel=0.05)
+
+
+def without_scoring(monkeypatch):
+    """-> how many chunks were scored without gradient, each time."""
+    score, counts = LinearModel.chunk_log_probs, []
+
+    def counted(self, obs, chunk):
+        if not torch.is_grad_enabled():
+            counts.append(len(obs))
+        return score(self, obs, chunk)
+
+    monkeypatch.setattr(LinearModel, "chunk_log_probs", counted)
+    return counts
+
+
+def test_what_the_newest_weights_chose_is_not_scored_again(monkeypatch):
+    counts = without_scoring(monkeypatch)
+    for lag in (0, 1):
+        assert not counts
+        with runtime(algorithm={"type": "ppo", "correction": "decoupled"}, rollout={**PPO, "lag": lag}) as made:
+            advance(made, 1)
+            rollout, _ = made.rollout(2)
+            assert torch.equal(rollout.fresh_log_probs, rollout.log_probs) == (lag == 0)
+    assert sum(counts) == rollout.samples.sum()
+    with runtime(algorithm={"type": "ppo"}, rollout={**PPO, "lag": 1}) as made:
+        assert made.rollout(1)[0].fresh_log_probs is None
+
+
+def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
+    """New weights come between two chunk steps, after which one of three rows has ended its episode."""
+    counts = without_scoring(monkeypatch)
+    info = synthetic.env_info()
+    model, donor = LinearModel(info, 2), LinearModel(info, 2, seed=1)
+    policy = PolicyRole(model, name="linear", seed=0, fresh=frozenset({"fresh-log-probs"}))
+    mode, obs = Mode(purpose="action", greedy=False, keep=True), synthetic.observation(info, 3)
+
+    def act(rows):
+        rows = np.array(rows)
+        keys = {"rows": rows, "episodes": 0 * rows, "chunks": 0 * rows, "final_positions": rows[:0], "final": None}
+        policy.act(mode, (0,), Request(positions=rows, obs=obs.take(rows), done=False, **keys))
+
+    act([0, 1, 2])
+    policy.load(1, Publisher().publish(donor, 1, True))
+    act([0, 2])
+    light = policy.collect(0, 0, 3)["light"]
+    fresh = policy.refresh(0, 0, 3)["fresh_log_probs"]
+    assert counts == [3] and fresh.shape == light["log_probs"].shape
+    assert np.array_equal(fresh[1], light["log_probs"][1]) and not fresh[1, 1].any()
+    assert not np.isclose(fresh[0], light["log_probs"][0], atol=1e-4).all(-1).any()
+    tokens = policy.store[0, 0][0].replay["tokens"]
+    wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, replay={"tokens": tokens})).log_probs
+    np.testing.assert_allclose(fresh[0], wanted.detach().numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", CORRECTIONS[:3], ids=lambda a: "-".join(map(str, a.values())))
+def test_a_run_without_lag_is_not_changed_by_a_correction(train, algorithm):
+    """To the bit, in every metric of every step, over several optimiser steps a version."""
+    changes = {"rollout": PPO, "eval": SHORT}
+    plain = {name: value for name, value in algorithm.items() if name in ("type", "advantage")}
+    _, wanted = train("plain", algorithm=plain, train={"steps": 3}, **changes)
+    _, found = train("corrected", algorithm=algorithm, train={"steps": 3}, **changes)
+    for before, after in zip(wanted, found, strict=True):
+        assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize("algorithm", CORRECTIONS, ids=lambda a: "-".join(map(str, a.values())))
+def test_a_run_under_a_lag_is_corrected(train, algorithm):
+    rollout = {"lag": 1} if algorithm["type"] == "grpo" else {**PPO, "lag": 1}
+    plain = {name: value for name, value in algorithm.items() if name in ("type", "advantage", "lam")}
+    lines = {}
+    for name, chosen in (("plain", plain), ("corrected", algorithm)):
+        _, metrics = train(name, algorithm=chosen, rollout=rollout, train={"steps": 3, "lr": 0.1}, eval=SHORT)
+        lines[name] = [line for line in metrics if "loss/total" in line]
+    plain, corrected = lines["plain"], lines["corrected"]
+    assert corrected[0]["loss/total"] == plain[0]["loss/total"] and corrected[1] != plain[1]
+    assert [line["policy/lag_max"] for line in corrected] == [0, 1, 1]
+    assert [line["policy/behaviour_weight_abs_log_p95"] > 0.02 for line in corrected] == [False, True, True]
 
 
 # ---------------------------------------------------------------------------------------------- a reference policy

@@ -1,4 +1,4 @@
-"""`vla-rl doctor`: what works on this machine, what does not, and the command that fixs it."""
+"""`vla-rl doctor`: what works on this machine, what does not, and the command that fixes it."""
 
 from __future__ import annotations
 

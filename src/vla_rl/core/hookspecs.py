@@ -111,8 +111,7 @@ class VLAModel(ABC):
 
 
 class SimEnv(ABC):
-    """A batch of N simulator rows. Core adds resets, limits, masks, groups and statistics (`core/episodes.py`).
-    Entry-point group `vla_rl.envs`."""
+    """A batch of N simulator rows. Core adds resets, limits, masks and statistics. Entry-point group `vla_rl.envs`."""
 
     num_envs: int
     info: EnvInfo
@@ -164,7 +163,9 @@ class Algorithm(ABC):
     """Advantages and a loss; no model, no simulator, no device choice, no logging. Group `vla_rl.algorithms`."""
 
     needs: frozenset[str] = frozenset()
-    """Of "values", "fresh-values", "groups", "reference", "frames": the runtime provides it, or refuses early."""
+    """Of "values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames": provided, or refused early."""
+    corrects: bool = False
+    """Data count by how old they are, and so may be trained on more than once."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
     camera: str | None = None
@@ -172,9 +173,8 @@ class Algorithm(ABC):
 
     @hookspec(firstresult=True)
     def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
-        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of `camera`, N
-        arrays uint8 [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D] for
-        `Rollout.features`."""
+        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of `camera`, N arrays uint8
+        [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D], `Rollout.features`."""
         return None
 
     @hookspec(firstresult=True)

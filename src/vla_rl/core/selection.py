@@ -75,12 +75,9 @@ def take_columns(rollout: Rollout, columns: Array) -> Rollout:
 
     index = torch.from_numpy(columns)
     changes: dict[str, Any] = {}
-    for name in ("rewards", "terminated", "truncated", "valid", "log_probs", "values", "next_values", "versions"):
-        tensor = getattr(rollout, name)
-        changes[name] = None if tensor is None else tensor[:, index]
-    for name in ("groups", "success", "features"):
-        tensor = getattr(rollout, name)
-        changes[name] = None if tensor is None else tensor[index]
+    for name, tensor in attrs.asdict(rollout, recurse=False).items():
+        if isinstance(tensor, torch.Tensor):
+            changes[name] = tensor[index] if name in ("groups", "success", "features") else tensor[:, index]
     changes["tasks"] = tuple(rollout.tasks[i] for i in columns) if rollout.tasks else ()
     changes["findings"] = {name: tensor[index] for name, tensor in rollout.findings.items()}
     return attrs.evolve(rollout, **changes)

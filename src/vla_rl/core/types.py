@@ -306,6 +306,8 @@ class Rollout:
     """float32 [N, D] from `Algorithm.features`."""
     tasks: tuple[str, ...] = ()
     """Task of each column's first episode; empty where one did not end."""
+    fresh_log_probs: torch.Tensor | None = None
+    """float32 [T, N, C, M] of the newest weights, in `advantages` of algorithms that need "fresh-log-probs"."""
     findings: Mapping[str, torch.Tensor] = field(factory=dict)
     """What `Algorithm.shape_rewards` found of each trajectory, [N] each; for its metrics and for listeners."""
 
@@ -366,6 +368,8 @@ class Batch:
     """int64 [B]: learner version - version that sampled."""
     reference_log_probs: torch.Tensor | None = None
     """float32 [B, C, M] of the reference policy, for algorithms that need "reference"."""
+    fresh_log_probs: torch.Tensor | None = None
+    """float32 [B, C, M] of the policy at the start of the training step, for those that need "fresh-log-probs"."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -374,8 +378,7 @@ class Loss:
 
     total: torch.Tensor
     metrics: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Partial sums: added over micro-batches and ranks they are the mean over the optimiser step. Names: see
-    `Algorithm.loss`."""
+    """Partial sums: added over micro-batches and ranks, the mean over the optimiser step. Names: `Algorithm.loss`."""
     maxima: Mapping[str, torch.Tensor] = field(factory=dict)
     """Reduced by maximum."""
     statistics: Mapping[str, Statistic] = field(factory=dict)

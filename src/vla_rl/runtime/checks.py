@@ -18,7 +18,7 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.interpreter import interpreter_problems
 
-SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "groups", "reference", "frames"})
+SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
 
 
 def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:

@@ -35,7 +35,7 @@ from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.roles.policy import FRESH, PolicyRole
 from vla_rl.runtime.roles.sim import SimRole, too_many_faults
 from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
@@ -117,12 +117,13 @@ class Driver:
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         """What came of these. -> (its light part, metrics)."""
         played = [self.tickets.played[number] for number in tickets]
-        if "fresh-values" in self.algorithm.needs and any(
-            (ticket.chosen["versions"] != self.version).any() for _, ticket in played
-        ):
-            played = self._with_fresh_values(played)
+        old = any((ticket.chosen["versions"] != self.version).any() for _, ticket in played)
+        if self.algorithm.needs & FRESH and old:
+            played = self._refreshed(played)
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
         rollout = self.gathered.rollout
+        if "fresh-log-probs" in self.algorithm.needs and not old:
+            rollout = rollout.evolve(fresh_log_probs=rollout.log_probs)
         metrics = self._rollout_metrics(rollout.episodes)
         if self.windows:
             self.windows.record(step, rollout.episodes)
@@ -319,12 +320,13 @@ class Driver:
             weights=weights if self.spec.rollout.auto_reset != "off" else None,
         )
 
-    def _with_fresh_values(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:
-        """With values, those of final observations included, of the current critic (AcceRL eq. 3-4)."""
+    def _refreshed(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:
+        """With values, those of final observations included (AcceRL eq. 3-4), and log-probs of the newest weights, as
+        the algorithm needs them."""
         of_worker: dict[int, list[int]] = {policy.worker: [] for policy in self.fleet.policies}
         for worker, ticket in played:
             of_worker[worker].append(ticket.finished.number)
-        asked = [policy.call(PolicyRole.revalue, of_worker[policy.worker]) for policy in self.fleet.policies]
+        asked = [policy.call(PolicyRole.refresh, of_worker[policy.worker]) for policy in self.fleet.policies]
         fresh = {
             number: values
             for policy, answers in zip(self.fleet.policies, self.fleet.get_all(asked), strict=True)

@@ -30,7 +30,7 @@ from vla_rl.runtime.hardware import Device, own_device
 from vla_rl.runtime.remote import declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.offload import Offload
-from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.roles.policy import FRESH, PolicyRole
 from vla_rl.runtime.roles.precision import Autocast
 from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.rollouts.heavy import Heavy
@@ -174,7 +174,7 @@ class Worker:
                 name=spec.model.type,
                 seed=spec.seed,
                 lag=spec.rollout.lag,
-                fresh="fresh-values" in self.algorithm.needs,
+                fresh=self.algorithm.needs & FRESH,
                 embed=self.algorithm.features,
             )
         if "learner" in slot.roles:

@@ -47,6 +47,7 @@ class AdvantageCase:
             group_size=SIZE,
             values=self.values,
             features=self.features,
+            fresh="fresh-log-probs" in self.algorithm.needs,
             ends=[ends] * len(won),
             won=won,
         )

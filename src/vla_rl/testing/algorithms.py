@@ -20,7 +20,7 @@ from vla_rl.testing.findings import Findings, built
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
 from vla_rl.toolkit.algorithms.metric_names import SAID, reserved
 
-NEEDS = {"values", "fresh-values", "groups", "reference", "frames"}
+NEEDS = {"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"}
 
 
 @frozen(eq=False)
@@ -55,6 +55,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
         values = "action" if granularity == "action" else "chunk"
     if "frames" in chosen.needs:
         features = _check_features(f, chosen)
+    fresh = "fresh-log-probs" in chosen.needs
     case = _Case(chosen, f, values, features)
     kinds: dict[str, dict[str, Any]] = {
         "a rollout": {},
@@ -65,7 +66,8 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     made: list[LossCase | None] = []
     for kind, options in kinds.items():
         with f.section(kind):
-            made.append(_whole_path(case, kind, synthetic.rollout(values=values, features=features, **options)))
+            rollout = synthetic.rollout(values=values, features=features, fresh=fresh, **options)
+            made.append(_whole_path(case, kind, rollout))
     if made and made[0] is not None:
         check_advantages(AdvantageCase(chosen, f, values, features))
         check_behaviour(made[0])

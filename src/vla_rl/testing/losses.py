@@ -45,7 +45,9 @@ class LossCase:
 
     @property
     def at_the_old_policy(self) -> tuple[Tensor, ...]:
-        old = (self.batch.log_probs, self.leaves[1], self.batch.values)
+        batch = self.batch
+        log_probs = batch.log_probs if batch.fresh_log_probs is None else batch.fresh_log_probs
+        old = (log_probs, self.leaves[1], batch.values)
         return tuple(tensor for tensor in old if tensor is not None)
 
     def of(

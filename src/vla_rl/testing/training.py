@@ -37,7 +37,10 @@ def train_on(
     count = rollout.samples.numel()
     obs = synthetic.observation(info, count)
     chunk = model.sample_chunk(obs, Noise(0, "train_on", range(count), [0] * count, [0] * count), False)
-    played = algorithm.shape_rewards(_with_scores(rollout, chunk))
+    scored = _with_scores(rollout, chunk)
+    if "fresh-log-probs" in algorithm.needs:
+        scored = scored.evolve(fresh_log_probs=scored.log_probs)
+    played = algorithm.shape_rewards(scored)
     columns = np.flatnonzero(algorithm.select(played).numpy())
     if not len(columns):
         return {}

@@ -84,3 +84,16 @@ def test_it_keeps_the_contract(log_prob, aggregation):
 def test_bounds_in_the_wrong_order_are_refused():
     with pytest.raises(ValueError, match=r"filter.lower \(0.8\) is above filter.upper \(0.2\)"):
         Filter(lower=0.8, upper=0.2)
+
+
+@pytest.mark.parametrize("log_prob", ["chunk", "action", "token"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"correction": "decoupled", "behaviour_weight_threshold": 2.0},
+        {"correction": "decoupled", "proximal": "interpolate"},
+        {"correction": "truncated"},
+    ],
+)
+def test_it_keeps_the_contract_with_old_data(keys, log_prob):
+    check_algorithm(plugin, GRPOConfig(log_prob=log_prob, **keys))

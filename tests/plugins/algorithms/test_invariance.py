@@ -27,6 +27,10 @@ ALGORITHMS = {
     "ppo-action-token": PPO(PPOConfig(advantage="action", dual_clip=2.0, **BONUS)),
     "ppo-chunk-chunk": PPO(PPOConfig(log_prob="chunk", aggregation="trajectory-mean", **BONUS)),
     "ppo-token-rlinf": PPO(PPOConfig(advantage="action", aggregation="rlinf")),
+    "ppo-decoupled": PPO(PPOConfig(correction="decoupled", behaviour_weight_threshold=1.05, **BONUS)),
+    "ppo-interpolated": PPO(PPOConfig(log_prob="action", correction="decoupled", proximal="interpolate")),
+    "ppo-v-trace": PPO(PPOConfig(advantage="action", correction="v-trace")),
+    "grpo-truncated": GRPO(GRPOConfig(log_prob="chunk", correction="truncated", truncation=1.05)),
     "grpo-token": GRPO(GRPOConfig(filter=SuccessFilter(lower=0.2, upper=0.8))),
     "grpo-action-rlinf": GRPO(GRPOConfig(log_prob="action", aggregation="rlinf", baseline="leave-one-out")),
     "grpo-chunk": GRPO(GRPOConfig(log_prob="chunk", aggregation="step-mean", **BONUS)),
@@ -50,8 +54,11 @@ def without_steps(learner):
 def learn(algorithm, micro_batches, ranks, global_batch=None):
     """-> (gradient of each optimiser step, metrics), summed over ranks."""
     values = "none" if "groups" in algorithm.needs else algorithm.value_granularity
-    rolled = synthetic.rollout(values=values, groups=4, chunk=CHUNK, tokens=INFO.action_dim, chunk_steps=5)
-    rolled = rolled.evolve(log_probs=0.1 * rolled.log_probs - 2.0)  # near the model's: 8 bins about equally likely
+    rolled = synthetic.rollout(values=values, groups=4, chunk=CHUNK, tokens=INFO.action_dim, chunk_steps=5, fresh=True)
+    rolled = rolled.evolve(  # near the model's: 8 bins about equally likely
+        log_probs=0.1 * rolled.log_probs - 2.0,
+        fresh_log_probs=0.1 * rolled.fresh_log_probs - 2.0,
+    )
     keep = algorithm.select(rolled)
     assert "groups" not in algorithm.needs or 0 < int(keep.sum()) < 16  # something is filtered, something is left
     size = -(-int(rolled.samples[:, keep].sum()) // ranks // micro_batches) + 1
@@ -105,6 +112,7 @@ NAMES = {
     "policy/lag_max",
     "policy/ratio_p50",
     "policy/ratio_p95",
+    "policy/ratio_abs_log_p95",
     "policy/ratio_max",
     "policy/ratio_cut",
 }
@@ -113,7 +121,9 @@ NAMES = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_all_algorithms_report_the_same_names(name):
     _, metrics = learn(ALGORITHMS[name], 2, 2)
-    assert set(metrics) - {"loss/value", "value/clip_fraction"} == NAMES
+    of_age = {name for name in metrics if name.startswith("policy/behaviour_")}
+    assert bool(of_age) == (getattr(ALGORITHMS[name].config, "correction", "none") != "none")
+    assert set(metrics) - of_age - {"loss/value", "value/clip_fraction"} == NAMES
     assert ("loss/value" in metrics) == ("values" in ALGORITHMS[name].needs)
     assert metrics["policy/lag_mean"] == metrics["policy/lag_max"] == 3
     shares = ("loss/clip_fraction", "policy/dead_gradients", "policy/effective_sample_size", "policy/ratio_cut")

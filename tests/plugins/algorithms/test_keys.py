@@ -18,6 +18,14 @@ POLICY = {
     "kl_coef": (0.1, {}),
     "kl_estimator": ("k1", {"kl_coef": 0.1}),
 }
+DECOUPLED = {"correction": "decoupled"}
+CORRECTION = {
+    "correction": ("decoupled", {}),
+    "proximal": ("interpolate", DECOUPLED),
+    "behaviour_weight_threshold": (1.1, DECOUPLED),
+    "truncation": (1.1, {"correction": "truncated"}),
+}
+V_TRACE = {"rho_bar": (3.0, {"correction": "v-trace"}), "c_bar": (0.5, {"correction": "v-trace"})}
 CLIP = {"clip_low": (0.5, {}), "clip_high": (0.8, {}), "dual_clip": (1.2, {})}
 GROUP = {
     "aggregation": ("step-mean", {}),
@@ -40,8 +48,8 @@ CRITIC = {
     "huber_delta": (0.1, {}),
 }
 TABLE = {
-    "grpo": (grpo.plugin, {**POLICY, **CLIP, **GROUP}),
-    "ppo": (ppo.plugin, {**POLICY, **CLIP, **CRITIC}),
+    "grpo": (grpo.plugin, {**POLICY, **CLIP, **CORRECTION, **GROUP}),
+    "ppo": (ppo.plugin, {**POLICY, **CLIP, **CORRECTION, **V_TRACE, **CRITIC}),
     "gipo": (
         gipo.plugin,
         {
@@ -61,11 +69,12 @@ def fingerprint(plugin, **keys):
     """Everything that a spec's key can reach."""
     algorithm = plugin.build(plugin.config(**keys), Context())
     values = algorithm.value_granularity if "values" in algorithm.needs else "none"
-    rollout = synthetic.rollout(values=values, groups=6, chunk_steps=5)
+    rollout = synthetic.rollout(values=values, groups=6, chunk_steps=5, fresh=True)
     rollout = rollout.evolve(success=rollout.rewards.sum((0, 2)) > 0)
     selected = algorithm.select(rollout)
     found = algorithm.advantages(rollout)
     batch = synthetic.batch(rollout, found, reference=True)
+    batch = attrs.evolve(batch, lag=batch.lag + 2)
     draws = torch.Generator().manual_seed(1)
     new = (batch.log_probs + 0.4 * torch.randn(batch.log_probs.shape, generator=draws)).requires_grad_()
     critic = None if batch.values is None else batch.values + 0.4 * torch.randn(batch.values.shape, generator=draws)
@@ -104,3 +113,62 @@ def test_kl_needs_a_reference_and_only_then():
     for plugin, _ in TABLE.values():
         assert "reference" not in plugin.build(plugin.config(), Context()).needs
         assert "reference" in plugin.build(plugin.config(kl_coef=0.1), Context()).needs
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_what_a_correction_needs(name):
+    plugin, _ = TABLE[name]
+
+    def asked(**keys):
+        algorithm = plugin.build(plugin.config(**keys), Context())
+        return algorithm.corrects, algorithm.needs & {"fresh-values", "fresh-log-probs"}
+
+    assert asked() == (False, frozenset())
+    assert asked(correction="decoupled") == asked(correction="truncated") == (True, {"fresh-log-probs"})
+    assert asked(correction="decoupled", proximal="interpolate") == (True, frozenset())
+    if name == "ppo":
+        assert asked(correction="v-trace") == (True, {"fresh-values", "fresh-log-probs"})
+    assert gipo.plugin.build(gipo.plugin.config(), Context()).corrects  # by its trust weights
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"correction": "decoupeld"}, "correction: expected one of .*; did you mean 'decoupled'"),
+        ({"proximal": "interpolate"}, "proximal: has no effect with correction: none; set correction: decoupled or"),
+        (
+            {"correction": "v-trace", "proximal": "interpolate"},
+            "v-trace those of pi_old before it; use proximal: forward",
+        ),
+        (
+            {"behaviour_weight_threshold": 2.0},
+            "threshold: has no effect with correction: none; set correction: decoupled",
+        ),
+        (
+            {"correction": "truncated", "behaviour_weight_threshold": 2.0},
+            r"no effect with correction: truncated; .*truncated has `truncation`",
+        ),
+        ({"correction": "decoupled", "behaviour_weight_threshold": 0.5}, "'behaviour_weight_threshold' must be >= 1"),
+        ({"correction": "decoupled", "truncation": 3.0}, "truncation: has no effect with correction: decoupled"),
+        ({"correction": "truncated", "truncation": 0.5}, "'truncation' must be >= 1"),
+        ({"rho_bar": 2.0}, "rho_bar: has no effect with correction: none; set correction: v-trace"),
+        (
+            {"correction": "v-trace", "c_bar": 2.0},
+            r"c_bar \(2.0\) is above rho_bar \(1.0\); lower it, or raise rho_bar",
+        ),
+    ],
+)
+def test_a_key_of_another_correction_is_refused(keys, message):
+    from vla_rl.core.spec.structure import Problems, Structurer
+
+    with pytest.raises(Problems, match=message):
+        Structurer().read_class(keys, ppo.PPOConfig)
+
+
+def test_without_values_there_is_no_v_trace():
+    from vla_rl.core.spec.structure import Problems, Structurer
+
+    with pytest.raises(
+        Problems, match="correction: expected one of 'none', 'decoupled', 'truncated', got str 'v-trace'"
+    ):
+        Structurer().read_class({"correction": "v-trace"}, GRPOConfig)

@@ -87,3 +87,20 @@ def test_a_time_limit_is_bootstrapped_or_an_end(time_limit, advantage):
     )
     config = PPOConfig(gamma=0.5, lam=1.0, normalize_advantages=False, time_limit=time_limit)
     assert float(PPO(config).advantages(cut).advantages[0, 0]) == pytest.approx(advantage)
+
+
+@pytest.mark.parametrize("log_prob", ["chunk", "action", "token"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"correction": "decoupled", "behaviour_weight_threshold": 2.0},
+        {"correction": "decoupled", "proximal": "interpolate"},
+        {"correction": "truncated"},
+        {"correction": "v-trace"},
+        {"correction": "v-trace", "advantage": "action"},
+    ],
+)
+def test_it_keeps_the_contract_with_old_data(keys, log_prob):
+    if "advantage" in keys and log_prob == "chunk":
+        return
+    check_algorithm(plugin, PPOConfig(log_prob=log_prob, **keys))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from algorithm_cases import cases_of, close, rollout_of, tensors
 
+from vla_rl.core.types import Batch, Chunk, Observation, Scores
 from vla_rl.plugins.algorithms.grpo import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.plugins.algorithms.ppo import PPOConfig
@@ -185,6 +188,78 @@ def test_clipped_losses():
         assert 0 <= ours <= 1, name
         if k["mode"] == "no_mask":
             close(torch.tensor(ours), torch.tensor(outputs["metrics"]["actor/clip_fraction"]), 1e-5)
+
+
+def proximal_of(inputs, k):
+    """log pi_old as RLinf has it, in the shape of its log-probs: given, or between mu and pi by their versions."""
+    if "proximal_logprobs" in inputs:
+        return inputs["proximal_logprobs"]
+    mu, pi = inputs["old_logprobs"], inputs["logprobs"]
+    now = k["current_version"]
+    return mu + (now - 1 - inputs["versions"]) / (now - inputs["versions"]) * (pi - mu)
+
+
+def test_decoupled_losses():
+    """Actor and critic at once, with gradients. RLinf's divisor counts the entries of its mask, which is narrower than
+    the entries where these are tokens, unless the threshold made it theirs."""
+    for name, case in cases_of("rlinf_decoupled.json"):
+        inputs, outputs, k = tensors(case["inputs"]), tensors(case["outputs"]), case["kwargs"]
+        samples, width = inputs["logprobs"].shape
+        tokens, threshold = k["single_action_dim"], k["behave_weight_threshold"]
+        shape = (samples, width // tokens, tokens)
+        level, value_level = LEVELS[k["logprob_type"]], LEVELS[k["reward_type"]]
+        config = PPOConfig(
+            log_prob=level,
+            advantage=value_level,
+            clip_low=k["clip_ratio_low"],
+            clip_high=k["clip_ratio_high"],
+            dual_clip=k["clip_ratio_c"],
+            value_clip=k["value_clip"],
+            huber_delta=k["huber_delta"],
+            value_coef=1.0,
+            correction="decoupled",
+            proximal="forward" if "proximal_logprobs" in inputs else "interpolate",
+            behaviour_weight_threshold=threshold,
+        )
+        everything = torch.ones(shape[:2], dtype=torch.bool)
+        fine = F.reduce_tokens((proximal_of(inputs, k) - inputs["old_logprobs"]).reshape(shape), everything, level)
+        mask = coarse(inputs["loss_mask"])
+        entries = F.expand_to(mask, fine)
+        kept = entries & (fine.exp() <= (math.inf if threshold is None else threshold))
+        divisor = mask.sum() if threshold is None else kept.sum()
+        new = inputs["logprobs"].reshape(shape).clone().requires_grad_()
+        values = inputs["values"].clone().requires_grad_()
+        versions = inputs["versions"][:, 0].long() if "versions" in inputs else torch.zeros(samples, dtype=torch.long)
+        old = inputs["old_logprobs"].reshape(shape)
+        batch = Batch(
+            obs=Observation(images={}, instructions=("",) * samples),
+            chunk=Chunk(actions=torch.zeros(*shape[:2], 1), log_probs=old),
+            valid=everything,
+            log_probs=old,
+            fresh_log_probs=proximal_of(inputs, k).reshape(shape) if "proximal_logprobs" in inputs else None,
+            values=coarse(inputs["prev_values"]),
+            advantages=coarse(inputs["advantages"]),
+            weights=mask.float() * (fine[0].numel() / mask[0].numel()) / divisor,
+            returns=coarse(inputs["returns"]),
+            value_weights=mask.float() / mask.sum(),
+            lag=k.get("current_version", 1) - 1 - versions,
+        )
+        loss = PPO(config).loss(Scores(log_probs=new, entropy=torch.zeros(shape), values=coarse(values)), batch)
+        loss.total.backward()
+        close(loss.total.detach(), outputs["loss"])
+        close(new.grad.reshape(samples, width), outputs["grad_logprobs"])
+        close(values.grad, outputs["grad_values"])
+        metrics = tensors(outputs["metrics"])
+        close(loss.metrics["loss/policy"], torch.tensor(metrics["actor/policy_loss"]))
+        if entries.shape == mask.shape:
+            cut = loss.statistics.get("policy/behaviour_cut")
+            share = 0.0 if cut is None else cut.read("c")["c"]
+            assert share == pytest.approx(metrics["actor/behav_clip_fraction"], abs=1e-6), name
+            clipped = loss.statistics["loss/clip_fraction"].read("c")[
+                "c"
+            ]  # theirs apart: by the clip, by the dual clip
+            theirs = metrics["actor/clip_fraction"] + metrics["actor/dual_clip_fraction"]
+            assert clipped == pytest.approx(theirs, abs=1e-6), name
 
 
 def test_clipped_losses_of_siirl():

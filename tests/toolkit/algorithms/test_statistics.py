@@ -31,7 +31,7 @@ def test_effective_size_is_a_share():
 
 def test_quantiles_of_the_same_policy_are_exactly_one():
     found = RatioQuantiles.of(torch.zeros(5), torch.ones(5, dtype=torch.bool)).read("r")
-    assert found == {"r_p50": 1.0, "r_p95": 1.0}
+    assert found == {"r_p50": 1.0, "r_p95": 1.0, "r_abs_log_p95": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,18 @@ def test_quantiles_are_those_of_the_entries_in_the_mask():
     for share in (0.5, 0.95):
         assert found.quantile(share) == pytest.approx(float(inside.quantile(share)), rel=2e-3)
     assert RatioQuantiles.of(log_ratios, torch.zeros(2000, dtype=torch.bool)).read("r") == {}
+
+
+def test_how_far_ratios_lie_from_one_on_both_sides():
+    """95 % of |log r|: of ratios that fell as of those that rose."""
+    draws = torch.Generator().manual_seed(0)
+    log_ratios = 0.1 * torch.randn(4000, generator=draws) - 0.05
+    found = RatioQuantiles.of(log_ratios, torch.ones(4000, dtype=torch.bool)).read("r")
+    wanted = float(log_ratios.abs().double().quantile(0.95))
+    assert found["r_abs_log_p95"] == pytest.approx(wanted, rel=2e-2)
+    assert found["r_abs_log_p95"] > 1.5 * math.log(found["r_p95"])
+    fallen = RatioQuantiles.of(torch.full((3,), -2.0), torch.ones(3, dtype=torch.bool)).read("r")
+    assert fallen["r_abs_log_p95"] == pytest.approx(2.0, rel=2e-2)
 
 
 @settings(max_examples=20, deadline=None)

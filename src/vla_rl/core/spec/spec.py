@@ -89,8 +89,7 @@ class Spec:
     seed: int = field(default=0, validator=v.ge(0))
     """All randomness is a function of it."""
     plugins: tuple[str, ...] = ()
-    """Modules (dotted, or paths of .py files, relative to the spec) that offer plugins or hooks without being
-    installed."""
+    """Modules (dotted, or paths of .py files, relative to the spec) that offer plugins or hooks uninstalled."""
     model: Component = field(metadata={"kind": "model"})
     env: EnvSpec = field(metadata={"kind": "env"})
     rollout: RolloutSpec = field()

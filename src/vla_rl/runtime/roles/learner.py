@@ -268,6 +268,7 @@ class LearnerRole:
             value_weights=None if value_weights is None else value_weights / optimizer_step.value_divisor,
             lag=self.version - tensor("versions"),
             reference_log_probs=reference,
+            fresh_log_probs=tensor("fresh_log_probs"),
         )
 
     # -------------------------------------------------------------------------------------- weights and state

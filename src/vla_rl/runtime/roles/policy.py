@@ -27,6 +27,8 @@ from vla_rl.runtime.rollouts.lanes import Mode
 Array = np.ndarray[Any, Any]
 
 
+FRESH = frozenset({"fresh-values", "fresh-log-probs"})
+"""Of `Algorithm.needs`: what `refresh` gives."""
 ROWS = 1 << 20
 """A sample's place is that of its inference, times this, plus its row there."""
 
@@ -57,13 +59,13 @@ class PolicyRole:
         name: str,
         seed: int,
         lag: int = 0,
-        fresh: bool = False,
+        fresh: frozenset[str] = frozenset(),
         embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
     ):
         """
         Args:
             lag: `rollout.lag`, for which past weights are kept in host memory.
-            fresh: `revalue` will be asked for, for which final observations are kept.
+            fresh: of FRESH, what `refresh` will be asked for; final observations are kept for it.
             embed: `Algorithm.features`.
         """
         self.embed = embed
@@ -149,14 +151,36 @@ class PolicyRole:
                     del self.store[inference.place]
 
     @remote(phase="act", door="beside")
-    def revalue(self, tickets: Sequence[int]) -> list[dict[str, Array]]:
-        """`values` and `next_values` of these tickets, as `results` gave them, of the current weights."""
+    def refresh(self, tickets: Sequence[int]) -> list[dict[str, Array]]:
+        """Of each ticket and the current weights, as far as `fresh` has it: `values` and `next_values`, as `results`
+        gave them, and `fresh_log_probs`. Log-probs of chunks that these weights chose are those recorded."""
         due = {inference.place: inference for number in tickets for inference, _ in self.tickets[number]}
-        for inference in due.values():
-            inference.values = to_numpy(self.model.values(inference.heavy.obs)).astype(np.float32)
-            for rows, final in inference.finals:
-                inference.next_values[rows] = self._bootstrap(final)
-        return [_values_of(self.tickets[number]) for number in tickets]
+        now: dict[int, Array] = {}
+        for place, inference in due.items():
+            if "fresh-values" in self.fresh:
+                inference.values = to_numpy(self.model.values(inference.heavy.obs)).astype(np.float32)
+                for rows, final in inference.finals:
+                    inference.next_values[rows] = self._bootstrap(final)
+            if "fresh-log-probs" in self.fresh:
+                now[place] = self._log_probs_now(inference)
+        found = []
+        for number in tickets:
+            steps = self.tickets[number]
+            light = _values_of(steps) if "fresh-values" in self.fresh else {}
+            if now:
+                light["fresh_log_probs"] = np.stack([now[inference.place][row] for inference, row in steps])
+            found.append(light)
+        return found
+
+    def _log_probs_now(self, inference: _Inference) -> Array:
+        if inference.version == self.version:
+            return inference.log_probs
+        heavy = inference.heavy
+        chunk = Chunk(actions=heavy.actions, log_probs=inference.log_probs, replay=heavy.replay)
+        with torch.no_grad():
+            scores = self.model.chunk_log_probs(heavy.obs, chunk)
+        log_probs: Array = to_numpy(scores.log_probs).astype(np.float32)
+        return log_probs
 
     # ------------------------------------------------------------------------------------------------- weights
 

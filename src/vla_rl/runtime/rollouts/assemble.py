@@ -13,7 +13,9 @@ from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.rollouts.play import Played
 
 Array = np.ndarray[Any, Any]
-LIGHT = ("rewards", "terminated", "truncated", "valid", "log_probs", "values", "next_values", "versions")
+LIGHT = ("rewards", "terminated", "truncated", "valid")
+CHOSEN = ("log_probs", "fresh_log_probs", "values", "next_values", "versions")
+"""Fields of a rollout that simulators fill, and those that policies fill."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -58,7 +60,7 @@ def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) 
 
     first = [ticket.finished.episodes[0] if ticket.finished.episodes else None for _, ticket in tickets]
     numbers = np.array([ticket.finished.number for _, ticket in tickets], np.int64)
-    tensors = {key: gather(key) for key in LIGHT}
+    tensors = {key: gather(key) for key in (*LIGHT, *CHOSEN)}
     places = gather("sample", fill=-1)
     assert places is not None
     rollout = Rollout(
@@ -94,6 +96,7 @@ def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> 
     return {
         "valid": pick(rollout.valid),
         "log_probs": pick(rollout.log_probs),
+        "fresh_log_probs": pick(rollout.fresh_log_probs),
         "values": pick(rollout.values),
         "versions": pick(rollout.versions),
         "advantages": pick(advantages.advantages),

@@ -1,4 +1,4 @@
-"""Groups of trajectories that started from one state (GRPO and its kin): scores, filters and metrics."""
+"""Groups of trajectories that started from one state (GRPO and its kin): scores, filters, advantages and metrics."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vla_rl.core.types import Rollout
+from vla_rl.core.types import Advantages, Rollout
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import check_finite
-from vla_rl.toolkit.algorithms.losses import by_action
+from vla_rl.toolkit.algorithms.losses import aggregation_weights, by_action
 from vla_rl.toolkit.algorithms.settings import GroupSettings
 
 
@@ -38,6 +38,19 @@ def select_groups(rollout: Rollout, settings: GroupSettings) -> Tensor:
         ):
             keep[members] = False
     return keep
+
+
+def trajectory_advantages(rollout: Rollout, scores: Tensor, relative: Tensor, settings: GroupSettings) -> Advantages:
+    """One number a trajectory, `relative` [N], at every chunk step with a valid action, with the loss's weights and the
+    metrics of the scores [N] that it was made of."""
+    samples = rollout.samples
+    weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
+    return Advantages(
+        advantages=torch.where(samples, relative.expand(samples.shape), torch.zeros(())),
+        weights=weights,
+        counts=counts,
+        metrics=score_metrics(scores, rollout.groups, settings.baseline),
+    )
 
 
 def score_metrics(scores: Tensor, groups: Tensor, baseline: Literal["mean", "leave-one-out"]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """What algorithms share beside `functional.py`: rollouts along one time axis, weights of the entries of a loss,
-micro-batches at the granularity of the ratio, diagnostics, and the critic's loss. What a reward is worth and what is
-minimised stands in each algorithm itself."""
+micro-batches at the granularity of the ratio, terms beside the surrogate, diagnostics, and the critic's part. What a
+reward is worth and what is minimised stands in each algorithm itself."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from vla_rl.core.types import Batch, Rollout, Scores, Statistic
+from vla_rl.core.types import Advantages, Batch, Rollout, Scores, Statistic
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError, check_shapes
-from vla_rl.toolkit.algorithms.settings import Aggregation, CriticSettings, Granularity
+from vla_rl.toolkit.algorithms.settings import Aggregation, CriticSettings, Granularity, PolicySettings
 from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean, RatioQuantiles
 
 
@@ -129,6 +129,21 @@ def reference_log_probs(batch: Batch, granularity: Granularity) -> Tensor:
     return F.reduce_tokens(batch.reference_log_probs, batch.valid, granularity)
 
 
+def regularised(
+    surrogate: Tensor, entries: Entries, batch: Batch, settings: PolicySettings
+) -> tuple[Tensor, Tensor | None]:
+    """(the surrogate less the entropy bonus plus the KL term; the divergence from the reference policy, None without
+    that term), one number an entry."""
+    objective, kl = surrogate, None
+    if settings.entropy_coef:
+        objective = objective - settings.entropy_coef * entries.entropy
+    if settings.kl_coef:
+        reference = reference_log_probs(batch, settings.log_prob)
+        kl = F.kl_estimate(entries.log_probs, reference, settings.kl_estimator)
+        objective = objective + settings.kl_coef * kl
+    return objective, kl
+
+
 # -------------------------------------------------------------------------------------------------------- diagnostics
 
 
@@ -186,6 +201,28 @@ def value_metrics(rollout: Rollout, advantages: Tensor, returns: Tensor, mask: T
 
 
 # --------------------------------------------------------------------------------------------------------- the critic
+
+
+def critic_advantages(
+    rollout: Rollout, steps: Steps, flat_advantages: Tensor, flat_returns: Tensor, settings: CriticSettings
+) -> Advantages:
+    """Of advantages and returns [S, N] of these steps: in the rollout's shape, normalised over the whole rollout where
+    the settings say so, with the weights of both losses."""
+    advantages, returns = steps.unflatten(flat_advantages), steps.unflatten(flat_returns)
+    metrics = value_metrics(rollout, advantages, returns, steps.mask)
+    if settings.normalize_advantages:
+        advantages = F.normalize(advantages, steps.mask, std=settings.advantage_std)
+    weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
+    value_weights, value_counts = aggregation_weights(rollout, settings.advantage, settings.aggregation)
+    return Advantages(
+        advantages=advantages,
+        weights=weights,
+        counts=counts,
+        returns=returns,
+        value_weights=value_weights,
+        value_counts=value_counts,
+        metrics=metrics,
+    )
 
 
 def critic_loss(scores: Scores, batch: Batch, settings: CriticSettings) -> tuple[Tensor, dict[str, Statistic]]:

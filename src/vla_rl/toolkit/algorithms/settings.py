@@ -9,6 +9,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
+Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
 Granularity = Literal["token", "action", "chunk"]
 
@@ -43,6 +44,85 @@ class ClipSettings(PolicySettings):
     """Ratios above 1 + clip_high get no gradient (clip-higher, DAPO 2025)."""
     dual_clip: float | None = field(default=None, validator=v.optional(v.gt(1)))
     """Bounds the loss of negative advantages by this factor; null: off."""
+
+
+@frozen(kw_only=True, slots=False)
+class CorrectionSettings(PolicySettings):
+    """Of data that an older version of the policy acted for."""
+
+    correction: Correction = "none"
+    """How such data count: none (PPO as it is, whose clip then takes age for progress), decoupled (weights of
+    pi_old / mu on the surrogate of pi / pi_old), truncated (the same, weights bounded), v-trace (advantages and value
+    targets weighted; of algorithms with a critic)."""
+    proximal: Literal["forward", "interpolate"] = field(default="forward")
+    """Where log-probs of pi_old, the policy at the start of the training step, come from: a forward pass over what
+    older versions acted for, or an interpolation between mu and pi that costs nothing (A-3PO; decoupled, truncated)."""
+    behaviour_weight_threshold: float | None = field(default=None, validator=v.optional(v.ge(1)))
+    """decoupled: entries with pi_old / mu above it are dropped; null: none."""
+    truncation: float = field(default=2.0, validator=v.ge(1))
+    """truncated: the largest weight."""
+
+    @proximal.validator
+    def _has_a_use(self, _: object, proximal: str) -> None:
+        if proximal == "interpolate" and self.correction == "v-trace":
+            raise ValueError(
+                "interpolate needs log-probs of the policy in training, and v-trace those of pi_old before it; "
+                "use proximal: forward, or correction: decoupled or truncated"
+            )
+        if proximal == "interpolate" and self.correction == "none":
+            raise ValueError(
+                "has no effect with correction: none; set correction: decoupled or truncated, or remove it"
+            )
+
+    @behaviour_weight_threshold.validator
+    def _of_decoupled(self, _: object, threshold: float | None) -> None:
+        if threshold is not None and self.correction != "decoupled":
+            raise ValueError(
+                f"has no effect with correction: {self.correction}; set correction: decoupled, or remove it "
+                f"(truncated has `truncation`, v-trace `rho_bar`)"
+            )
+
+    @truncation.validator
+    def _of_truncated(self, _: object, truncation: float) -> None:
+        if truncation != 2.0 and self.correction != "truncated":
+            raise ValueError(
+                f"has no effect with correction: {self.correction}; set correction: truncated, or remove it"
+            )
+
+    @property
+    def corrects(self) -> bool:
+        """`Algorithm.corrects`: whether old data count by their age."""
+        return self.correction != "none"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        found = set(super().needs)
+        if self.corrects and self.proximal == "forward":
+            found.add("fresh-log-probs")
+        if self.correction == "v-trace":
+            found.add("fresh-values")
+        return frozenset(found)
+
+
+@frozen(kw_only=True, slots=False)
+class VTraceSettings(CorrectionSettings):
+    """Of corrections where there is a critic."""
+
+    rho_bar: float = field(default=1.0, validator=v.gt(0))
+    """v-trace: the largest weight pi_old / mu of an advantage; what the critic converges to."""
+    c_bar: float = field(default=1.0, validator=v.gt(0))
+    """v-trace: the largest weight with which a value target takes in later ones; at most rho_bar."""
+
+    @rho_bar.validator
+    @c_bar.validator
+    def _of_v_trace(self, _: object, bar: float) -> None:
+        if bar != 1.0 and self.correction != "v-trace":
+            raise ValueError(f"has no effect with correction: {self.correction}; set correction: v-trace, or remove it")
+
+    @c_bar.validator
+    def _ordered(self, _: object, c_bar: float) -> None:
+        if c_bar > self.rho_bar:
+            raise ValueError(f"c_bar ({c_bar}) is above rho_bar ({self.rho_bar}); lower it, or raise rho_bar")
 
 
 @frozen(kw_only=True)
@@ -85,7 +165,7 @@ class CriticSettings(PolicySettings):
     gamma: float = field(default=0.99, validator=[v.gt(0), v.le(1)])
     """Discount per entry of the reward's granularity (a chunk, or an action)."""
     lam: float = field(default=0.95, validator=[v.ge(0), v.le(1)])
-    """GAE's lambda."""
+    """GAE's lambda, and V-trace's."""
     advantage: Literal["chunk", "action"] = field(default="chunk")
     """Granularity of rewards, values and advantages. action with log_prob chunk is refused: a ratio of a whole chunk
     cannot carry an advantage of each action (RLinf-VLA Table 2)."""

@@ -65,10 +65,19 @@ class RatioQuantiles(Statistic):
         at = int(torch.searchsorted(self.sums.cumsum(0), share * self.sums.sum()))
         return math.exp(FINEST * math.sinh(((at + 0.5) / BINS * 2 - 1) * _REACH))
 
+    def far_quantile(self, share: float) -> float:
+        """|log r| (middle of its bin) below which this share of the entries lies."""
+        both = type(self)(self.sums + self.sums.flip(0))  # bins lie the same on both sides of 1
+        return math.log(both.quantile((1 + share) / 2))
+
     def read(self, name: str) -> dict[str, float]:
         if not bool(self.sums.any()):
             return {}
-        return {f"{name}_p50": self.quantile(0.5), f"{name}_p95": self.quantile(0.95)}
+        return {
+            f"{name}_p50": self.quantile(0.5),
+            f"{name}_p95": self.quantile(0.95),
+            f"{name}_abs_log_p95": self.far_quantile(0.95),
+        }
 
 
 def _inside(entries: Tensor, mask: Tensor) -> Tensor:

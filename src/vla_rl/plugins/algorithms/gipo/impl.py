@@ -7,14 +7,13 @@ from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.losses import (
-    aggregation_weights,
+    critic_advantages,
     critic_loss,
     entries_of,
     limits_as_ends,
     policy_diagnostics,
-    reference_log_probs,
+    regularised,
     steps_of,
-    value_metrics,
 )
 
 DEAD = 1e-3
@@ -24,6 +23,8 @@ CLIP = 0.2
 
 
 class GIPO(Algorithm):
+    corrects = True
+
     def __init__(self, config: GIPOConfig):
         self.config = config
         fresh = {"fresh-values"} if config.recompute_values else set()
@@ -46,21 +47,7 @@ class GIPO(Algorithm):
             lam=config.lam,
             valid=steps.valid,
         )
-        advantages, returns = steps.unflatten(flat_advantages), steps.unflatten(flat_returns)
-        metrics = value_metrics(rollout, advantages, returns, steps.mask)
-        if config.normalize_advantages:
-            advantages = F.normalize(advantages, steps.mask, std=config.advantage_std)
-        weights, counts = aggregation_weights(rollout, config.log_prob, config.aggregation)
-        value_weights, value_counts = aggregation_weights(rollout, config.advantage, config.aggregation)
-        return Advantages(
-            advantages=advantages,
-            weights=weights,
-            counts=counts,
-            returns=returns,
-            value_weights=value_weights,
-            value_counts=value_counts,
-            metrics=metrics,
-        )
+        return critic_advantages(rollout, steps, flat_advantages, flat_returns, config)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """The trust-weighted surrogate, less the entropy bonus, plus the KL terms (from the reference and from the
@@ -68,12 +55,7 @@ class GIPO(Algorithm):
         config = self.config
         e = entries_of(scores, batch, config.log_prob)
         surrogate = F.trust_surrogate(e.log_probs, e.old_log_probs, e.advantages, sigma=config.sigma)
-        objective, kl = surrogate, None
-        if config.entropy_coef:
-            objective = objective - config.entropy_coef * e.entropy
-        if config.kl_coef:
-            kl = F.kl_estimate(e.log_probs, reference_log_probs(batch, config.log_prob), config.kl_estimator)
-            objective = objective + config.kl_coef * kl
+        objective, kl = regularised(surrogate, e, batch, config)
         total = F.weighted_sum(objective, e.weights)
         if config.behaviour_kl_coef:
             moved = F.kl_estimate(e.old_log_probs, e.log_probs, "k3")

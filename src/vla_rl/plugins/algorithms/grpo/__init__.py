@@ -8,13 +8,15 @@ from typing import Any, Literal
 from attrs import frozen
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.algorithms.settings import ClipSettings, GroupSettings
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, GroupSettings
 
 
 @frozen(kw_only=True)
-class GRPOConfig(GroupSettings, ClipSettings):
+class GRPOConfig(GroupSettings, ClipSettings, CorrectionSettings):
     advantage: Literal["chunk"] = "chunk"
     """GRPO has one advantage a trajectory, so one a chunk."""
+    correction: Literal["none", "decoupled", "truncated"] = "none"
+    """How data of older versions count, as in ppo; v-trace corrects values, and there are none here."""
 
 
 def build(config: GRPOConfig, context: Context) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CriticSettings
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CriticSettings, VTraceSettings
 
 
 @frozen(kw_only=True)
-class PPOConfig(CriticSettings, ClipSettings):
-    """Keys: those of the two classes above."""
+class PPOConfig(CriticSettings, ClipSettings, VTraceSettings):
+    """Keys: those of the three classes above."""
 
 
 def build(config: PPOConfig, context: Context) -> Any:
@@ -35,6 +35,17 @@ PAPER = {  # RLinf-VLA 4.3.2 and Table 3: values of single actions, where a chun
     "entropy_coef": 0.0,
     "kl_coef": 0.0,
 }
-PRESETS = {"paper": PAPER, "rlinf": {**PAPER, "value_coef": 1.0}}  # rlinf: its code
+RLINF = {**PAPER, "value_coef": 1.0}
+ASYNC = {  # its maniskill_async_ppo_openvla
+    **RLINF,
+    "log_prob": "action",
+    "clip_low": 0.3,
+    "clip_high": 0.3,
+    "dual_clip": 3.0,
+    "correction": "decoupled",
+    "proximal": "interpolate",
+    "behaviour_weight_threshold": 2.0,
+}
+PRESETS = {"paper": PAPER, "rlinf": RLINF, "rlinf-async": ASYNC}  # rlinf: its code
 
 plugin = Plugin(config=PPOConfig, build=build, summary="proximal policy optimisation with a critic", presets=PRESETS)

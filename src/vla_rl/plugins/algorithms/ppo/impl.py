@@ -6,15 +6,15 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.toolkit.algorithms import functional as F
+from vla_rl.toolkit.algorithms.corrections import proximal_policy, step_log_weights, v_trace, without_dropped
 from vla_rl.toolkit.algorithms.losses import (
-    aggregation_weights,
+    critic_advantages,
     critic_loss,
     entries_of,
     limits_as_ends,
     policy_diagnostics,
-    reference_log_probs,
+    regularised,
     steps_of,
-    value_metrics,
 )
 
 
@@ -22,59 +22,61 @@ class PPO(Algorithm):
     def __init__(self, config: PPOConfig):
         self.config = config
         self.needs = frozenset({"values", *config.needs})
+        self.corrects = config.corrects
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        """Generalised advantages of chunk steps or of actions, normalised over the whole rollout."""
+        """Generalised advantages of chunk steps or of actions, or V-trace's, normalised over the whole rollout."""
         config = self.config
         if config.time_limit == "terminal":
             rollout = limits_as_ends(rollout)
         steps = steps_of(rollout, config.advantage)
-        flat_advantages, flat_returns = F.gae(
-            steps.rewards,
-            steps.values,
-            steps.next_values,
-            steps.terminated,
-            steps.truncated,
-            gamma=config.gamma,
-            lam=config.lam,
-            valid=steps.valid,
-        )
-        advantages, returns = steps.unflatten(flat_advantages), steps.unflatten(flat_returns)
-        metrics = value_metrics(rollout, advantages, returns, steps.mask)
-        if config.normalize_advantages:
-            advantages = F.normalize(advantages, steps.mask, std=config.advantage_std)
-        weights, counts = aggregation_weights(rollout, config.log_prob, config.aggregation)
-        value_weights, value_counts = aggregation_weights(rollout, config.advantage, config.aggregation)
-        return Advantages(
-            advantages=advantages,
-            weights=weights,
-            counts=counts,
-            returns=returns,
-            value_weights=value_weights,
-            value_counts=value_counts,
-            metrics=metrics,
-        )
+        if config.correction == "v-trace":
+            flat_advantages, flat_returns = v_trace(
+                steps.rewards,
+                steps.values,
+                steps.next_values,
+                steps.terminated,
+                steps.truncated,
+                step_log_weights(rollout, config.advantage),
+                gamma=config.gamma,
+                lam=config.lam,
+                rho_bar=config.rho_bar,
+                c_bar=config.c_bar,
+                valid=steps.valid,
+            )
+        else:
+            flat_advantages, flat_returns = F.gae(
+                steps.rewards,
+                steps.values,
+                steps.next_values,
+                steps.terminated,
+                steps.truncated,
+                gamma=config.gamma,
+                lam=config.lam,
+                valid=steps.valid,
+            )
+        made = critic_advantages(rollout, steps, flat_advantages, flat_returns, config)
+        return without_dropped(made, rollout, config, config.aggregation)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The clipped surrogate, less the entropy bonus, plus the KL term, each entry by its weight; and the critic's
-        loss."""
+        """The clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term, each entry by its
+        weight; and the critic's loss."""
         config = self.config
         e = entries_of(scores, batch, config.log_prob)
+        old = proximal_policy(e, batch, config)
         low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-        surrogate = F.clipped_surrogate(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
-        clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
-        objective, kl = surrogate, None
-        if config.entropy_coef:
-            objective = objective - config.entropy_coef * e.entropy
-        if config.kl_coef:
-            kl = F.kl_estimate(e.log_probs, reference_log_probs(batch, config.log_prob), config.kl_estimator)
-            objective = objective + config.kl_coef * kl
+        triple = (e.log_probs, old.log_probs, e.advantages)
+        surrogate = old.weights * F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual)
+        clipped = F.clipped(*triple, low=low, high=high, dual_clip=dual)
+        objective, kl = regularised(surrogate, e, batch, config)
         value, value_statistics = critic_loss(scores, batch, config)
-        maxima, statistics = policy_diagnostics(e, batch, clipped=clipped, reference_kl=kl)
+        maxima, statistics = policy_diagnostics(
+            e, batch, clipped=clipped, dead=clipped | old.dropped, trust=old.trust, reference_kl=kl
+        )
         return Loss(
             total=F.weighted_sum(objective, e.weights) + config.value_coef * value,
             metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach(), "loss/value": value.detach()},
             maxima=maxima,
-            statistics={**statistics, **value_statistics},
+            statistics={**statistics, **old.statistics(e.mask), **value_statistics},
         )

@@ -13,15 +13,9 @@ from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
 from vla_rl.toolkit.algorithms import functional as F
-from vla_rl.toolkit.algorithms.groups import score_metrics, select_groups, trajectory_scores
-from vla_rl.toolkit.algorithms.losses import (
-    aggregation_weights,
-    by_action,
-    by_chunk,
-    entries_of,
-    policy_diagnostics,
-    reference_log_probs,
-)
+from vla_rl.toolkit.algorithms.corrections import proximal_policy, without_dropped
+from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
+from vla_rl.toolkit.algorithms.losses import by_action, by_chunk, entries_of, policy_diagnostics, regularised
 
 
 class SRPO(Algorithm):
@@ -30,6 +24,7 @@ class SRPO(Algorithm):
     def __init__(self, config: SRPOConfig, device: str):
         self.config, self.device = config, config.device or device
         self.needs = frozenset({"groups", "frames", *config.needs})
+        self.corrects = config.corrects
         self.camera = config.camera
         self.encoder: TrajectoryEncoder | None = None
 
@@ -73,38 +68,33 @@ class SRPO(Algorithm):
     def advantages(self, rollout: Rollout) -> Advantages:
         """One number a trajectory, its (shaped) score relative to its group's, at every chunk step with a valid
         action."""
-        config, samples = self.config, rollout.samples
-        scores = trajectory_scores(rollout)
+        config, scores = self.config, trajectory_scores(rollout)
         relative = F.group_advantages(
             scores, rollout.groups, baseline=config.baseline, normalize_by_std=config.normalize_by_std
         )
-        weights, counts = aggregation_weights(rollout, config.log_prob, config.aggregation)
-        return Advantages(
-            advantages=torch.where(samples, relative.expand(samples.shape), torch.zeros(())),
-            weights=weights,
-            counts=counts,
-            metrics={**score_metrics(scores, rollout.groups, config.baseline), **shaping_metrics(rollout)},
-        )
+        made = trajectory_advantages(rollout, scores, relative, config)
+        made = without_dropped(made, rollout, config, config.aggregation)
+        return attrs.evolve(made, metrics={**made.metrics, **shaping_metrics(rollout)})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The clipped surrogate, less the entropy bonus, plus the KL term, each entry by its weight."""
+        """The clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term, each entry by its
+        weight."""
         config = self.config
         e = entries_of(scores, batch, config.log_prob)
+        old = proximal_policy(e, batch, config)
         low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-        surrogate = F.clipped_surrogate(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
-        clipped = F.clipped(e.log_probs, e.old_log_probs, e.advantages, low=low, high=high, dual_clip=dual)
-        objective, kl = surrogate, None
-        if config.entropy_coef:
-            objective = objective - config.entropy_coef * e.entropy
-        if config.kl_coef:
-            kl = F.kl_estimate(e.log_probs, reference_log_probs(batch, config.log_prob), config.kl_estimator)
-            objective = objective + config.kl_coef * kl
-        maxima, statistics = policy_diagnostics(e, batch, clipped=clipped, reference_kl=kl)
+        triple = (e.log_probs, old.log_probs, e.advantages)
+        surrogate = old.weights * F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual)
+        clipped = F.clipped(*triple, low=low, high=high, dual_clip=dual)
+        objective, kl = regularised(surrogate, e, batch, config)
+        maxima, statistics = policy_diagnostics(
+            e, batch, clipped=clipped, dead=clipped | old.dropped, trust=old.trust, reference_kl=kl
+        )
         return Loss(
             total=F.weighted_sum(objective, e.weights),
             metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach()},
             maxima=maxima,
-            statistics=statistics,
+            statistics={**statistics, **old.statistics(e.mask)},
         )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.toolkit.algorithms.settings import ClipSettings, GroupSettings, SuccessFilter
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, GroupSettings, SuccessFilter
 
 
 @frozen(kw_only=True, slots=False)
@@ -49,9 +49,11 @@ class RewardSettings:
 
 
 @frozen(kw_only=True)
-class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings):
+class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings, CorrectionSettings):
     filter: SuccessFilter | None = field(factory=SuccessFilter)
     """Success-rate filter of groups, applied before rewards are shaped; null: off."""
+    correction: Literal["none", "decoupled", "truncated"] = "none"
+    """How data of older versions count, as in ppo; v-trace corrects values, and there are none here."""
 
 
 SIIRL = {
