@@ -9,27 +9,30 @@ from hypothesis import strategies as st
 
 from vla_rl.core.episodes import EnvError, Episodes, Start
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.reset_states import draw_state
 from vla_rl.testing.scripted import ScriptedEnv, seen
 
 OUTCOMES = ("success", "failure", "truncated", None)
 
 
-def play(env, chunk, *, chunk_steps=None, actions=None, **options):
-    """One round with state i in row i (then i + N, ...); -> the Episodes and every request."""
-    episodes = Episodes(env, name="scripted", seed=7, chunk=chunk, **options)
-    states = env.reset_states("train")
+def play(env, chunk, *, count=None, actions=None, **options):
+    """As many tickets as there are rows (or `count`), ticket i from state i, and episode e of it from state i + e N.
+    -> the requests, and what came of the tickets by their numbers."""
+    states, rows = env.reset_states("train"), env.num_envs
 
-    def start(row, index):
-        return Start(state=states[(row + index * env.num_envs) % len(states)], row=row, episode=index)
+    def start(number, episode=0):
+        return Start(state=states[(number + episode * rows) % len(states)], number=number, episode=episode)
 
-    request = episodes.begin([start(r, 0) for r in range(env.num_envs)], chunk_steps, start)
+    def following(before):
+        return start(before.number, before.episode + 1)
+
+    episodes = Episodes(env, name="scripted", seed=7, chunk=chunk, following=following, **options)
+    request = episodes.step(None, [start(i) for i in range(rows if count is None else count)])
     requests = [request]
     while not request.done:
         act = np.zeros((len(request.positions), chunk, 2), np.float32) if actions is None else actions
         request = episodes.step(act)
         requests.append(request)
-    return episodes, requests
+    return requests, {ticket.number: ticket for request in requests for ticket in request.finished}
 
 
 @settings(max_examples=80, deadline=None)
@@ -41,8 +44,7 @@ def play(env, chunk, *, chunk_steps=None, actions=None, **options):
 def test_valid_mask_mode_counts_up_to_and_including_the_end(chunk, limit, ends):
     script = {i: (step, outcome) for i, (step, outcome) in enumerate(ends) if outcome is not None}
     env = ScriptedEnv(3, script, max_steps=limit, chunk=chunk)
-    episodes, _ = play(env, chunk, auto_reset="off")
-    light = episodes.light()
+    _, finished = play(env, chunk, auto_reset="off")
     lengths, terminated, truncated, success = [], [], [], []
     for row in range(3):
         step, outcome = script.get(row, (10**6, None))
@@ -52,17 +54,16 @@ def test_valid_mask_mode_counts_up_to_and_including_the_end(chunk, limit, ends):
         truncated.append(not inside or outcome == "truncated")
         success.append(inside and outcome == "success")
 
-    valid = light["valid"].transpose(1, 0, 2).reshape(3, -1)
-    assert valid.sum(1).tolist() == lengths
-    assert all(mask[:n].all() for mask, n in zip(valid, lengths, strict=True))  # one stretch from the start
-    assert light["terminated"].any((0, 2)).tolist() == terminated
-    assert light["truncated"].any((0, 2)).tolist() == truncated
-    assert (light["terminated"] | light["truncated"]).sum((0, 2)).tolist() == [1, 1, 1]  # the end is marked once
-    assert light["rewards"].sum((0, 2)).tolist() == [float(s) for s in success]
-    by_row = {episode.row: episode for _, episode in episodes.finished}
-    assert [by_row[r].success_once for r in range(3)] == success
-    assert [by_row[r].steps for r in range(3)] == lengths
-    assert [by_row[r].truncated for r in range(3)] == truncated
+    for number in range(3):
+        light, (episode,) = finished[number].light, finished[number].episodes
+        valid = light["valid"].reshape(-1)
+        assert light["valid"].shape == (-(-lengths[number] // chunk), chunk), "a ticket ends with its episode"
+        assert valid.sum() == lengths[number] and valid[: lengths[number]].all()  # one stretch from the start
+        assert light["terminated"].any() == terminated[number] and light["truncated"].any() == truncated[number]
+        assert (light["terminated"] | light["truncated"]).sum() == 1  # the end is marked once
+        assert light["rewards"].sum() == float(success[number])
+        assert (episode.success_once, episode.steps) == (success[number], lengths[number])
+        assert episode.truncated == truncated[number]
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,10 +75,10 @@ def test_valid_mask_mode_counts_up_to_and_including_the_end(chunk, limit, ends):
 def test_auto_reset_starts_the_next_episode_with_the_next_chunk(chunk, mode, ends):
     script = dict(enumerate(ends))
     env = ScriptedEnv(2, script, max_steps=6, chunk=chunk, num_states=6)
-    episodes, requests = play(env, chunk, auto_reset=mode, chunk_steps=5)
-    light = episodes.light()
-    assert light["valid"].shape == (5, 2, chunk)
+    requests, finished = play(env, chunk, auto_reset=mode, chunk_steps=5)
     for row in range(2):
+        light = finished[row].light
+        assert light["valid"].shape == (5, chunk)
         expected, index, left = [], 0, ends[row][0]
         for _ in range(5):
             valid = min(left, chunk)
@@ -86,8 +87,8 @@ def test_auto_reset_starts_the_next_episode_with_the_next_chunk(chunk, mode, end
             if left == 0:
                 index += 1
                 left = ends[(row + 2 * index) % 6][0]
-        assert light["valid"][:, row].sum(-1).tolist() == expected
-        assert (light["valid"][:, row].argmin(-1) * ~light["valid"][:, row].all(-1) == np.array(expected) % chunk).all()
+        assert light["valid"].sum(-1).tolist() == expected
+        assert (light["valid"].argmin(-1) * ~light["valid"].all(-1) == np.array(expected) % chunk).all()
     final = requests[-1]
     assert final.done and final.obs is None
     for request in requests[1:-1]:  # a row that ended shows its new episode, at step 0
@@ -102,82 +103,114 @@ def test_immediate_drops_the_rest_of_the_chunk_and_deferred_executes_it():
     executed = {}
     for mode in ("immediate", "deferred"):
         env = ScriptedEnv(1, {0: (2, "success")}, max_steps=8, chunk=4)
-        episodes, _ = play(env, 4, auto_reset=mode, chunk_steps=1)
-        executed[mode] = episodes.env_steps
-        assert episodes.light()["valid"].tolist() == [[[True, True, False, False]]]
-        assert episodes.light()["rewards"].tolist() == [[[0.0, 1.0, 0.0, 0.0]]]
+        requests, finished = play(env, 4, auto_reset=mode, chunk_steps=1)
+        executed[mode] = sum(request.env_steps for request in requests)
+        assert finished[0].light["valid"].tolist() == [[True, True, False, False]]
+        assert finished[0].light["rewards"].tolist() == [[0.0, 1.0, 0.0, 0.0]]
     assert executed == {"immediate": 2, "deferred": 4}
 
 
 def test_fixed_length_ignores_terminations_and_counts_every_step():
     env = ScriptedEnv(1, {0: (2, "success")}, max_steps=6, chunk=4, holds=True)
-    episodes, _ = play(env, 4, auto_reset="immediate", ignore_terminations=True, chunk_steps=2)
-    light = episodes.light()
+    _, finished = play(env, 4, auto_reset="immediate", ignore_terminations=True, chunk_steps=2)
+    light = finished[0].light
     assert light["valid"].reshape(-1).tolist() == [True] * 6 + [False] * 2  # the limit of 6 cuts the second chunk
     assert not light["terminated"].any()
     assert light["truncated"].reshape(-1).tolist() == [False] * 5 + [True] + [False] * 2
-    episode = episodes.finished[0][1]
+    episode = finished[0].episodes[0]
     assert (episode.success_once, episode.success_at_end, episode.steps) == (True, True, 6)
 
 
 def test_success_once_and_at_end_differ_when_success_is_lost():
     env = ScriptedEnv(1, {0: (2, "success")}, max_steps=8, chunk=4, holds=False)
-    episodes, _ = play(env, 4, auto_reset="immediate", ignore_terminations=True, chunk_steps=2)
-    episode = episodes.finished[0][1]
+    _, finished = play(env, 4, auto_reset="immediate", ignore_terminations=True, chunk_steps=2)
+    episode = finished[0].episodes[0]
     assert (episode.success_once, episode.success_at_end) == (True, False)
 
 
 def test_final_observation_is_the_one_before_the_reset():
     env = ScriptedEnv(2, {0: (3, "truncated"), 1: (5, "success")}, max_steps=8, chunk=4)
-    _, requests = play(env, 4, auto_reset="immediate", chunk_steps=3, bootstrap=True)
+    requests, _ = play(env, 4, auto_reset="immediate", chunk_steps=3, bootstrap=True)
     first = requests[1]
-    assert first.final_positions.tolist() == [0]
+    assert first.final_numbers.tolist() == [0]
     shown = seen(first.final)
     assert (shown.row[0], shown.episode[0], shown.step[0]) == (0, 0, 3)
     place = first.positions.tolist().index(0)
     assert (seen(first.obs).episode[place], seen(first.obs).step[place]) == (1, 0)
     second = requests[2]  # row 1 ended by success: nothing to bootstrap
-    assert 1 not in second.final_positions.tolist()
-    assert requests[3].done and 1 in requests[3].final_positions.tolist()  # cut by the end of the rollout
+    assert 1 not in second.final_numbers.tolist()
+    assert requests[3].done and 1 in requests[3].final_numbers.tolist()  # cut by the end of the rollout
 
 
 def test_no_final_observation_without_a_critic():
     env = ScriptedEnv(1, {0: (1, "truncated")}, max_steps=4, chunk=2)
-    _, requests = play(env, 2, auto_reset="off")
+    requests, _ = play(env, 2, auto_reset="off")
     assert all(r.final is None for r in requests)
 
 
 def test_relative_rewards_pay_a_lasting_success_once():
     env = ScriptedEnv(1, {0: (100, None)}, max_steps=4, chunk=2, step_reward=1.0)
-    episodes, _ = play(env, 2, reward="relative", reward_coef=3.0)
-    assert episodes.light()["rewards"].reshape(-1).tolist() == [3.0, 0.0, 0.0, 0.0]
+    _, finished = play(env, 2, reward="relative", reward_coef=3.0)
+    assert finished[0].light["rewards"].reshape(-1).tolist() == [3.0, 0.0, 0.0, 0.0]
 
 
-def test_seeds_depend_on_run_seed_row_and_episode_only():
+def test_seeds_depend_on_run_seed_ticket_and_episode_only():
     env = ScriptedEnv(2, {}, max_steps=2, chunk=1)
     play(env, 1)
     assert env.seeds.tolist() == [derived_seed(7, "episode", 0, 0), derived_seed(7, "episode", 1, 0)]
     assert len({derived_seed(s, "episode", r, e) for s in range(3) for r in range(3) for e in range(3)}) == 27
 
 
-def test_states_are_drawn_without_repetition_until_the_split_is_used_up():
-    states = ScriptedEnv(1, num_states=10).reset_states("train")
-    first = [draw_state(states, 3, 5, i).id for i in range(10)]
-    assert sorted(first) == list(range(10))
-    assert first != [draw_state(states, 3, 6, i).id for i in range(10)]
-    assert first == [draw_state(states, 3, 5, i).id for i in range(10)]
-    assert sorted(draw_state(states, 3, 5, i).id for i in range(10, 20)) == list(range(10))
-
-
 def test_idle_rows_are_left_alone():
     env = ScriptedEnv(2, {}, max_steps=2, chunk=2)
     episodes = Episodes(env, name="scripted", seed=0, chunk=2)
     state = env.reset_states("eval")[0]
-    request = episodes.begin([None, Start(state=state, row=9, episode=1)], None, None)
-    assert request.positions.tolist() == [1] and request.rows.tolist() == [9]
+    request = episodes.step(None, [Start(state=state, number=9, episode=1)])
+    assert request.positions.tolist() == [0] and request.numbers.tolist() == [9]
     request = episodes.step(np.zeros((1, 2, 2), np.float32))
-    assert request.done and not episodes.light()["valid"][:, 0].any()
-    assert [(e.row, e.episode) for _, e in episodes.finished] == [(9, 1)]
+    assert request.done and [(e.number, e.episode) for e in request.finished[0].episodes] == [(9, 1)]
+
+
+def test_a_row_that_is_done_takes_the_next_ticket_and_waits_for_no_other():
+    """Lengths 2, 4, 6 and 8 on two rows: nobody waits for the slowest."""
+    env = ScriptedEnv(2, {i: (2 * i + 2, "success") for i in range(4)}, max_steps=9, chunk=2)
+    requests, finished = play(env, 2, count=4)
+    assert [request.numbers.tolist() for request in requests] == [[0, 1], [2, 1], [2, 3], [2, 3], [3], [3], []]
+    assert [[t.number for t in request.finished] for request in requests] == [[], [0], [1], [], [2], [], [3]]
+    assert {n: t.episodes[0].steps for n, t in finished.items()} == {0: 2, 1: 4, 2: 6, 3: 8}
+    shown = seen(requests[1].obs)
+    assert (shown.state[0], shown.step[0], shown.step[1]) == (2, 0, 2), "the new one has just begun"
+    assert [request.waiting for request in requests[:4]] == [2, 1, 0, 0]
+
+
+def test_what_a_ticket_is_does_not_depend_on_the_rows():
+    """The same tickets on 1, 2 and 5 rows."""
+    ends = {i: (1 + 3 * i % 5, "success" if i % 2 else "failure") for i in range(7)}
+    of_rows = {}
+    for rows in (1, 2, 5):
+        env = ScriptedEnv(rows, ends, max_steps=4, chunk=3)
+        states = env.reset_states("train")
+        episodes = Episodes(env, name="scripted", seed=7, chunk=3)
+        request = episodes.step(None, [Start(state=states[i], number=i) for i in range(7)])
+        found = {}
+        while not request.done:
+            request = episodes.step(np.zeros((len(request.positions), 3, 2), np.float32))
+            for ticket in request.finished:
+                found[ticket.number] = {key: array.tolist() for key, array in ticket.light.items()}, ticket.episodes
+        of_rows[rows] = found
+    assert sorted(of_rows[1]) == list(range(7)) and of_rows[1] == of_rows[2] == of_rows[5]
+
+
+def test_a_row_prefers_a_ticket_of_its_own_task():
+    env = ScriptedEnv(2, dict.fromkeys(range(8), (1, "success")), max_steps=9, chunk=1, num_tasks=2)
+    episodes = Episodes(env, name="scripted", seed=7, chunk=1)
+    states = env.reset_states("train")  # of tasks 0, 1, 0, 1, ...
+    request = episodes.step(None, [Start(state=states[i], number=i) for i in (0, 1, 3, 5, 2, 4)])
+    begun = [request.numbers.tolist()]
+    while not request.done:
+        request = episodes.step(np.zeros((len(request.positions), 1, 2), np.float32))
+        begun.append(request.numbers.tolist())
+    assert begun == [[0, 1], [2, 3], [4, 5], []]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +247,5 @@ def test_a_lane_without_episodes_asks_for_nothing():
             return super().reset(rows, state_ids, seed)
 
     episodes = Episodes(Picky(2, chunk=2), name="scripted", seed=7, chunk=2)
-    assert episodes.begin([None, None], None, None).done
+    assert episodes.step().done
     assert episodes.step(np.zeros((0, 2, 2), np.float32)).done
-    assert episodes.light() == {}

@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.core.loop import collect, flow_of
+from vla_rl.core.selection import take_columns
+from vla_rl.core.state import State
 from vla_rl.runtime.backends.own_ray import MODE, TOKEN, read_token_anew
 from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.roles.policy import PolicyRole
 
 MEASURED = ("time/", "throughput/")
 
@@ -62,8 +66,38 @@ def weights_of(runtime) -> dict[str, torch.Tensor]:
     return {tensor.name: tensor.read(memory).clone() for tensor in published.tensors}
 
 
-def advance(runtime, step: int):
-    """Play a rollout and train on all of it. -> (rollout, metrics)."""
-    rollout, metrics = runtime.rollout(step)
-    columns = np.arange(rollout.valid.shape[1])
-    return rollout, {**metrics, **runtime.update(rollout, columns, runtime.algorithm.advantages(rollout))}
+def play(runtime, step: int):
+    """Play the tickets of a step. -> (rollout, metrics)."""
+    if not hasattr(runtime, "flow"):
+        runtime.flow = flow_of(runtime.spec, State())
+    rollout, _, metrics = collect(runtime, runtime.flow, step)
+    return rollout, metrics
+
+
+def advance(runtime, step: int, keep=None):
+    """Play a rollout and train on all of it, or on its columns `keep`. -> (rollout, metrics)."""
+    rollout, metrics = play(runtime, step)
+    columns = np.arange(rollout.valid.shape[1]) if keep is None else keep
+    kept = take_columns(rollout, columns)
+    metrics |= runtime.update(kept, columns, runtime.algorithm.advantages(kept))
+    finish(runtime)
+    return rollout, metrics
+
+
+def finish(runtime, trained: bool = True):
+    """The step of the last rollout is over."""
+    runtime.finish(trained)
+    runtime.flow.finish("trained" if trained else "void")
+
+
+def heavy_of(runtime, tickets):
+    """The heavy part of these tickets, which one policy has played."""
+    places = np.concatenate([runtime.tickets.played[number][1].chosen["sample"] for number in tickets])
+    return runtime.fleet.get(runtime.fleet.policies[0].call(PolicyRole.take_heavy, np.sort(places), True))
+
+
+def assert_no_heavy_rows(runtime):
+    """Of tickets that are over; there is one of number 0."""
+    for policy in runtime.fleet.policies:
+        with pytest.raises(KeyError):
+            runtime.fleet.get(policy.call(PolicyRole.take_heavy, np.zeros(1, np.int64), True))

@@ -75,12 +75,6 @@ def test_more_rows_than_the_machine_can_carry(train, tmp_path):
         train(plugins=plugins, env={"type": "huge"})
 
 
-def test_more_groups_than_states(train):
-    message = r"8 rows in groups of 2 are 4 groups, .* env 'scripted' has 3 train states; raise rollout.group_size"
-    with pytest.raises(UserError, match=message):
-        train(env={"num_states": 3}, rollout={"group_size": 2})
-
-
 def test_a_machine_that_cannot_draw_is_told_before_any_worker_starts(train, tmp_path):
     (tmp_path / "blind.py").write_text(
         "import attrs\n"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from scripted_runs import advance, scripted_spec, weights_of
+from scripted_runs import advance, play, scripted_spec, weights_of
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
@@ -93,12 +93,12 @@ def test_a_rollout_without_signal_skips_the_update(train):
 def test_groups_share_a_state_and_rows_of_a_group_differ(train):
     runtime = Driver(parse_spec(scripted_spec()))
     try:
-        rollout, _ = runtime.rollout(1)
+        rollout, _ = play(runtime, 1)
     finally:
         runtime.close()
     assert rollout.groups.tolist() == [n // 4 for n in range(16)]
     states: dict[int, set[int]] = {}
-    for n, episode in enumerate(sorted(rollout.episodes, key=lambda e: (e.episode, e.row))):
+    for n, episode in enumerate(sorted(rollout.episodes, key=lambda e: e.number)):
         states.setdefault(n // 4, set()).add(episode.state)
     assert all(len(s) == 1 for s in states.values()) and len(set().union(*states.values())) == 4
     assert rollout.log_probs[0, :4].unique(dim=0).shape[0] > 1

@@ -11,7 +11,6 @@ from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.backends.reservation import nodes_of
 from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.rollouts.rounds import Rounds
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 APART = {"type": "hybrid", "sim": "body:cpu", "policy": "brain:0", "learner": "brain:0"}
@@ -50,10 +49,10 @@ def test_workers_are_where_the_placement_says(cluster):
 def test_a_run_survives_a_sim_node_that_comes_back_a_sim_worker_and_a_learner(cluster, train, monkeypatch):
     _, expected = train("local")
     broken = []
-    whole = Rounds.roll_out
+    whole = Driver.play
 
-    def roll_out(rounds, version):
-        backend, step = rounds.fleet.backend, rounds.step
+    def play(driver, step, tickets):
+        backend = driver.backend
         if step == 2 and "sim" not in broken:
             broken.append("sim")
             cluster.remove_node(cluster.body)
@@ -64,9 +63,9 @@ def test_a_run_survives_a_sim_node_that_comes_back_a_sim_worker_and_a_learner(cl
         if step == 4 and "learner" not in broken:
             broken.append("learner")
             ray.kill(backend.actors[1])
-        return whole(rounds, version)
+        whole(driver, step, tickets)
 
-    monkeypatch.setattr(Rounds, "roll_out", roll_out)
+    monkeypatch.setattr(Driver, "play", play)
     results, got = train("nodes", runtime=JOIN, placement=APART, train={"checkpoint_every": 1})
     assert broken == ["sim", "process", "learner"] and results["faults"] == 2
     assert [line.get("env/return") for line in got] == [line.get("env/return") for line in expected]

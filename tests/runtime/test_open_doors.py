@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from scripted_runs import scripted_spec
+from scripted_runs import play, scripted_spec
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.backends import own_ray
@@ -51,7 +51,7 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
     runtime = Driver(parse_spec(scripted_spec(runtime={"backend": "ray"}, **TWO_LEARNERS)))
     try:
         token, folder = os.environ[TOKEN], runtime.backend.own.folder.path
-        runtime.rollout(1)
+        play(runtime, 1)
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
         found = listening(family) - before
         assert len({process for process, _, _ in found}) > 4 and all(address.is_loopback for _, address, _ in found)

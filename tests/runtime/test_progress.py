@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from scripted_runs import scripted_spec
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from vla_rl.runtime.backends import local, ray
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.hardware import Device, describe
 from vla_rl.runtime.roles.sim import SimRole
-from vla_rl.runtime.rollouts.progress import Count, Played
+from vla_rl.runtime.rollouts.progress import Count, Progress
 from vla_rl.runtime.start import run
 from vla_rl.runtime.worker import Worker
 
@@ -64,23 +65,23 @@ def test_an_evaluation_by_itself_says_how_far_it_is(tmp_path, monkeypatch):
     assert not re.search(r"\d of \d", result.stdout), "results alone"
 
 
-def test_ends_of_rows_are_counted():
-    played = Played()
-    played.begin()
-    policy = played.watching(lambda method, mode, lanes, *requests: "acted")
+def test_tickets_and_chunk_steps_are_counted():
+    progress = Progress()
+    progress.begin()
 
-    def ask(*rows: int) -> None:
-        requests = [SimpleNamespace(rows=range(n), done=n == 0) for n in rows]
-        assert policy("act", None, tuple(range(len(rows))), *requests) == "acted"
+    def note(lane: int, chunks: list[int], finished: int = 0) -> None:
+        progress.note(lane, SimpleNamespace(chunks=np.array(chunks), finished=range(finished)))
 
-    ask(4, 4)
-    assert played.count() == Count(rounds=0, steps=0, ended=0)
-    ask(4, 2)
-    assert played.count() == Count(rounds=0, steps=2, ended=2)
-    ask(1, 0)
-    assert played.count() == Count(rounds=1, steps=2, ended=7)
-    ask(0)
-    assert played.count() == Count(rounds=2, steps=0, ended=8)
+    note(0, [0, 0])
+    note(1, [0, 0])
+    assert progress.count() == Count(tickets=0, steps=0)
+    note(0, [1, 1])
+    note(1, [1, 0], finished=1)
+    assert progress.count() == Count(tickets=1, steps=3)
+    note(0, [], finished=2)
+    assert progress.count() == Count(tickets=3, steps=1)
+    progress.begin()
+    assert progress.count() == Count()
 
 
 def assignments(*slots: Slot):

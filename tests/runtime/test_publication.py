@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scripted_runs import scripted_spec
+from scripted_runs import heavy_of, play, scripted_spec
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.manager import hookimpl, wrap
@@ -19,7 +19,6 @@ from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.steps import ImitationStep
 from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive
 from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -132,7 +131,7 @@ def test_nothing_acts_with_half_a_version(slow):
     step = ImitationStep(indices=np.arange(4), total=8, most=4, lr=0.3)
     weights = {0: learn(slow, LearnerRole.weights, False)[0]}
     played = {}
-    playing = threading.Thread(target=lambda: played.update(zip("rm", slow.rollout(1), strict=True)))
+    playing = threading.Thread(target=lambda: played.update(zip("rm", play(slow, 1), strict=True)))
     playing.start()
     while playing.is_alive():
         learn(slow, LearnerRole.imitate, [step])
@@ -142,10 +141,8 @@ def test_nothing_acts_with_half_a_version(slow):
     rollout = played["r"]
     versions = rollout.versions[rollout.samples]
     assert len(versions.unique()) > 3
-    block = slow.played.blocks[0]
-    wanted = [((block.lane.index, 0), np.arange(len(versions)))]
-    heavy = slow.fleet.get(slow.fleet.policy_of[block.lane.index].call(PolicyRole.take_heavy, wanted, True))
-    order = np.argsort(block.policy["light"]["sample"][rollout.samples.numpy()])
+    heavy = heavy_of(slow, range(8))
+    order = np.argsort(slow.gathered.places[rollout.samples.numpy()])
     recorded = rollout.log_probs[rollout.samples][order]
     model = LinearModel(slow.info, 2, seed=3)
     for version in versions.unique().tolist():

@@ -32,7 +32,7 @@ def trace_of(assignments, monkeypatch, now=(0.0,)):
 
 
 def call(role, start, end, method="step", lane=0):
-    main = method in {"begin_train", "step", "act", "update", "imitate"}
+    main = method in {"begin", "step", "act", "update", "imitate"}
     return Event(role, method, lane, float(start), float(end), main)
 
 
@@ -214,11 +214,10 @@ def test_a_run_writes_its_trace(tmp_path, capsys, changes):
     for role in results["roles"].values():
         assert role["busy"] + sum(role["waits_for"].values()) == pytest.approx(1.0, abs=0.01)
     count = Counter((e["name"], str(e.get("args", {}).get("lane"))) for e in work)
-    if "placement" in changes:  # 2 steps x 2 rounds x 2 lanes, and an evaluation
-        assert count["begin_train", "0"] == count["begin_train", "1"] == 4
+    assert count["begin", "0"] == 3, "2 steps and an evaluation"
+    if "placement" in changes:
+        assert count["begin", "1"] == 3
         assert results["roles"]["sim"]["busy"] > 0.1
-    else:
-        assert count["begin_train", "0"] == 4
     assert count["update", "None"] == 2
     phases = [e["name"] for e in data["traceEvents"] if e["pid"] == 0 and e.get("cat") == "work"]
     assert phases.count("rollout") == phases.count("update") == 2

@@ -6,12 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import ray
-from scripted_runs import scripted_spec
+from scripted_runs import advance, assert_no_heavy_rows, finish, play, scripted_spec
 
-from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.roles.policy import PolicyRole
 
 ONE_WORKER = np.arange(4)
 """Columns of the groups that the first worker's rows play, of 12 rows on three workers."""
@@ -44,20 +42,11 @@ def train_on(keep, **changes):
     try:
         metrics = []
         for step in (1, 2):
-            rollout, _ = runtime.rollout(step)
-            kept = take_columns(rollout, keep)
-            metrics.append(runtime.update(kept, keep, runtime.algorithm.advantages(kept)))
+            metrics.append(advance(runtime, step, keep)[1])
             assert_no_heavy_rows(runtime)
         return metrics
     finally:
         runtime.close()
-
-
-def assert_no_heavy_rows(runtime):
-    for policy in runtime.fleet.policies:
-        first = [((policy.assignment.served[0].index, 0), np.zeros(1, np.int64))]
-        with pytest.raises(KeyError):
-            runtime.fleet.get(policy.call(PolicyRole.take_heavy, first, True))
 
 
 @pytest.mark.ray
@@ -74,8 +63,8 @@ def test_ranks_share_what_one_worker_made(case, keep):
 def test_nothing_is_kept_of_a_rollout_that_is_not_trained_on():
     runtime = Driver(parse_spec(scripted_spec()))
     try:
-        runtime.rollout(1)
-        runtime.discard()
+        play(runtime, 1)
+        finish(runtime, trained=False)
         assert_no_heavy_rows(runtime)
     finally:
         runtime.close()

@@ -1,18 +1,15 @@
-"""Which fixed state an episode starts from, and how often a task comes up: keyed draws that no placement changes."""
+"""Which fixed state an episode starts from: keyed draws that no placement changes."""
 
 from __future__ import annotations
 
-import json
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import Episode, ResetState
+from vla_rl.core.types import ResetState
 
 Array = np.ndarray[Any, Any]
 TaskWeights = Mapping[str, float] | None
@@ -31,63 +28,6 @@ def draw_state(
     tasks = tuple(state.task for state in states)
     shares = tuple(weights[task] for task in dict.fromkeys(tasks))
     return states[int(_weighted(tasks, shares, seed, episode, lap)[place])]
-
-
-class TaskWindows:
-    """Dynamic weighted resampling (AcceRL, eq. 11): of each task the last `window` outcomes, over all workers; a task
-    weighs its failures among them + `smoothing`.
-
-    What a rollout brings counts from the next step on. So a step that is played again, after a run was stopped in the
-    middle of it, finds the weights that it had.
-    """
-
-    def __init__(self, tasks: Iterable[str], window: int, smoothing: float, ahead: int = 0):
-        """`ahead`: training steps for which tickets are issued at once, `asynchrony.max_lag`."""
-        self.smoothing = smoothing
-        self.failed: dict[str, deque[bool]] = {task: deque(maxlen=window) for task in dict.fromkeys(tasks)}
-        self.newest: tuple[int, list[tuple[str, bool]]] = (0, [])
-        self.issued: deque[tuple[int, dict[str, float]]] = deque(maxlen=ahead + 2)
-        """From which group on states were drawn by which weights."""
-        self.next = 0
-        """The first group that was never issued."""
-
-    def weights(self, step: int, group: int) -> dict[str, float]:
-        """Task -> weight for a group that is issued while `step` runs; for one that is issued again, those it had."""
-        if group >= self.next:
-            self.next, now = group + 1, self._weights(step)
-            if not self.issued or now != self.issued[-1][1]:
-                self.issued.append((group, now))
-        return next(weights for first, weights in reversed(self.issued) if first <= group)
-
-    def _weights(self, step: int) -> dict[str, float]:
-        recorded, outcomes = self.newest
-        if recorded < step:
-            for task, failed in outcomes:
-                self.failed[task].append(failed)
-            self.newest = (step, [])
-        return {task: sum(failed) + self.smoothing for task, failed in self.failed.items()}
-
-    def record(self, step: int, episodes: Iterable[Episode]) -> None:
-        """What came of the rollout of `step`. Order within a step: by ticket, whatever the placement."""
-        ordered = sorted(episodes, key=lambda e: (e.number, e.episode))
-        self.newest = (step, [(e.task, not e.success_once) for e in ordered])
-
-    def save(self, file: Path) -> None:
-        failed = {task: list(outcomes) for task, outcomes in self.failed.items()}
-        state = {"failed": failed, "newest": self.newest, "issued": list(self.issued), "next": self.next}
-        file.write_text(json.dumps(state))
-
-    def load(self, file: Path) -> None:
-        """Go on from what was saved; without a file (of a run that sampled uniformly) from nothing."""
-        if not file.is_file():
-            return
-        state = json.loads(file.read_text())
-        for task, failed in self.failed.items():
-            failed.extend(state["failed"].get(task, ()))
-        self.issued.extend((first, weights) for first, weights in state["issued"])
-        self.next = state["next"]
-        step, outcomes = state["newest"]
-        self.newest = (step, [(task, failed) for task, failed in outcomes if task in self.failed])
 
 
 @lru_cache(maxsize=8)

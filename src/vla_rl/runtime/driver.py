@@ -18,7 +18,7 @@ from vla_rl.core.events import Evaluation
 from vla_rl.core.flow import Ticket
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
-from vla_rl.core.reset_states import TaskWindows, draw_state
+from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Episode, Rollout
 from vla_rl.runtime.assignments import assign
@@ -40,6 +40,7 @@ from vla_rl.runtime.roles.sim import SimRole, too_many_faults
 from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
 from vla_rl.runtime.rollouts.play import Played
+from vla_rl.runtime.rollouts.task_windows import TaskWindows
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
 from vla_rl.runtime.worker import Worker

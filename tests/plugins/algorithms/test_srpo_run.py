@@ -15,7 +15,10 @@ from PIL import Image
 from vla_rl.core.episodes import Episodes
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
+from vla_rl.core.flow import Ticket
+from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.spec.spec import load_spec, parse_spec
+from vla_rl.core.state import State
 from vla_rl.core.types import Context, Observation, Plugin
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
@@ -105,6 +108,11 @@ def local(tmp_path_factory):
 # ------------------------------------------------------------------------------------------------------ frames
 
 
+def play(runtime):
+    """The tickets of the first step. -> (rollout, which are kept, metrics)."""
+    return collect(runtime, flow_of(runtime.spec, State()), 1)
+
+
 def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     """A rollout of the scripted simulator, and the frames of its trajectories, column by column."""
     spec = parse_spec({**SCRIPTED, **changes})
@@ -112,7 +120,7 @@ def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     monkeypatch.setattr(SRPO, "features", lambda self, frames: films.extend(frames) or torch.ones(len(frames), 2))
     runtime = Driver(spec)
     try:
-        rollout, _ = runtime.rollout(1)
+        rollout, *_ = play(runtime)
     finally:
         runtime.close()
     return rollout, tuple(films)
@@ -121,13 +129,14 @@ def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
 def test_every_trajectory_has_frames_of_its_own(monkeypatch):
     rollout, frames = recorded(monkeypatch)
     assert len(frames) == rollout.valid.shape[1] == 16
-    for n, film in enumerate(frames):
-        row, episode, step = (film[:, 0, i].astype(int) @ [1, 256, 65536] for i in range(3))
-        assert set(row) == {n % 8} and set(episode) == {n // 8}
+    shown = set()
+    for film, task in zip(frames, rollout.tasks, strict=True):
+        row, episode, step, state = (film[:, 0, i].astype(int) @ [1, 256, 65536] for i in range(4))
+        assert len(set(row)) == len(set(episode)) == 1
+        shown.add((row[0], episode[0]))
         assert step.tolist() == [0, 3, 4], "the first observation and one after each chunk, to the end at step 4"
-        assert rollout.tasks[n] == next(
-            e.task for e in rollout.episodes if (e.row, e.episode % 2) == (n % 8, n // 8 % 2)
-        )
+        assert task == f"task-{state[0] % 2}"
+    assert shown == {(row, episode) for row in range(8) for episode in range(2)}
 
 
 def test_a_row_that_broke_shows_its_second_try_only(monkeypatch):
@@ -139,16 +148,16 @@ def test_a_row_that_broke_shows_its_second_try_only(monkeypatch):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "srpo"])
 def test_frames_are_recorded_only_for_who_needs_them(algorithm, monkeypatch):
-    begin, asked = Episodes.begin, []
+    step, asked = Episodes.step, []
 
-    def watched(self, starts, *rest):
-        asked.extend(start.record for start in starts)
-        return begin(self, starts, *rest)
+    def watched(self, actions=None, tickets=()):
+        asked.extend(ticket.record for ticket in tickets)
+        return step(self, actions, tickets)
 
-    monkeypatch.setattr(Episodes, "begin", watched)
+    monkeypatch.setattr(Episodes, "step", watched)
     runtime = Driver(parse_spec({**SCRIPTED, "algorithm": ALGORITHMS[algorithm]}))
     try:
-        rollout, _ = runtime.rollout(1)
+        rollout, *_ = play(runtime)
     finally:
         runtime.close()
     assert asked == [algorithm == "srpo"] * 16
@@ -168,7 +177,8 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
 
     start = Driver(parse_spec({**SCRIPTED, **table}))
     try:
-        seen = start.fleet.get(start.fleet.sims[0].call(SimRole.begin_train, 0, 1, 0, None)).obs.images
+        tickets = [start._start_of(Ticket(number, number // 4), 1) for number in range(8)]
+        seen = start.fleet.get(start.fleet.sims[0].call(SimRole.begin, 0, "action", tickets)).obs.images
     finally:
         start.close()
     for keys, camera in (({}, "overhead"), ({"camera": "wrist"}, "wrist"), ({"camera": "overhead"}, "overhead")):
@@ -185,7 +195,7 @@ def test_wrong_features_are_refused(monkeypatch):
     for _ in range(5):
         runtime = Driver(parse_spec(SCRIPTED))
         with pytest.raises(PluginError, match="the algorithm's features are"):
-            runtime.rollout(1)
+            play(runtime)
         runtime.close()
 
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from scripted_runs import advance, scripted_spec, weights_of
+from scripted_runs import advance, finish, heavy_of, play, scripted_spec, weights_of
 
-from vla_rl.core.episodes import Request
+from vla_rl.core.episodes import Finished, Request
 from vla_rl.core.errors import UserError
 from vla_rl.core.selection import Selection
 from vla_rl.core.spec.spec import SpecError, parse_spec
@@ -43,28 +43,24 @@ def runtime(**changes):
 def test_filtered_groups_are_replaced_until_enough_survive():
     narrow = {"type": "grpo", "filter": {"lower": 0.3, "upper": 0.7}}
     with runtime(algorithm=narrow) as made:
-        plain, _ = made.rollout(1)
+        plain, _ = play(made, 1)
         few = len(plain.groups[made.algorithm.select(plain)].unique())
     assert 0 < few < 4
     with runtime(algorithm=narrow, rollout={"resample": {"max_rounds": 8}}) as made:
-        rollout, metrics = made.rollout(1)
+        rollout, metrics = play(made, 1)
         keep = made.algorithm.select(rollout)
         played = rollout.valid.shape[1]
-        assert 16 < played < 16 + 8 * 8 and played % 8 == 0
-        assert len(rollout.groups[keep].unique()) >= 4
-        before = rollout.groups[:-8][keep[:-8]].unique()
-        assert len(before) < 4  # the last round was needed
-        columns = Selection(made.spec).choose(rollout, keep, metrics)
-        assert metrics["groups/kept"] == 4 and len(columns) == 16
-        assert metrics["groups/kept"] + metrics["groups/filtered"] == played / 4
-        kept = rollout.groups[torch.from_numpy(columns)]
-        assert kept.max() < rollout.groups.max() or len(rollout.groups[keep].unique()) == 4
-        assert rollout.episodes[-1].episode != rollout.episodes[0].episode
+        assert 16 < played < 16 + 8 * 8 and played % 4 == 0
+        kept = rollout.groups[keep].unique()
+        assert len(kept) == 4 and kept.max() == rollout.groups.max(), "not one group more than that takes"
+        assert torch.equal(rollout.groups[:16], plain.groups) and torch.equal(rollout.rewards[:, :16], plain.rewards)
+        Selection(made.spec).choose(rollout, keep, metrics)
+        assert metrics["groups/kept"] == 4 and metrics["groups/filtered"] == played / 4 - 4
 
 
 def test_resampling_is_capped():
     with runtime(env=IMPOSSIBLE, rollout={"resample": {"max_rounds": 2}}) as made:
-        rollout, metrics = made.rollout(1)
+        rollout, metrics = play(made, 1)
         assert rollout.valid.shape[1] == 16 + 2 * 8
         assert metrics["rollout/episodes"] == 32
 
@@ -99,7 +95,7 @@ def test_a_run_without_signal_stops_and_says_what_the_groups_did(train):
 def test_only_steps_in_a_row_count():
     spec = parse_spec(scripted_spec(train={"max_skipped": 2}))
     with runtime() as made:
-        rollout, _ = made.rollout(1)
+        rollout, _ = play(made, 1)
     selection, none, everything = Selection(spec), torch.zeros(16, dtype=torch.bool), torch.ones(16, dtype=torch.bool)
     for keep in (none, everything, none):
         selection.choose(rollout, keep, {})
@@ -118,16 +114,20 @@ def test_a_lag_acts_with_the_weights_of_the_past():
     with runtime(algorithm={"type": "ppo"}, rollout={**PPO, "lag": 2}) as made:
         for step in range(1, 5):
             before = weights_of(made)
-            rollout, _ = made.rollout(step)
+            rollout, _ = play(made, step)
             after = weights_of(made)
             assert all(torch.equal(after[name], before[name]) for name in before)
             seen[step] = rollout
             if step < 4:
                 made.update(rollout, np.arange(16), made.algorithm.advantages(rollout))
+            finish(made, trained=step < 4)
     assert [seen[step].versions.max().item() for step in seen] == [0, 0, 0, 1]
     with runtime(algorithm={"type": "ppo"}, rollout=PPO) as made:
         advance(made, 1)
-        wanted, _ = made.rollout(4)
+        for step in (2, 3):
+            play(made, step)
+            finish(made, trained=False)
+        wanted, _ = play(made, 4)
     assert torch.equal(seen[4].log_probs, wanted.log_probs) and torch.equal(seen[4].rewards, wanted.rewards)
 
 
@@ -156,10 +156,8 @@ def test_published_weights_wait_their_turn():
         return [(name, tensor + version) for name, tensor in start]
 
     def acting():
-        policy.rewind()
-        used = policy.version, [tensor.clone() for _, tensor in model.weights()]
-        policy.forward()
-        return used
+        with policy.old_weights():
+            return policy.version, [tensor.clone() for _, tensor in model.weights()]
 
     assert acting()[0] == 0
     for version, old in ((1, 0), (2, 0), (3, 1), (4, 2)):
@@ -180,9 +178,8 @@ def test_values_are_those_of_the_current_critic(advantage):
         algorithm = {"type": name, "advantage": advantage, "time_limit": "bootstrap"}
         with runtime(algorithm=algorithm, rollout={**fixed, "lag": 1}, env={"length": 3}, train={"lr": 0.1}) as made:
             advance(made, 1)
-            rollout, _ = made.rollout(2)
-            everything = [((0, 0), np.arange(rollout.samples.numel()))]
-            heavy = made.fleet.get(made.fleet.policies[0].call(PolicyRole.take_heavy, everything, True))
+            rollout, _ = play(made, 2)
+            heavy = heavy_of(made, range(8, 16))
             model = LinearModel(made.info, 2, values=advantage)
             model.load_weights(weights_of(made).items())
             now = model.values(heavy.obs).reshape(rollout.values.shape)
@@ -202,7 +199,7 @@ def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
     monkeypatch.setattr("vla_rl.runtime.roles.policy.PolicyRole.refresh", refuse)
     with runtime(algorithm={"type": "gipo"}, rollout=PPO) as made:
         advance(made, 1)
-        made.rollout(2)
+        play(made, 2)
 
 
 # ------------------------------------------------------------------------------------- log-probs of the newest weights
@@ -220,9 +217,8 @@ CORRECTIONS = [
 def played_under_a_lag(made):
     """-> (the rollout of version 0 when the newest is 1, its scores by the newest, [T, N, ...])."""
     advance(made, 1)
-    rollout, _ = made.rollout(2)
-    everything = [((0, 0), np.arange(rollout.samples.numel()))]
-    heavy = made.fleet.get(made.fleet.policies[0].call(PolicyRole.take_heavy, everything, True))
+    rollout, _ = play(made, 2)
+    heavy = heavy_of(made, range(8, 16))
     model = LinearModel(made.info, 2, values="chunk")
     model.load_weights(weights_of(made).items())
     chunk = Chunk(actions=heavy.actions, log_probs=None, replay=heavy.replay)
@@ -264,11 +260,11 @@ def test_what_the_newest_weights_chose_is_not_scored_again(monkeypatch):
         assert not counts
         with runtime(algorithm={"type": "ppo", "correction": "decoupled"}, rollout={**PPO, "lag": lag}) as made:
             advance(made, 1)
-            rollout, _ = made.rollout(2)
+            rollout, _ = play(made, 2)
             assert torch.equal(rollout.fresh_log_probs, rollout.log_probs) == (lag == 0)
     assert sum(counts) == rollout.samples.sum()
     with runtime(algorithm={"type": "ppo"}, rollout={**PPO, "lag": 1}) as made:
-        assert made.rollout(1)[0].fresh_log_probs is None
+        assert play(made, 1)[0].fresh_log_probs is None
 
 
 def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
@@ -281,20 +277,26 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
 
     def act(rows):
         rows = np.array(rows)
-        keys = {"rows": rows, "episodes": 0 * rows, "chunks": 0 * rows, "final_positions": rows[:0], "final": None}
-        policy.act(mode, (0,), Request(positions=rows, obs=obs.take(rows), done=False, **keys))
+        keys = {"numbers": rows, "episodes": 0 * rows, "chunks": 0 * rows, "final_numbers": rows[:0], "final": None}
+        nothing = {"finished": (), "waiting": 0, "seconds": 0.0, "env_steps": 0}
+        policy.act(mode, (0,), Request(positions=rows, obs=obs.take(rows), **keys, **nothing))
 
     act([0, 1, 2])
     policy.load(1, Publisher().publish(donor, 1, True))
     act([0, 2])
-    light = policy.collect(0, 0, 3)["light"]
-    fresh = policy.refresh(0, 0, 3)["fresh_log_probs"]
-    assert counts == [3] and fresh.shape == light["log_probs"].shape
-    assert np.array_equal(fresh[1], light["log_probs"][1]) and not fresh[1, 1].any()
-    assert not np.isclose(fresh[0], light["log_probs"][0], atol=1e-4).all(-1).any()
-    tokens = policy.store[0, 0][0].replay["tokens"]
+    ended = [Finished(number=n, light={}, episodes=(), frames=None) for n in range(3)]
+    recorded = [light["log_probs"] for light in policy.results(ended, False)]
+    fresh = [light["fresh_log_probs"] for light in policy.refresh(range(3))]
+    assert counts == [3] and [len(of_ticket) for of_ticket in fresh] == [2, 1, 2]
+    for now, then in zip(fresh, recorded, strict=True):
+        assert np.array_equal(now[1:], then[1:]) and not np.isclose(now[0], then[0], atol=1e-4).all()
+    tokens = policy.store[0].heavy.replay["tokens"]
     wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, replay={"tokens": tokens})).log_probs
-    np.testing.assert_allclose(fresh[0], wanted.detach().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(np.stack([now[0] for now in fresh]), wanted.detach().numpy(), rtol=1e-6)
+    policy.release([0, 1])
+    assert sorted(policy.tickets) == [2] and sorted(policy.store) == [0, 1]
+    policy.release([2])
+    assert not policy.tickets and not policy.store
 
 
 @pytest.mark.parametrize("algorithm", CORRECTIONS[:3], ids=lambda a: "-".join(map(str, a.values())))
