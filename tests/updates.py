@@ -15,7 +15,7 @@ from vla_rl.core.selection import take_columns
 from vla_rl.core.types import EnvInfo, Rollout
 from vla_rl.runtime.learning.steps import Share, share_out
 from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.rollouts.assemble import find_samples, light_arrays
+from vla_rl.runtime.rollouts.assemble import Gathered, find_samples, light_arrays
 from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.testing import synthetic
 
@@ -56,7 +56,10 @@ def update_of(
     """
     keep = algorithm.select(rollout).nonzero().flatten().numpy()
     kept = take_columns(rollout, keep)
-    samples = find_samples(kept, keep, np.zeros(rollout.samples.shape, np.int64), np.zeros(len(rollout.groups), int))
+    columns = np.zeros(len(rollout.groups), np.int64)
+    places = np.zeros(rollout.samples.shape, np.int64)
+    gathered = Gathered(rollout=rollout, places=places, workers=columns, numbers=columns)
+    samples = find_samples(kept, keep, gathered)
     light = light_arrays(kept, algorithm.advantages(kept), samples)
     count, (chunk, tokens) = len(samples.steps), rollout.log_probs.shape[2:]
     rng = generator(rollout.step, "samples")

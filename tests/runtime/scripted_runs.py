@@ -90,10 +90,11 @@ def finish(runtime, trained: bool = True):
     runtime.flow.finish("trained" if trained else "void")
 
 
-def heavy_of(runtime, tickets):
-    """The heavy part of these tickets, which one policy has played."""
-    places = np.concatenate([runtime.tickets.played[number][1].chosen["sample"] for number in tickets])
-    return runtime.fleet.get(runtime.fleet.policies[0].call(PolicyRole.take_heavy, np.sort(places), True))
+def heavy_of(runtime, rollout):
+    """The heavy part of a rollout's samples in time-major order; one policy has played it, and it is not over."""
+    places = runtime.gathered.places[rollout.samples.numpy()]
+    heavy = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyRole.take_heavy, np.sort(places), True))
+    return heavy.take(np.argsort(np.argsort(places)))
 
 
 def assert_no_heavy_rows(runtime):

@@ -77,7 +77,6 @@ def roles_of(spec, assignment):
         {0: ScriptedEnv(8)},
         assignment.lanes,
         bootstrap=False,
-        grouped=True,
         framed=False,
         camera=None,
         local=True,

@@ -46,7 +46,7 @@ def test_a_line_comes_within_rollouts_and_evaluations(tmp_path, capsys, monkeypa
         (int(step), int(done), int(total)) for step, phase, done, total, _ in found if phase == "rollout" and total
     ]
     assert {step for step, _, _ in rollouts} == {1, 2}
-    assert {total for _, _, total in rollouts} == {8}, "two rounds of at most eight steps in chunks of two"
+    assert {total for _, _, total in rollouts} == {64}, "16 tickets of at most eight steps in chunks of two"
     assert len({done for _, done, _ in rollouts}) > 1 and all(done <= total for _, done, total in rollouts)
     evaluations = [(int(done), int(total)) for _, phase, done, total, _ in found if phase == "eval"]
     assert len({total for _, total in evaluations}) == 1 and len({done for done, _ in evaluations}) > 1

@@ -141,12 +141,11 @@ def test_nothing_acts_with_half_a_version(slow):
     rollout = played["r"]
     versions = rollout.versions[rollout.samples]
     assert len(versions.unique()) > 3
-    heavy = heavy_of(slow, range(8))
-    order = np.argsort(slow.gathered.places[rollout.samples.numpy()])
-    recorded = rollout.log_probs[rollout.samples][order]
+    heavy = heavy_of(slow, rollout)
+    recorded = rollout.log_probs[rollout.samples]
     model = LinearModel(slow.info, 2, seed=3)
     for version in versions.unique().tolist():
-        at = np.flatnonzero((versions[order] == version).numpy())
+        at = np.flatnonzero((versions == version).numpy())
         sampled = heavy.take(at)
         chunk = Chunk(actions=sampled.actions, log_probs=None, replay=sampled.replay)
 

@@ -179,7 +179,7 @@ def test_values_are_those_of_the_current_critic(advantage):
         with runtime(algorithm=algorithm, rollout={**fixed, "lag": 1}, env={"length": 3}, train={"lr": 0.1}) as made:
             advance(made, 1)
             rollout, _ = play(made, 2)
-            heavy = heavy_of(made, range(8, 16))
+            heavy = heavy_of(made, rollout)
             model = LinearModel(made.info, 2, values=advantage)
             model.load_weights(weights_of(made).items())
             now = model.values(heavy.obs).reshape(rollout.values.shape)
@@ -218,7 +218,7 @@ def played_under_a_lag(made):
     """-> (the rollout of version 0 when the newest is 1, its scores by the newest, [T, N, ...])."""
     advance(made, 1)
     rollout, _ = play(made, 2)
-    heavy = heavy_of(made, range(8, 16))
+    heavy = heavy_of(made, rollout)
     model = LinearModel(made.info, 2, values="chunk")
     model.load_weights(weights_of(made).items())
     chunk = Chunk(actions=heavy.actions, log_probs=None, replay=heavy.replay)
@@ -278,7 +278,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     def act(rows):
         rows = np.array(rows)
         keys = {"numbers": rows, "episodes": 0 * rows, "chunks": 0 * rows, "final_numbers": rows[:0], "final": None}
-        nothing = {"finished": (), "waiting": 0, "seconds": 0.0, "env_steps": 0}
+        nothing = {"finished": (), "again": (), "waiting": 0, "seconds": 0.0, "env_steps": 0}
         policy.act(mode, (0,), Request(positions=rows, obs=obs.take(rows), **keys, **nothing))
 
     act([0, 1, 2])

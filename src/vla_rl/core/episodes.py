@@ -12,7 +12,7 @@ docs/algorithms.md):
 `immediate` drops the rest of a chunk after an end, `deferred` executes it; either way it is not valid.
 
 A row that broke (`SimEnv.faults`) plays its episode again from the start, with the same random numbers; what it had
-done of it is not valid. So a fault costs time and nothing else.
+done of it is forgotten. So a fault costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class Request:
     """Of these F rows: final observation where truncated, next observation at the end of a ticket."""
     finished: tuple[Finished, ...]
     """Tickets that ended with the last chunk step."""
+    again: tuple[tuple[int, int], ...]
+    """(ticket, chunk steps of it that stand) where a row broke: the others are played again."""
     waiting: int
     """Tickets that wait in the lane."""
     seconds: float
@@ -169,7 +171,7 @@ class Episodes:
         self.seconds, self.env_steps = 0.0, 0
         if not self.active.any():
             self._renew(self._fill())
-            return self._request(NO_ROWS, None, [])
+            return self._request(NO_ROWS, None)
         assert actions is not None
         rows = np.flatnonzero(self.active)
         remaining = np.array([self.limits[self._start(row).state.task] - self.count[row] for row in rows])
@@ -179,7 +181,7 @@ class Episodes:
         record, ends = self._account(rows, remaining, result, broken)
         for row in rows:
             self.records[row].append({key: array[row] for key, array in record.items()})
-        self._take_back(broken)
+        retaken = [self._take_back(int(row)) for row in broken]
 
         last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
         self._keep_frames(rows, result.obs)
@@ -189,15 +191,14 @@ class Episodes:
         numbers = np.array([self._start(row).number for row in valued], np.int64)
         for row in np.flatnonzero(ends):
             self._finish(int(row), record)
-        over, done = np.flatnonzero(ends & ~last), np.flatnonzero(last & self.active)
-        finished = [self._hand_over(int(row)) for row in done]
+        over = np.flatnonzero(ends & ~last)
+        finished = [self._hand_over(int(row)) for row in np.flatnonzero(last & self.active)]
         for row in over:
             assert self.following is not None
             self.starts[row] = self.following(self._start(row))
         self.obs, self.obs_rows = result.obs, np.arange(self.rows)
-        again = broken[self.active[broken]]
-        self._renew(np.unique(np.concatenate([over, again, self._fill()])))
-        return self._request(numbers, result.obs.take(valued) if len(valued) else None, finished)
+        self._renew(np.unique(np.concatenate([over, broken, self._fill()])))
+        return self._request(numbers, result.obs.take(valued) if len(valued) else None, finished, retaken)
 
     def _fill(self) -> Array:
         """Let free rows begin with waiting tickets, best one of the task whose scene the row has. -> these rows."""
@@ -395,19 +396,23 @@ class Episodes:
                 self.on_fault(text)
         return np.array(sorted(row for row in faults if self.active[row]), np.int64)
 
-    def _take_back(self, broken: Array) -> None:
-        """Make the running episode of these rows not valid, from its first record to the last."""
-        for row in broken:
-            for record in self.records[row][self.begun[row] :]:
-                for array in record.values():
-                    array[...] = 0
+    def _take_back(self, row: int) -> tuple[int, int]:
+        """Forget the running episode. -> (ticket, chunk steps of it that stand)."""
+        del self.records[row][self.begun[row] :]
+        return self._start(row).number, int(self.begun[row])
 
     def _start(self, row: Any) -> Start:
         start: Start | None = self.starts[row]
         assert start is not None
         return start
 
-    def _request(self, final_numbers: Array, final: Observation | None, finished: Sequence[Finished]) -> Request:
+    def _request(
+        self,
+        final_numbers: Array,
+        final: Observation | None,
+        finished: Sequence[Finished] = (),
+        again: Sequence[tuple[int, int]] = (),
+    ) -> Request:
         positions = np.flatnonzero(self.active)
         place = {int(row): i for i, row in enumerate(self.obs_rows)}
         wanted = np.array([place[int(p)] for p in positions], np.int64)
@@ -425,6 +430,7 @@ class Episodes:
             final_numbers=final_numbers,
             final=final,
             finished=tuple(finished),
+            again=tuple(again),
             waiting=len(self.waiting),
             seconds=self.seconds,
             env_steps=self.env_steps,

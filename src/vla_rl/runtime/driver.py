@@ -111,6 +111,7 @@ class Driver:
     def finished(self, needed: Collection[int]) -> list[int]:
         """Wait until tickets were played, best all that are needed. -> those that were."""
         numbers = self.tickets.finished(needed)
+        self._new_faults += len(self.tickets.since.faults)
         self._report_faults(self.tickets.since.faults)
         return numbers
 
@@ -340,7 +341,6 @@ class Driver:
         for text in texts:
             self.on_fault(text)
         self.faults += len(texts)
-        self._new_faults += len(texts)
         if self.faults > self.spec.runtime.max_faults:
             raise too_many_faults(self.faults, self.spec.runtime.max_faults, self.spec.env.type, texts[-1])
         texts.clear()

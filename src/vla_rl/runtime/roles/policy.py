@@ -85,6 +85,8 @@ class PolicyRole:
         """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions."""
         before = perf_counter()
         if mode.keep:
+            for number, standing in (ticket for request in requests for ticket in request.again):
+                self._forget(number, standing)
             self._value_finals(requests)
         busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]
         actions: dict[int, Array] = {}
@@ -145,10 +147,17 @@ class PolicyRole:
             self.store.clear()
             return
         for number in tickets:
-            for inference, _ in self.tickets.pop(number, ()):
-                inference.left -= 1
-                if not inference.left:
-                    del self.store[inference.place]
+            self._forget(number)
+            self.tickets.pop(number, None)
+
+    def _forget(self, number: int, standing: int = 0) -> None:
+        """All of a ticket's chunk steps but the first."""
+        steps = self.tickets.get(number, [])
+        for inference, _ in steps[standing:]:
+            inference.left -= 1
+            if not inference.left:
+                del self.store[inference.place]
+        del steps[standing:]
 
     @remote(phase="act", door="beside")
     def refresh(self, tickets: Sequence[int]) -> list[dict[str, Array]]:

@@ -42,6 +42,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "rollout.reward_coef": (NUMBERS, "a coefficient"),
     "rollout.resample": (NUMBERS, "the size of a step"),
     "rollout.lag": (NUMBERS, "the age of the weights that act"),
+    "asynchrony": (NUMBERS, "the age of the weights that act"),
     "rollout.task_sampling": (NUMBERS, "how often tasks come up; what is remembered of them goes on"),
     "algorithm": (NUMBERS, "its coefficients"),
     "algorithm.type": (ANOTHER_RUN, "it is what is studied"),
