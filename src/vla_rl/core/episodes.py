@@ -53,6 +53,8 @@ class Start:
     """Keep the frames of this episode."""
     weights: TaskWeights = None
     """Of the tasks that the ticket's further episodes are drawn from."""
+    version: int = -1
+    """Of the policy's weights that act in it; below 0: at each chunk the newest."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -80,8 +82,12 @@ class Request:
     episodes: Array
     chunks: Array
     """int64 [R] each: key of the noise; the first is the ticket's."""
+    versions: Array
+    """int64 [R]: of the weights that act; below 0: the newest."""
     final_numbers: Array
     """int64 [F]: tickets whose last chunk needs a bootstrap value."""
+    final_versions: Array
+    """int64 [F]: of the weights that value it; below 0: the newest."""
     final: Observation | None
     """Of these F rows: final observation where truncated, next observation at the end of a ticket."""
     finished: tuple[Finished, ...]
@@ -171,7 +177,7 @@ class Episodes:
         self.seconds, self.env_steps = 0.0, 0
         if not self.active.any():
             self._renew(self._fill())
-            return self._request(NO_ROWS, None)
+            return self._request()
         assert actions is not None
         rows = np.flatnonzero(self.active)
         remaining = np.array([self.limits[self._start(row).state.task] - self.count[row] for row in rows])
@@ -188,7 +194,7 @@ class Episodes:
         cut = record["truncated"].any(1) | (last & ~ends)
         cut[broken] = False
         valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ROWS
-        numbers = np.array([self._start(row).number for row in valued], np.int64)
+        valued_of = [self._start(row) for row in valued]
         for row in np.flatnonzero(ends):
             self._finish(int(row), record)
         over = np.flatnonzero(ends & ~last)
@@ -198,7 +204,7 @@ class Episodes:
             self.starts[row] = self.following(self._start(row))
         self.obs, self.obs_rows = result.obs, np.arange(self.rows)
         self._renew(np.unique(np.concatenate([over, broken, self._fill()])))
-        return self._request(numbers, result.obs.take(valued) if len(valued) else None, finished, retaken)
+        return self._request(valued_of, result.obs.take(valued) if len(valued) else None, finished, retaken)
 
     def _fill(self) -> Array:
         """Let free rows begin with waiting tickets, best one of the task whose scene the row has. -> these rows."""
@@ -408,8 +414,8 @@ class Episodes:
 
     def _request(
         self,
-        final_numbers: Array,
-        final: Observation | None,
+        valued: Sequence[Start] = (),
+        final: Observation | None = None,
         finished: Sequence[Finished] = (),
         again: Sequence[tuple[int, int]] = (),
     ) -> Request:
@@ -427,7 +433,9 @@ class Episodes:
             numbers=np.array([s.number for s in starts], np.int64),
             episodes=np.array([s.episode for s in starts], np.int64),
             chunks=self.chunks[positions],
-            final_numbers=final_numbers,
+            versions=np.array([s.version for s in starts], np.int64),
+            final_numbers=np.array([s.number for s in valued], np.int64),
+            final_versions=np.array([s.version for s in valued], np.int64),
             final=final,
             finished=tuple(finished),
             again=tuple(again),

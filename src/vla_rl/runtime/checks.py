@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
-from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst
+from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.session import listeners
 from vla_rl.core.spec.source import Item, located
 from vla_rl.core.spec.spec import Component, Spec, missing
@@ -38,7 +38,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
         found += _of_training(spec)
     if ("algorithm",) not in lacking:
         found += _of_needs(spec)
-    found += [*_of_listeners(spec, lacking), *_of_interpreter(spec), *_of_plan(spec)]
+    found += [*_of_listeners(spec, lacking), *_of_interpreter(spec), *_of_plan(spec, training)]
     if found:
         raise SpecError(located(found, spec.source))
 
@@ -171,14 +171,15 @@ def _of_interpreter(spec: Spec) -> Iterator[Item]:
         yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
 
 
-def _of_plan(spec: Spec) -> Iterator[Item]:
+def _of_plan(spec: Spec, training: bool) -> Iterator[Item]:
     """On a cluster that is not this machine, only a run can tell."""
     from vla_rl.runtime.planning.plan import NoCuda, plan_for
 
     if spec.runtime.address is not None:
         return
     try:
-        plan_for(spec, _this_machine(spec))
+        plan = plan_for(spec, _this_machine(spec))
+        yield from _of_asynchrony(spec, plan) if training else ()
     except MeasureFirst:
         return
     except NoCuda as exc:
@@ -195,6 +196,26 @@ def _this_machine(spec: Spec) -> Cluster:
     if spec.runtime.backend == "local":
         return here
     return Cluster(cpus=float(os.cpu_count() or here.cpus), gpus=here.gpus, memory=here.memory)
+
+
+def check_asynchrony(spec: Spec, plan: Plan) -> None:
+    """For the driver. Raises SpecError where rollouts could not go on while learners train."""
+    found = list(_of_asynchrony(spec, plan))
+    if found:
+        raise SpecError(located(found, spec.source))
+
+
+def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
+    wrong = ""
+    if spec.runtime.backend == "local":
+        wrong = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
+    elif any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
+        wrong = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
+    elif plan.offload:
+        wrong = f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
+    if wrong and spec.asynchrony.max_lag:
+        text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
+        yield ("asynchrony", "max_lag"), text
 
 
 def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:

@@ -25,7 +25,7 @@ from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.backends.backend import Backend
 from vla_rl.runtime.backends.local import LocalBackend
 from vla_rl.runtime.backends.ray import RayBackend
-from vla_rl.runtime.checks import check_simulators
+from vla_rl.runtime.checks import check_asynchrony, check_simulators
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
@@ -89,6 +89,8 @@ class Driver:
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
             self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
+            if not local:
+                check_asynchrony(spec, self.plan)
             assignments = assign(self.plan, spec.env.num_envs, one_process=local)
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
@@ -246,7 +248,7 @@ class Driver:
         self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
         if self.windows:
             self.windows.save(trainer_folder / "tasks.json")
-        if self.spec.rollout.lag:
+        if self.spec.behind:
             self.fleet.get(self.fleet.policies[0].call(PolicyRole.save_past, trainer_folder / "past.pt"))
 
     def load(self, trainer_folder: Path) -> None:
@@ -255,7 +257,7 @@ class Driver:
         self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
         if self.windows:
             self.windows.load(trainer_folder / "tasks.json")
-        if self.spec.rollout.lag:
+        if self.spec.behind:
             past = trainer_folder / "past.pt"
             self.fleet.get_all([policy.call(PolicyRole.load_past, past) for policy in self.fleet.policies])
         self.publish()
@@ -314,12 +316,15 @@ class Driver:
 
     def _start_of(self, ticket: Ticket, step: int) -> Start:
         """Where a ticket starts that was issued while `step` ran."""
-        weights = self.windows.weights(step, ticket.group) if self.windows else None
+        spec, weights = self.spec, self.windows.weights(step, ticket.group) if self.windows else None
+        ahead = spec.asynchrony.max_lag > 0
+        before = ticket.group // spec.rollout.groups(spec.env.num_envs) if ahead else step - 1  # steps before its own
         return Start(
-            state=draw_state(self.train_states, self.spec.seed, ticket.group, weights=weights),
+            state=draw_state(self.train_states, spec.seed, ticket.group, weights=weights),
             number=ticket.number,
             record="frames" in self.algorithm.needs,
-            weights=weights if self.spec.rollout.auto_reset != "off" else None,
+            weights=weights if spec.rollout.auto_reset != "off" else None,
+            version=max(0, before - spec.behind) if spec.behind else -1,
         )
 
     def _refreshed(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:

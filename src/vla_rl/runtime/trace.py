@@ -67,11 +67,10 @@ class Recorder:
         self.events.append(event)
 
     def drain(self) -> tuple[list[Event], int]:
-        """-> (events since the last time, number of those that were dropped)."""
-        events, count = list(self.events), self.count
-        self.events.clear()
-        self.count = 0
-        return events, count - len(events)
+        """-> (events since the last time, number of those that were dropped). Others may be added meanwhile."""
+        count, self.count = self.count, 0
+        events = [self.events.popleft() for _ in range(len(self.events))]
+        return events, max(0, count - len(events))
 
 
 def clock() -> tuple[str, float]:

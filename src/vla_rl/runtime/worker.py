@@ -173,7 +173,7 @@ class Worker:
                 model,
                 name=spec.model.type,
                 seed=spec.seed,
-                lag=spec.rollout.lag,
+                lag=spec.behind,
                 fresh=self.algorithm.needs & FRESH,
                 embed=self.algorithm.features,
             )
@@ -206,7 +206,7 @@ class Worker:
     def play(self, batches: Sequence[Sequence[Start]]) -> Report:
         """Play these tickets, those of earlier batches first, and what is given meanwhile. -> what was not reported."""
         self.training.begin(batches)
-        with self._talking(), self.roles["policy"].old_weights():
+        with self._talking():
             self._drive(TRAINING, self.training)
         return self.training.report((), False)
 
@@ -254,7 +254,7 @@ class Worker:
     def come_back(self, phase: str) -> None:
         self.offload.come_back(phase)
 
-    @remote(track="none")
+    @remote(track="none", door="beside")
     def clock(self) -> tuple[str, float]:
         return clock()
 
@@ -274,7 +274,7 @@ class Worker:
             "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
         }
 
-    @remote(track="none")
+    @remote(track="none", door="beside")
     def drain_trace(self) -> tuple[list[Event], int]:
         return self.trace.drain()
 

@@ -129,6 +129,14 @@ class AsynchronySpec:
     max_lag: int = field(default=0, validator=v.ge(0))
     """Training steps that a chunk may be old when it is trained on, a promise; rollouts go on meanwhile. Above 0
     learners need workers of their own."""
+    swap: Literal["request", "pinned"] = field(default="request")
+    """Which weights act: at each chunk the newest (request), or in a whole ticket those of max_lag steps before its own
+    (pinned: the run is reproducible, and policies keep max_lag versions more in host memory)."""
+
+    @swap.validator
+    def _swap(self, attribute: Any, value: str) -> None:
+        if value == "pinned" and not self.max_lag:
+            raise ValueError("has no effect with max_lag: 0, where the newest weights act in every ticket")
 
 
 @frozen(kw_only=True)

@@ -124,6 +124,18 @@ class Spec:
         if count % size:
             raise problem(f"{size} does not divide {key} {count}; {_nearest(size, count, key)}", "group_size")
 
+    @asynchrony.validator
+    def _asynchrony(self, attribute: Any, value: AsynchronySpec) -> None:
+        if value.max_lag and self.rollout.lag:
+            raise problem("rollout.lag simulates old weights in a synchronous run; give one of the two", "max_lag")
+        if value.swap == "pinned" and self.rollout.resample is not None:
+            raise problem("with rollout.resample no ticket has a step before it is played; use swap: request", "swap")
+
+    @property
+    def behind(self) -> int:
+        """Training steps by which the weights that act in a ticket are older than its step; 0: the newest act."""
+        return self.rollout.lag or (self.asynchrony.max_lag if self.asynchrony.swap == "pinned" else 0)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data with all defaults, which `parse_spec` reads back to an equal spec."""
         return {key: _plain(getattr(self, key)) for key in keys_of(Spec)}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,13 +17,14 @@ from vla_rl.core.episodes import Finished, Request
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, Observation, to_numpy
+from vla_rl.core.types import Chunk, Observation, concat, pick, to_numpy
 from vla_rl.runtime.learning.weights import Published, receive
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.rollouts.lanes import Mode
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 
 FRESH = frozenset({"fresh-values", "fresh-log-probs"})
@@ -38,7 +38,8 @@ class _Inference:
     """What the policy did for one lane at one time."""
 
     place: int
-    version: int
+    versions: Array
+    """int64 [R]: of the weights that chose."""
     log_probs: Array
     values: Array | None
     """float32 [R, ...]."""
@@ -64,7 +65,7 @@ class PolicyRole:
     ):
         """
         Args:
-            lag: `rollout.lag`, for which past weights are kept in host memory.
+            lag: versions before the newest that tickets may ask for; they are kept in host memory.
             fresh: of FRESH, what `refresh` will be asked for; final observations are kept for it.
             embed: `Algorithm.features`.
         """
@@ -92,14 +93,20 @@ class PolicyRole:
         actions: dict[int, Array] = {}
         if busy:
             obs = Observation.concat([request.obs for _, request in busy if request.obs is not None])
-            noise = Noise(
-                self.seed,
-                mode.purpose,
-                np.concatenate([request.numbers for _, request in busy]).tolist(),
-                np.concatenate([request.episodes for _, request in busy]).tolist(),
-                np.concatenate([request.chunks for _, request in busy]).tolist(),
-            )
-            chunk = self.model.sample_chunk(obs, noise, mode.greedy)
+            wanted = np.concatenate([request.versions for _, request in busy])
+            keys = [
+                np.concatenate([getattr(request, key) for _, request in busy])
+                for key in ("numbers", "episodes", "chunks")
+            ]
+
+            def sample(rows: Array) -> Chunk:
+                noise = Noise(self.seed, mode.purpose, *(key[rows].tolist() for key in keys))
+                return self.model.sample_chunk(_taken(obs, rows), noise, mode.greedy)
+
+            parts = self._by_version(wanted, sample)
+            chunk, versions = _joined([(rows, part) for rows, _, part in parts]), np.empty(len(obs), np.int64)
+            for rows, version, _ in parts:
+                versions[rows] = version
             chosen = to_numpy(chunk.actions).astype(np.float32)
             self._check(chosen, chunk)
             start = 0
@@ -107,7 +114,7 @@ class PolicyRole:
                 part = slice(start, start + len(request.positions))
                 actions[lane] = chosen[part]
                 if mode.keep:
-                    self._keep(request, chunk, part)
+                    self._keep(request, chunk, part, versions[part])
                 start = part.stop
         self.seconds += perf_counter() - before
         empty = np.zeros((0, 0, 0), np.float32)
@@ -122,7 +129,7 @@ class PolicyRole:
             steps = self.tickets[ticket.number]
             light = {
                 "log_probs": np.stack([inference.log_probs[row] for inference, row in steps]),
-                "versions": np.array([inference.version for inference, _ in steps], np.int64),
+                "versions": np.array([inference.versions[row] for inference, row in steps], np.int64),
                 "sample": np.array([inference.place * ROWS + row for inference, row in steps], np.int64),
                 **_values_of(steps),
             }
@@ -182,13 +189,15 @@ class PolicyRole:
         return found
 
     def _log_probs_now(self, inference: _Inference) -> Array:
-        if inference.version == self.version:
+        new = inference.versions == self.version
+        if new.all():
             return inference.log_probs
         heavy = inference.heavy
         chunk = Chunk(actions=heavy.actions, log_probs=inference.log_probs, replay=heavy.replay)
         with torch.no_grad():
             scores = self.model.chunk_log_probs(heavy.obs, chunk)
         log_probs: Array = to_numpy(scores.log_probs).astype(np.float32)
+        log_probs[new] = inference.log_probs[new]
         return log_probs
 
     # ------------------------------------------------------------------------------------------------- weights
@@ -206,21 +215,26 @@ class PolicyRole:
         if self.lag:
             self._remember()
 
-    @contextmanager
-    def old_weights(self) -> Iterator[None]:
-        """Act with the weights of `lag` versions ago, or the first, meanwhile; with lag 0, with the newest."""
-        if not self.lag:
-            yield
-            return
-        if not self.past:
+    def _by_version(self, wanted: Array, act: Callable[[Array], T]) -> list[tuple[Array, int, T]]:
+        """Act for the rows [R] with the weights of the versions that they want (below 0: the newest), and leave
+        the newest in place. -> (rows, version, what came of it) for each version."""
+        if self.lag and not self.past:
             self._remember()
-        self._put(*self.past[0])
+        newest, found = self.version, []
+        wanted = np.where(wanted < 0, newest, wanted)
+        past = dict(self.past)
         try:
-            yield
-        finally:  # also where the run has to stop: the newest weights are what is saved
-            self._put(*self.past[-1])
+            for version in np.unique(wanted)[::-1].tolist():
+                if version != self.version:
+                    self._put(version, past[version])
+                rows = np.flatnonzero(wanted == version)
+                found.append((rows, version, act(rows)))
+        finally:
+            if self.version != newest:
+                self._put(newest, past[newest])
+        return found
 
-    @remote()
+    @remote(door="beside")
     def save_past(self, file: Path) -> None:
         torch.save(list(self.past), file)
 
@@ -257,7 +271,7 @@ class PolicyRole:
 
     # ------------------------------------------------------------------------------------------------- records
 
-    def _keep(self, request: Request, chunk: Chunk, part: slice) -> None:
+    def _keep(self, request: Request, chunk: Chunk, part: slice, versions: Array) -> None:
         assert request.obs is not None
         heavy = Heavy(
             obs=request.obs,
@@ -267,7 +281,7 @@ class PolicyRole:
         rows = len(request.positions)
         inference = _Inference(
             place=self.made,
-            version=self.version,
+            versions=versions,
             log_probs=to_numpy(chunk.log_probs)[part].astype(np.float32),
             values=None if chunk.values is None else to_numpy(chunk.values)[part].astype(np.float32),
             heavy=heavy,
@@ -284,10 +298,14 @@ class PolicyRole:
         due = [request for request in requests if request.final is not None]
         if not due:
             return
-        values = self._bootstrap(Observation.concat([request.final for request in due if request.final is not None]))
-        for request in due:
-            last = [self.tickets[number][-1] for number in request.final_numbers.tolist()]
-            inference, rows = last[0][0], np.array([row for _, row in last])  # of one lane: of one inference
+        final = Observation.concat([request.final for request in due if request.final is not None])
+        last = [[self.tickets[number][-1] for number in request.final_numbers.tolist()] for request in due]
+        pinned = np.concatenate([request.final_versions for request in due])
+        values = np.zeros(len(final), np.float32)
+        for rows, _, found in self._by_version(pinned, lambda rows: self._bootstrap(_taken(final, rows))):
+            values[rows] = found
+        for request, of_lane in zip(due, last, strict=True):
+            inference, rows = of_lane[0][0], np.array([row for _, row in of_lane])  # of one lane: of one inference
             inference.next_values[rows], values = values[: len(rows)], values[len(rows) :]
             if self.fresh and request.final is not None:
                 inference.finals.append((rows, request.final))
@@ -301,6 +319,24 @@ class PolicyRole:
     def _check(self, actions: Array, chunk: Chunk) -> None:
         if not np.isfinite(actions).all() or not np.isfinite(to_numpy(chunk.log_probs)).all():
             raise PluginError(f"model {self.name!r} sampled actions or log-probs that are not finite")
+
+
+def _taken(obs: Observation, rows: Array) -> Observation:
+    return obs if len(rows) == len(obs) else obs.take(rows)
+
+
+def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
+    """One chunk of parts, in the order of their rows."""
+    if len(parts) == 1:
+        return parts[0][1]
+    chunks, order = [chunk for _, chunk in parts], np.argsort(np.concatenate([rows for rows, _ in parts]))
+    values = [chunk.values for chunk in chunks if chunk.values is not None]
+    return Chunk(
+        actions=pick(concat([chunk.actions for chunk in chunks]), order),
+        log_probs=pick(concat([chunk.log_probs for chunk in chunks]), order),
+        values=pick(concat(values), order) if values else None,
+        replay={key: pick(concat([chunk.replay[key] for chunk in chunks]), order) for key in chunks[0].replay},
+    )
 
 
 def _values_of(steps: Sequence[tuple[_Inference, int]]) -> dict[str, Array]:
