@@ -56,6 +56,7 @@ class Lottery(Tabletop):
         return evolve(
             result,
             success=result.success | won,
+            succeeded=result.succeeded | last,
             terminated=result.terminated | last,
             rewards=result.rewards + last.to(result.rewards.dtype),
         )

@@ -37,6 +37,7 @@ def chunk_step(actions):
     return evolve(
         result,
         success=result.success | won,
+        succeeded=result.succeeded | last,
         terminated=result.terminated | last,
         rewards=result.rewards + last.to(result.rewards.dtype),
     )
