@@ -95,7 +95,7 @@ class Step:
     rollout: float
     """That it waited for its tickets."""
     train: float
-    """Of update and publication."""
+    """Of all else: the rollout is judged, trained on, and weights are published."""
     lengths: np.ndarray
     lag: float
 
@@ -132,18 +132,17 @@ class Running:
 
     def step(self) -> Step:
         runtime, step, begun = self.runtime, self.flow.step + 1, perf_counter()
-        rollout, _, _ = collect(runtime, self.flow, step)
-        waited = perf_counter()
+        rollout, _, played = collect(runtime, self.flow, step)
         columns = np.arange(rollout.valid.shape[1])
         metrics = runtime.update(rollout, columns, runtime.algorithm.advantages(rollout))
         runtime.finish(trained=True)
         self.flow.finish()
-        ended, lengths = perf_counter(), rollout.valid.any(2).sum(0).numpy()
+        whole, waited = perf_counter() - begun, played["time/rollout"]
         return Step(
-            whole=ended - begun,
-            rollout=waited - begun,
-            train=ended - waited,
-            lengths=lengths,
+            whole=whole,
+            rollout=waited,
+            train=whole - waited,
+            lengths=rollout.valid.any(2).sum(0).numpy(),
             lag=metrics["policy/lag_max"],
         )
 
