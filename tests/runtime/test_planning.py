@@ -12,14 +12,15 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.planning.profile import Cost, Profile, from_trace, load_profile
-from vla_rl.runtime.planning.simulate import forecast
+from vla_rl.runtime.planning.forecast import forecast
 
 ALL = ("sim", "policy", "learner")
 GIB = 2**30
 
 
 def expect(plan, rows, profile, rounds=1, chunk=1, **options):
-    return forecast(plan, assign(plan, rows, one_process=False), profile, rounds=rounds, chunk=chunk, **options)
+    assignments = assign(plan, rows, one_process=False)
+    return forecast(plan, assignments, profile, tickets=rounds * rows, chunk=chunk, **options)
 
 
 def apart(stages=1, sims=1, policies=1, learners=1, **options):
@@ -83,7 +84,7 @@ def test_workers_on_one_gpu_take_turns():
 
 def test_a_policy_serves_two_sims_and_waits_for_the_slower():
     sim = Cost(seconds=(0.1, 0.3), rows=8)
-    expected = expect(apart(sims=2), 16, profile_of(sim, 0.1), repeats=50)
+    expected = expect(apart(sims=2), 16, profile_of(sim, 0.1), steps=50)
     assert expected.rollout == pytest.approx(32 * (0.1 + 0.75 * 0.3 + 0.25 * 0.1), rel=0.03)
 
 
@@ -91,7 +92,7 @@ def test_lanes_of_one_policy_do_not_wait_for_those_of_another():
     """Two pairs of workers side by side, half the rows each; and of unequal luck, the unluckier, not step by step."""
     assert expect(apart(sims=2, policies=2), 16, profile_of(0.1, 0.1)).rollout == pytest.approx(32 * 0.1)
     sim = Cost(seconds=(0.0, 0.2), rows=8)
-    uneven = expect(apart(sims=2, policies=2), 16, profile_of(sim, 0.0), repeats=50).rollout
+    uneven = expect(apart(sims=2, policies=2), 16, profile_of(sim, 0.0), steps=50).rollout
     assert 32 * 0.1 < uneven < 32 * 0.12, "in step it would be 32 * 0.15"
 
 
@@ -112,11 +113,10 @@ def test_an_iteration_adds_up():
         rest=0.25,
         offload={"sim": 1.0, "learner": 2.0, "policy": 4.0},
     )
-    assert expect(apart(), 16, evolve(profile, between=0.5), rounds=3).rollout == pytest.approx(3 * 6.4 + 2 * 0.5)
     expected = expect(apart(learners=4), 16, profile, rounds=2)
     assert (expected.rollout, expected.update, expected.publish) == pytest.approx((12.8, 2.0, 0.5))
     assert expected.iteration == pytest.approx(12.8 + 2.0 + 0.5 + 0.25)
-    assert expect(apart(learners=4, max_lag=1), 16, profile, rounds=2).iteration == pytest.approx(12.8 + 0.25)
+    assert expect(apart(learners=4), 16, profile, rounds=2, max_lag=1).iteration == pytest.approx(12.8 + 0.25)
     moving = expect(apart(learners=4, offload=frozenset(ALL)), 16, profile, rounds=2)
     assert (moving.rollout, moving.update) == pytest.approx((12.8 + 4.0, 2.0 + 2.0))
     together = Plan(slots=(Slot(roles=ALL),) * 2, offload=frozenset({"sim", "learner"}))
@@ -332,7 +332,6 @@ stream 2/1,24: 470.64 1671.0 639.0 1305.0
 
 def forecast_of(name, gpus, rollout, actor, frames):
     """A row of the tables as a plan, with its own rollout and actor seconds as latencies."""
-    lag = int(name.split()[0] in ("async", "both", "stream"))
     if name == "colocated":
         slots = [ALL] * gpus
     elif name == "hybrid":
@@ -346,7 +345,7 @@ def forecast_of(name, gpus, rollout, actor, frames):
             else [("sim", "policy")] * (gpus - ranks)
         )
         slots = [*both, *[("learner",)] * ranks]
-    plan = Plan(slots=tuple(Slot(roles=roles) for roles in slots), max_lag=lag)
+    plan = Plan(slots=tuple(Slot(roles=roles) for roles in slots))
     sims = len(plan.hosting("sim"))
     profile = Profile(
         chunk_steps=48,
@@ -356,7 +355,7 @@ def forecast_of(name, gpus, rollout, actor, frames):
         learner=Cost(seconds=actor, rows=len(plan.hosting("learner"))),
         message=0.0,
     )
-    return expect(plan, 8 * sims, profile, rounds=4, repeats=1)
+    return expect(plan, 8 * sims, profile, rounds=4)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +414,7 @@ def test_rlinf_vla_figure_9a(gpus):
         offload=dict.fromkeys(ALL, 22.0),
         message=0.0,
     )
-    speed = {mode: expect(rlinf_plan(mode, gpus), 256, profile, repeats=1).throughput for mode in MODES}
+    speed = {mode: expect(rlinf_plan(mode, gpus), 256, profile).throughput for mode in MODES}
     assert max(speed, key=lambda mode: speed[mode]) == "hybrid, pipe=2"
     assert min(speed, key=lambda mode: speed[mode]) == "disaggregated"
     if gpus == 8:
@@ -436,5 +435,5 @@ def test_rlinf_vla_figure_9b(gpus):
         offload=dict.fromkeys(ALL, 10.0),
         message=0.0,
     )
-    speed = {mode: expect(rlinf_plan(mode, gpus), 8 * gpus, profile, rounds=8, repeats=1).throughput for mode in MODES}
+    speed = {mode: expect(rlinf_plan(mode, gpus), 8 * gpus, profile, rounds=8).throughput for mode in MODES}
     assert min(speed["collocated"], speed["hybrid, pipe=1"]) > max(speed["disaggregated"], speed["hybrid, pipe=2"])

@@ -14,7 +14,7 @@ from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.planning.simulate import Forecast, expected
+from vla_rl.runtime.planning.forecast import Forecast, expected
 
 STAGES = "pipeline_stages"
 TRIED_STAGES = (1, 2, 4)

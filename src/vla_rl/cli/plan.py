@@ -17,7 +17,7 @@ from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.hardware import machine
 from vla_rl.runtime.planning.profile import Profile, load_profile
-from vla_rl.runtime.planning.simulate import Forecast
+from vla_rl.runtime.planning.forecast import Forecast
 
 GIB = 2**30
 CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB

@@ -35,8 +35,8 @@ class Cost:
 
     seconds: Seconds = field(validator=_positive)
     """A number, or measured ones, from which the simulation draws."""
-    rows: int = field(default=1, validator=v.ge(1))
-    """Rows of the call that took so long; for learners ranks."""
+    rows: float = field(default=1.0, validator=v.gt(0))
+    """Rows that played in the call that took so long, or their mean; for learners ranks."""
     fixed: float = field(default=0.0, validator=[v.ge(0.0), v.le(1.0)])
     """Part of the time that does not depend on the rows: 0, the time is proportional to them; 1, they run in
     parallel."""
@@ -47,6 +47,10 @@ class Cost:
         """Seconds of one call on so much more (or less) than was measured."""
         seconds = random.choice(self.seconds) if isinstance(self.seconds, tuple) else self.seconds
         return seconds * (self.fixed + (1 - self.fixed) * share)
+
+    @property
+    def mean(self) -> float:
+        return _mean(self.seconds) if isinstance(self.seconds, tuple) else self.seconds
 
     def share(self, size: float, cpus: float) -> float:
         """`draw`'s, for so many times the rows, on so many CPUs."""
@@ -61,9 +65,9 @@ class Profile:
     """What the simulation needs to know of a job."""
 
     chunk_steps: int | tuple[int, ...] = field()
-    """Chunk steps until the last row of a lane is done: a number, or measured ones."""
+    """Chunk steps of a ticket: a number, or measured ones, from which the simulation draws."""
     env_steps: float | None = field(default=None, validator=v.optional(v.gt(0)))
-    """Environment steps (single actions) of one row in one episode; null: chunk_steps times rollout.chunk."""
+    """Environment steps (single actions) of a ticket; null: chunk_steps times rollout.chunk."""
     sim: Cost
     """A chunk step of simulation."""
     policy: Cost
@@ -71,7 +75,7 @@ class Profile:
     learner: Cost = NOTHING
     """All optimiser steps of one iteration; `rows` are learner ranks."""
     reset: Cost = NOTHING
-    """The resets before a round."""
+    """The reset of rows that take tickets."""
     publish: float = field(default=0.0, validator=v.ge(0))
     """Seconds until policies apart from the learners have new weights."""
     offload: Mapping[str, float] = field(factory=dict)
@@ -80,8 +84,6 @@ class Profile:
     """Seconds from the end of a call in one worker to the start of the next in another."""
     turn: float = field(default=0.0, validator=v.ge(0))
     """Seconds from the end of a call to the start of the next in the same worker, which was there already."""
-    between: float = field(default=0.0, validator=v.ge(0))
-    """Seconds between two rounds of a rollout, in which the first is collected."""
     rest: float = field(default=0.0, validator=v.ge(0))
     """Seconds of an iteration in which no worker works: rollouts collected and judged, metrics written."""
     parameters: float | None = None
@@ -96,6 +98,23 @@ class Profile:
         unknown = set(value) - {"sim", "policy", "learner"}
         if unknown:
             raise ValueError(f"{min(unknown)!r} is no role; there are: sim, policy, learner")
+
+    @property
+    def varies(self) -> bool:
+        """Something is drawn."""
+        drawn = [self.chunk_steps, *(cost.seconds for cost in (self.sim, self.policy, self.learner, self.reset))]
+        return any(isinstance(values, tuple) and len(set(values)) > 1 for values in drawn)
+
+    @property
+    def steady(self) -> Profile:
+        """With means in place of all that is drawn."""
+        costs = {name: getattr(self, name) for name in ("sim", "policy", "learner", "reset")}
+        steps = self.chunk_steps
+        return evolve(
+            self,
+            chunk_steps=steps if isinstance(steps, int) else max(1, round(_mean(steps))),
+            **{name: evolve(cost, seconds=cost.mean) for name, cost in costs.items()},
+        )
 
 
 def load_profile(files: Sequence[Path]) -> Profile:
@@ -185,7 +204,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
 
 def _joined(costs: Sequence[Cost]) -> Cost:
     """One cost of measurements at several sizes: the line through their means, by least squares."""
-    points = [(c.rows, _mean(c.seconds if isinstance(c.seconds, tuple) else (c.seconds,))) for c in costs]
+    points = [(c.rows, c.mean) for c in costs]
     if len({rows for rows, _ in points}) < 2 or not points[0][1]:
         return costs[0]
     slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
