@@ -122,6 +122,7 @@ class Driver:
         ):
             played = self._with_fresh_values(played)
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
+        self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
         rollout = self.gathered.rollout
         metrics = self._rollout_metrics(rollout.episodes)
         if self.windows:
