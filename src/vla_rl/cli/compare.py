@@ -9,12 +9,12 @@ from attrs import evolve, frozen
 
 from vla_rl.core.catalogue import installed, load
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.plan import Cluster, DoesNotFit
+from vla_rl.core.plan import Cluster, DoesNotFit, Plan
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.spec.structure import Problems
+from vla_rl.runtime.planning.forecast import Forecast, Overlap, expected, overlap
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.planning.forecast import Forecast, expected
 
 STAGES = "pipeline_stages"
 TRIED_STAGES = (1, 2, 4)
@@ -28,8 +28,14 @@ class Candidate:
     own: bool
     """The spec's."""
     placement: Component
-    forecast: Forecast | None
+    plan: Plan | None = None
+    forecast: Forecast | None = None
     reason: str = ""
+
+    @property
+    def apart(self) -> bool:
+        """Learners have workers of their own, and nothing leaves its device: training can go on beside rollouts."""
+        return self.plan is not None and _apart(self.plan)
 
 
 def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
@@ -39,18 +45,36 @@ def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
         there = evolve(spec, placement=placement)
         try:
             plan = plan_for(there, cluster, lambda spec, cluster: profile)
+            if spec.asynchrony.max_lag and not _apart(plan):
+                raise DoesNotFit(
+                    f"asynchrony.max_lag {spec.asynchrony.max_lag} needs learners in workers of their own, from which "
+                    f"nothing is offloaded; set it to 0, or choose disaggregated"
+                )
             forecast = expected(plan, there, profile)
         except (DoesNotFit, UserError) as exc:
-            found.append(Candidate(name=name, own=own, placement=placement, forecast=None, reason=str(exc)))
+            found.append(Candidate(name=name, own=own, placement=placement, reason=str(exc)))
         else:
-            found.append(Candidate(name=name, own=own, placement=placement, forecast=forecast))
+            found.append(Candidate(name=name, own=own, placement=placement, plan=plan, forecast=forecast))
     return found
+
+
+def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
+    """What running ahead brings: under the spec's own placement, or else the fastest whose learners are apart."""
+    apart = [candidate for candidate in candidates if candidate.apart]
+    chosen = next((candidate for candidate in apart if candidate.own), None) or best(apart)
+    if chosen is None or chosen.plan is None:
+        return None
+    return chosen, overlap(chosen.plan, evolve(spec, placement=chosen.placement), profile)
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:
     """The one with the highest throughput; of equals the first."""
     fit = [(c.forecast.throughput, c) for c in candidates if c.forecast is not None]
     return max(fit, key=lambda pair: pair[0])[1] if fit else None
+
+
+def _apart(plan: Plan) -> bool:
+    return not plan.offload and all(slot.roles == ("learner",) for slot in plan.slots if "learner" in slot.roles)
 
 
 def _placements(spec: Spec) -> Iterator[tuple[str, bool, Component]]:
