@@ -18,8 +18,8 @@ from vla_rl.runtime.planning.simulate import ROLES, Simulation
 
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8
 """Of a trainable parameter: its gradient, and the two moments of AdamW."""
-CALLS = 300_000
-"""Of simulators, that a simulation makes about at most, in as few steps as it can."""
+EVENTS = 100_000
+"""Calls of simulators, and tickets, that are simulated about at most where something varies, in as few steps."""
 STEPS = {False: 8, True: 32}
 """Training steps to take the mean of where something varies: without and with overlap."""
 LAGS = (0, 1, 2, 3)
@@ -175,8 +175,8 @@ def _steps(part: Part, profile: Profile, max_lag: int) -> int:
     lanes = sum(len(worker.lanes) for worker in part.workers.values())
     rows = sum(lane.rows for worker in part.workers.values() for lane in worker.lanes)
     length = fmean(profile.chunk_steps) if isinstance(profile.chunk_steps, tuple) else profile.chunk_steps
-    calls = lanes * length * math.ceil(part.tickets / rows)
-    return max(1, min(STEPS[max_lag > 0], int(CALLS / calls)))
+    events = lanes * length * math.ceil(part.tickets / rows) + part.tickets
+    return max(1, min(STEPS[max_lag > 0], int(EVENTS / events)))
 
 
 def _moving(plan: Plan, assignments: Sequence[Assignment], profile: Profile, roles: Sequence[str]) -> float:

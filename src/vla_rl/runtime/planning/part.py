@@ -10,8 +10,8 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.plan import Plan
-from vla_rl.runtime.assignments import Assignment
+from vla_rl.core.plan import Plan, Window
+from vla_rl.runtime.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.rollouts.lanes import Lane, groups_of
 
@@ -46,6 +46,8 @@ class Part:
     """Seconds in which a step's roles leave their devices and come back."""
     widths: Mapping[int, int] = field(factory=dict)
     """Lane -> of how many sim workers, which do the same at once, its rows are; else 1."""
+    fold: int = 1
+    """Rows, and tickets, that do the same: one of each so many is simulated."""
 
     @property
     def policies(self) -> list[Assignment]:
@@ -66,18 +68,20 @@ def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tic
     rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes)
     kept = _typical(_teams(assignments, servers), servers, profile.varies)
     there = sum(lane.rows for worker in kept for lane in worker.lanes)
-    widths: dict[int, int] = {}
+    widths, fold = dict[int, int](), 1
     if not profile.varies and tickets % rows == 0:
         kept, widths = _in_step(kept, servers)
+        kept, fold = _folded(kept)
     return Part(
         workers={worker.index: worker for worker in kept},
         learners=tuple(assignment for assignment in assignments if assignment.rank >= 0),
         servers=servers,
-        tickets=math.ceil(tickets * there / rows),
+        tickets=math.ceil(tickets * there / rows / fold),
         several=len(policies) > 1,
         publishes=any(assignment.rank < 0 for assignment in policies),
         moving=moving,
         widths=widths,
+        fold=fold,
     )
 
 
@@ -166,6 +170,19 @@ def _in_step(
             lanes, kept = [*lanes, first], [*kept, home.index]
         of_index[worker.index] = evolve(worker, served=tuple(lanes), homes=tuple(kept))
     return list(of_index.values()), widths
+
+
+def _folded(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
+    """Workers with fewer rows in the same proportions. -> (workers, how many times fewer). Nothing may vary."""
+    fold = math.gcd(*(lane.rows for worker in workers for lane in worker.lanes))
+
+    def fewer(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:
+        return tuple(evolve(lane, rows=lane.rows // fold) for lane in lanes)
+
+    def window(of: Window) -> Window:
+        return of if of.max_batch is None else evolve(of, max_batch=of.max_batch // fold)
+
+    return [evolve(w, lanes=fewer(w.lanes), served=fewer(w.served), window=window(w.window)) for w in workers], fold
 
 
 def _never(*_: Any) -> None:

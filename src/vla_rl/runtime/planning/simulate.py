@@ -129,7 +129,7 @@ class Simulation:
     def _begin_step(self) -> None:
         self._begun = self.now
         self._waiting.extend(Start(state=STATE, number=ticket.number) for ticket in self.flow.issue())
-        self._held = max(self._held, self.flow.held)
+        self._held = max(self._held, self.flow.held * self.part.fold)
         self._hand_out()
         self._train()
 
@@ -211,14 +211,14 @@ class Simulation:
     def _driving(self, worker: int) -> Driving:
         policy, profile = self.part.workers[worker], self.profile
         message, turn = (0.0, 0.0) if policy.local else (profile.message, profile.turn)
-        own = self.part.servers[worker]
+        own, fold = self.part.servers[worker], self.part.fold
         lanes = [
             Lane(slice=lane, sim=self._simulator(lane, self.part.workers[home], message, turn))
             for lane, home in zip(policy.served, policy.homes, strict=True)
         ]
 
         def act(method: str, mode: Mode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
-            rows, cost = sum(len(request.positions) for request in requests), profile.policy
+            rows, cost = fold * sum(len(request.positions) for request in requests), profile.policy
             share = cost.share(rows / cost.rows, policy.slot.cpus)
             at = self._work(own, "policy", cost.draw(self._random, share) if rows else 0.0, own.free + turn)
             if finished := [number for request in requests for number in request.finished]:
@@ -231,19 +231,20 @@ class Simulation:
 
     def _simulator(self, lane: LaneSlice, home: Assignment, message: float, turn: float) -> Callable[..., _Reference]:
         profile, server, width = self.profile, self.part.servers[home.index], self.part.widths.get(lane.index, 1)
+        times = self.part.fold / width
 
         def call(method: str, index: int, actions: Any, tickets: Sequence[Start]) -> _Reference:
             rows = self._rows[index] = _Rows() if method == "begin" else self._rows[index]
             rows.waiting.extend(ticket.number for ticket in tickets)
             seconds, finished = 0.0, list[int]()
             if rows.active:
-                share = profile.sim.share(rows.active / width / profile.sim.rows, home.slot.cpus)
+                share = profile.sim.share(rows.active * times / profile.sim.rows, home.slot.cpus)
                 seconds = profile.sim.draw(self._random, share)
                 rows.steps += 1
                 finished = rows.ends.pop(rows.steps, [])
                 rows.active -= len(finished)
             if fresh := self._fill(rows, lane.rows - rows.active):
-                share = profile.reset.share(fresh / width / profile.reset.rows, home.slot.cpus)
+                share = profile.reset.share(fresh * times / profile.reset.rows, home.slot.cpus)
                 seconds += profile.reset.draw(self._random, share)
             after = actions.at + message if isinstance(actions, _Reference) else 0.0
             at = self._work(server, "sim", seconds, max(after, server.free + turn), width)
