@@ -17,7 +17,7 @@ from vla_rl.runtime.rollouts.lanes import Lane, groups_of
 
 LANES = 64
 """As many are simulated at least, if there are so many."""
-KINDS = 8
+KINDS = 4
 """Teams that are simulated at least, where nothing varies, but teams differ."""
 
 
