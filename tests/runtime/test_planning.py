@@ -118,7 +118,9 @@ def test_an_iteration_adds_up():
     assert (expected.rollout, expected.update, expected.publish) == pytest.approx((12.8, 2.0, 0.5))
     assert expected.iteration == pytest.approx(12.8 + 2.0 + 0.5 + 0.25)
     ahead = expect(apart(learners=4), 16, profile, rounds=2, max_lag=1)
-    assert (ahead.iteration, ahead.rollout) == pytest.approx((12.8, 12.8 - 2.0 - 0.5 - 0.25)), "a step waits for the rest"
+    assert (ahead.iteration, ahead.rollout) == pytest.approx((12.8, 12.8 - 2.0 - 0.5 - 0.25)), (
+        "a step waits for the rest"
+    )
     slow = evolve(profile, learner=Cost(seconds=80.0, rows=1))
     ahead = expect(apart(learners=4), 16, slow, rounds=2, max_lag=1)
     assert (ahead.iteration, ahead.rollout) == pytest.approx((20.0 + 0.5 + 0.25, 0.0))

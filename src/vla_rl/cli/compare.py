@@ -12,7 +12,7 @@ from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Plan
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.spec.structure import Problems
-from vla_rl.runtime.planning.forecast import Forecast, Overlap, expected, overlap
+from vla_rl.runtime.planning.forecast import Forecast, Overlap, apart, expected, overlap
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 
@@ -32,11 +32,6 @@ class Candidate:
     forecast: Forecast | None = None
     reason: str = ""
 
-    @property
-    def apart(self) -> bool:
-        """Learners have workers of their own, and nothing leaves its device: training can go on beside rollouts."""
-        return self.plan is not None and _apart(self.plan)
-
 
 def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
     """The spec's own placement, then the others by name, each with its defaults and 1, 2 and 4 pipeline stages."""
@@ -45,7 +40,7 @@ def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
         there = evolve(spec, placement=placement)
         try:
             plan = plan_for(there, cluster, lambda spec, cluster: profile)
-            if spec.asynchrony.max_lag and not _apart(plan):
+            if spec.asynchrony.max_lag and not apart(plan):
                 raise DoesNotFit(
                     f"asynchrony.max_lag {spec.asynchrony.max_lag} needs learners in workers of their own, from which "
                     f"nothing is offloaded; set it to 0, or choose disaggregated"
@@ -60,8 +55,8 @@ def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
 
 def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
     """What running ahead brings: under the spec's own placement, or else the fastest whose learners are apart."""
-    apart = [candidate for candidate in candidates if candidate.apart]
-    chosen = next((candidate for candidate in apart if candidate.own), None) or best(apart)
+    able = [candidate for candidate in candidates if candidate.plan is not None and apart(candidate.plan)]
+    chosen = next((candidate for candidate in able if candidate.own), None) or best(able)
     if chosen is None or chosen.plan is None:
         return None
     return chosen, overlap(chosen.plan, evolve(spec, placement=chosen.placement), profile)
@@ -71,10 +66,6 @@ def best(candidates: Sequence[Candidate]) -> Candidate | None:
     """The one with the highest throughput; of equals the first."""
     fit = [(c.forecast.throughput, c) for c in candidates if c.forecast is not None]
     return max(fit, key=lambda pair: pair[0])[1] if fit else None
-
-
-def _apart(plan: Plan) -> bool:
-    return not plan.offload and all(slot.roles == ("learner",) for slot in plan.slots if "learner" in slot.roles)
 
 
 def _placements(spec: Spec) -> Iterator[tuple[str, bool, Component]]:

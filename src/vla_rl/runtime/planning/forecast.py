@@ -18,7 +18,7 @@ from vla_rl.runtime.planning.simulate import ROLES, Simulation
 
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8
 """Of a trainable parameter: its gradient, and the two moments of AdamW."""
-EVENTS = 100_000
+EVENTS = 40_000
 """Calls of simulators, and tickets, that are simulated about at most where something varies, in as few steps."""
 STEPS = {False: 8, True: 32}
 """Training steps to take the mean of where something varies: without and with overlap."""
@@ -67,7 +67,8 @@ class Overlap:
     """Seconds of a training step by how far rollouts may run ahead."""
 
     rollout: float
-    """That the tickets of a step take where rows never wait."""
+    """That the tickets of a step take: where rows never wait, or where all begin at once, if that is quicker (no row
+    is kept by the reset of another)."""
     training: float
     """That a step takes besides: update, publication and what the driver does alone."""
     by_lag: dict[int, Forecast]
@@ -119,7 +120,7 @@ def forecast(
     acting, learning = (_moving(plan, assignments, profile, roles) for roles in (("sim", "policy"), ("learner",)))
     part = part_of(plan, assignments, profile, tickets, acting + learning)
     measured = _steps(part, profile, max_lag) if steps is None else steps
-    before = (max_lag + 2) * (max_lag > 0)
+    before = min(max_lag + 1, max(LAGS) + 1) * (max_lag > 0)
     found = Simulation(part, profile, max_lag).run(before + measured)
     begin, busy = (found[before - 1].end, found[before - 1].busy) if before else (0.0, dict.fromkeys(ROLES, 0.0))
     seconds = found[-1].end - begin
@@ -156,13 +157,29 @@ def expected(plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = Non
     )
 
 
+def seconds_of(plan: Plan, spec: Spec, profile: Profile) -> float:
+    """Of an iteration, to compare many plans by: with `max_lag` the longer of rollout and update, and infinite for a
+    plan that cannot do both at once."""
+    if not spec.asynchrony.max_lag:
+        return expected(plan, spec, profile).iteration
+    if not apart(plan):
+        return math.inf
+    alone = expected(plan, spec, profile, 0)
+    return max(alone.rollout, alone.iteration - alone.rollout)
+
+
+def apart(plan: Plan) -> bool:
+    """Learners have workers of their own, and nothing leaves its device: training can go on beside rollouts."""
+    return not plan.offload and all(slot.roles == ("learner",) for slot in plan.slots if "learner" in slot.roles)
+
+
 def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
     """What running ahead brings under a plan whose learners have workers of their own."""
     by_lag = {lag: expected(plan, spec, profile, lag) for lag in LAGS}
     free = evolve(profile, learner=NOTHING, publish=0.0, rest=0.0)
     alone = by_lag[0]
     return Overlap(
-        rollout=expected(plan, spec, free, FAR).iteration,
+        rollout=min(expected(plan, spec, free, FAR).iteration, alone.rollout),
         training=alone.iteration - alone.rollout,
         by_lag=by_lag,
     )
@@ -171,7 +188,7 @@ def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
 def _steps(part: Part, profile: Profile, max_lag: int) -> int:
     """Training steps to take the mean of: fewer of a big job."""
     if not profile.varies:
-        return 2 * (max_lag + 1) if max_lag else 1
+        return max_lag + 1
     lanes = sum(len(worker.lanes) for worker in part.workers.values())
     rows = sum(lane.rows for worker in part.workers.values() for lane in worker.lanes)
     length = fmean(profile.chunk_steps) if isinstance(profile.chunk_steps, tuple) else profile.chunk_steps

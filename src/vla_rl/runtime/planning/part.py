@@ -15,7 +15,7 @@ from vla_rl.runtime.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.rollouts.lanes import Lane, groups_of
 
-LANES = 64
+LANES = 32
 """As many are simulated at least, if there are so many."""
 KINDS = 4
 """Teams that are simulated at least, where nothing varies, but teams differ."""
@@ -117,9 +117,7 @@ def _teams(assignments: Sequence[Assignment], servers: Mapping[int, Server]) -> 
     return list(found.values())
 
 
-def _typical(
-    teams: Sequence[Sequence[Assignment]], servers: Mapping[int, Server], varies: bool
-) -> list[Assignment]:
+def _typical(teams: Sequence[Sequence[Assignment]], servers: Mapping[int, Server], varies: bool) -> list[Assignment]:
     """Of each kind of team so many that the kinds' shares stay about what they are."""
     kinds: dict[Hashable, list[Sequence[Assignment]]] = {}
     for team in teams:
@@ -143,9 +141,7 @@ def _kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable
     return tuple(about(worker) for worker in team)
 
 
-def _in_step(
-    workers: Sequence[Assignment], servers: Mapping[int, Server]
-) -> tuple[list[Assignment], dict[int, int]]:
+def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tuple[list[Assignment], dict[int, int]]:
     """Lanes of one inference, with a sim worker each that does nothing else, as one lane. -> (workers, lane -> its sim
     workers). Nothing may vary."""
     of_index = {worker.index: worker for worker in workers}

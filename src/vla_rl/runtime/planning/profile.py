@@ -170,7 +170,9 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
         chunk_steps=tuple(lengths),
         env_steps=sum(iteration["env_steps"] for iteration in iterations) / len(lengths) or None,
         sim=Cost(seconds=sim, rows=min(rows, sum(lengths) / len(steps))),
-        policy=Cost(seconds=_seconds(acts), rows=min(batch, sum(lengths) / len(acts)), cpus=_cpus(assignments, "policy")),
+        policy=Cost(
+            seconds=_seconds(acts), rows=min(batch, sum(lengths) / len(acts)), cpus=_cpus(assignments, "policy")
+        ),
         learner=Cost(seconds=_seconds(updates) or 0.0, rows=ranks, cpus=_cpus(assignments, "learner")),
         reset=Cost(seconds=reset, rows=rows),
         publish=publish,
