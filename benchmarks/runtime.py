@@ -28,9 +28,9 @@ from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.planning.forecast import forecast
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
-from vla_rl.runtime.planning.forecast import forecast
 from vla_rl.testing.latency import Latency
 
 STEPS, TAIL = 32, 0.7

@@ -12,8 +12,8 @@ from attrs import evolve
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.runtime.assignments import assign
-from vla_rl.runtime.planning.profile import Cost, Profile, from_trace, load_profile
 from vla_rl.runtime.planning.forecast import forecast, periodic
+from vla_rl.runtime.planning.profile import Cost, Profile, from_trace, load_profile
 
 ALL = ("sim", "policy", "learner")
 GIB = 2**30

@@ -152,8 +152,8 @@ def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None) -> Non
     console.print()
     console.print(table)
     console.print(
-        f"the best: {found.bound:,.2f} s, the longer of {found.rollout:,.2f} s that rows need for the tickets of a step "
-        f"and {found.training:,.2f} s for update and publication"
+        f"the best: {found.bound:,.2f} s, the longer of {found.rollout:,.2f} s for the tickets of a step and "
+        f"{found.training:,.2f} s for update and publication"
     )
     least = f"the least that reaches {ENOUGH}: [bold green]max_lag {found.least}[/]"
     console.print(f"none of these reaches {ENOUGH} of it" if found.least is None else least)

@@ -47,12 +47,12 @@ def assign(plan: Plan, num_envs: int, one_process: bool) -> list[Assignment]:
     spread = len(sims) >= len(policies)  # then a policy serves whole sim workers, else single lanes
     of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
     home = {lane.index: slot for slot, own in of_sim.items() for lane in own}
-    served: dict[int, list[LaneSlice]] = {slot: [] for slot in policies}
-    for i, slot in enumerate(sims):
-        for lane in of_sim[slot]:
-            acting = slot if slot in served else policies[(i if spread else lane.index) % len(policies)]
+    served: dict[int, list[LaneSlice]] = {policy: [] for policy in policies}
+    for i, sim in enumerate(sims):
+        for lane in of_sim[sim]:
+            acting = sim if sim in served else policies[(i if spread else lane.index) % len(policies)]
             served[acting].append(lane)
-    rank = {slot: i for i, slot in enumerate(learners)}
+    rank = {learner: i for i, learner in enumerate(learners)}
     window = Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait)
     return [
         Assignment(

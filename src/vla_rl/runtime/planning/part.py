@@ -17,6 +17,8 @@ from vla_rl.runtime.rollouts.lanes import Lane, groups_of
 
 LANES = 32
 """As many are simulated at least, if there are so many."""
+ROWS = 256
+"""As many rows are simulated one by one, where rows take several tickets and a worker has several lanes."""
 KINDS = 4
 """Teams that are simulated at least, where nothing varies, but teams differ."""
 
@@ -69,7 +71,8 @@ def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tic
     kept = _typical(_teams(assignments, servers), servers, profile.varies)
     there = sum(lane.rows for worker in kept for lane in worker.lanes)
     widths, fold = dict[int, int](), 1
-    if not profile.varies and tickets % rows == 0:
+    exact = tickets == rows or all(len(policy.served) == 1 for policy in policies)
+    if not profile.varies and tickets % rows == 0 and (exact or there > ROWS):
         kept, widths = _in_step(kept, servers)
         kept, fold = _folded(kept)
     return Part(
@@ -154,7 +157,7 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
         alone = all(len(home.lanes) == 1 and not home.served and uses[id(servers[home.index])] == 1 for home in homes)
         if not worker.served or not alone or worker.window.max_wait is not None:
             continue
-        lanes, kept = [], []
+        lanes, kept = list[LaneSlice](), list[int]()
         home_of = {lane.index: home for lane, home in zip(worker.served, homes, strict=True)}
         for group in groups_of([Lane(slice=lane, sim=_never) for lane in worker.served], worker.window):
             first = evolve(group[0].slice, rows=sum(lane.slice.rows for lane in group))

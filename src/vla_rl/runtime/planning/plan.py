@@ -13,8 +13,8 @@ from vla_rl.core.manager import wrap
 from vla_rl.core.plan import Cluster, Job, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context
-from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.planning.forecast import seconds_of
+from vla_rl.runtime.planning.profile import Profile
 from vla_rl.toolkit.placement.checks import checked
 
 WITHOUT = "leave runtime.require out to run on CPUs"

@@ -192,7 +192,7 @@ def _choosing(work: Sequence[Event]) -> list[Event]:
             continue
         if event["name"] == "act" and any(following.get(lane) == "step" for lane in _lanes(event)):
             found.append(event)
-        following.update(dict.fromkeys(_lanes(event), event["name"]))
+        following.update((lane, event["name"]) for lane in _lanes(event))
     return found[::-1]
 
 
@@ -206,8 +206,8 @@ def _without_resets(
         return steps, reset
     ordered, over = sorted(steps, reverse=True), 0.0
     level, middle = ordered[0], statistics.median(steps)
-    for i, following in enumerate([*ordered[1:], 0.0], 1):
-        following = max(following, middle)
+    for i, after in enumerate([*ordered[1:], 0.0], 1):
+        following = max(after, middle)
         part = min(i * (level - following), inside * reset - over)
         over, level = over + part, level - part / i
         if level > following or level <= middle:
