@@ -125,6 +125,7 @@ class Driver:
         if self.algorithm.needs & FRESH and old:
             played = self._refreshed(played)
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
+        self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
         rollout = self.gathered.rollout
         if "fresh-log-probs" in self.algorithm.needs and not old:
             rollout = rollout.evolve(fresh_log_probs=rollout.log_probs)
