@@ -6,7 +6,6 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from scripted_runs import one_token, scripted_spec
-from vla_rl.runtime.rollouts.rounds import Rounds
 
 from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.spec.spec import parse_spec

@@ -103,6 +103,7 @@ class Driver:
 
     # ----------------------------------------------------------------------------------------------- one iteration
 
+    @traced
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
         """Have tickets played that were issued while `step` ran. Does not wait."""
         per_step = self.spec.rollout.groups(self.spec.env.num_envs)
@@ -164,7 +165,6 @@ class Driver:
     @traced
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
-
         tickets = tickets_for(self.spec, self.eval_states, frames)
         self.progress("eval", 0, len(tickets))
         return self.restarts.surviving(

@@ -109,6 +109,7 @@ class Tickets:
         self._plays[index] = worker.call(Worker.play, batches)
 
     def _wait(self, needed: Collection[int]) -> None:
+        assert self._plays, f"tickets {list(needed)[:5]} are waited for, and nobody plays"
         for index in self._plays:
             own = [number for number in needed if number in self._given[index]]
             if index not in self._reports and (self._waiting or (self.ahead and own)):
