@@ -6,12 +6,12 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from scripted_runs import one_token, scripted_spec
-from vla_rl.runtime.rollouts.rounds import Rounds
 
 from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.backends.reservation import nodes_of
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.rollouts.rounds import Rounds
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 APART = {"type": "hybrid", "sim": "body:cpu", "policy": "brain:0", "learner": "brain:0"}
