@@ -18,7 +18,7 @@ from vla_rl.runtime.planning.part import part_of
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.runtime.planning.simulate import Simulation
-from vla_rl.runtime.rollouts.tickets import HELD
+from vla_rl.runtime.rollouts.play import HELD
 
 ROWS, MEAN, CHUNK = 64, 60, 0.01
 PLAN = Plan(slots=tuple(Slot(roles=(role,)) for role in ("sim", "policy", "learner")))

@@ -23,8 +23,7 @@ from vla_rl.runtime.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.part import Part, Server
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.rollouts.lanes import Driving, Lane, Mode, drive
-from vla_rl.runtime.rollouts.play import Play
-from vla_rl.runtime.rollouts.tickets import HELD
+from vla_rl.runtime.rollouts.play import HELD, Play
 
 ROLES = ("sim", "policy", "learner")
 TICK = 1e-9

@@ -12,6 +12,10 @@ from attrs import define, field, frozen
 from vla_rl.core.episodes import Finished, Start
 from vla_rl.runtime.rollouts.lanes import Lane
 
+HELD = 2
+"""Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
+can play."""
+
 
 @frozen(kw_only=True, eq=False)
 class Played:

@@ -15,12 +15,8 @@ from vla_rl.runtime.backends.backend import Ref
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.policy import PolicyRole
-from vla_rl.runtime.rollouts.play import Played, Report
+from vla_rl.runtime.rollouts.play import HELD, Played, Report
 from vla_rl.runtime.worker import Worker
-
-HELD = 2
-"""Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
-can play."""
 
 
 @define
