@@ -11,7 +11,6 @@ from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.backends.reservation import nodes_of
 from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.rollouts.rounds import Rounds
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 APART = {"type": "hybrid", "sim": "body:cpu", "policy": "brain:0", "learner": "brain:0"}

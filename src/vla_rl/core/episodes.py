@@ -72,6 +72,8 @@ class Request:
     """Tickets that ended with the last chunk step."""
     again: tuple[tuple[int, int], ...]
     """(ticket, chunk steps of it that stand) where a row broke: the others are played again."""
+    ending: int
+    """Rows that surely end their tickets with the next chunk."""
     waiting: int
     """Tickets that wait in the lane."""
     seconds: float

@@ -23,7 +23,7 @@ from vla_rl.runtime.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.part import Part, Server
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.rollouts.lanes import Driving, Lane, Mode, drive
-from vla_rl.runtime.rollouts.play import HELD, Play
+from vla_rl.runtime.rollouts.play import Play, most_held
 
 ROLES = ("sim", "policy", "learner")
 TICK = 1e-9
@@ -54,6 +54,7 @@ class Step:
 @frozen(kw_only=True)
 class _Request:
     positions: range
+    ending: int
     waiting: int
     finished: Sequence[int]
 
@@ -146,7 +147,7 @@ class Simulation:
         coming: dict[int, list[Start]] = {}
         while self._waiting:
             worker = min(rows, key=lambda worker: self._given[worker] / rows[worker])
-            if self.part.several and self._given[worker] >= HELD * rows[worker]:
+            if self._given[worker] >= most_held(rows[worker], self.part.several, self.max_lag > 0):
                 break
             start = self._waiting.popleft()
             coming.setdefault(worker, []).append(start)
@@ -247,7 +248,9 @@ class Simulation:
                 seconds += profile.reset.draw(self._random, share)
             after = actions.at + message if isinstance(actions, _Reference) else 0.0
             at = self._work(server, "sim", seconds, max(after, server.free + turn), width)
-            request = _Request(positions=range(rows.active), waiting=len(rows.waiting), finished=finished)
+            ending = 0 if isinstance(profile.chunk_steps, tuple) else len(rows.ends.get(rows.steps + 1, ()))
+            waiting = len(rows.waiting)
+            request = _Request(positions=range(rows.active), ending=ending, waiting=waiting, finished=finished)
             return _Reference(at + message, request)
 
         return call

@@ -332,6 +332,13 @@ class Episodes:
         del self.records[row][self.begun[row] :]
         return self._start(row).number, int(self.begun[row])
 
+    def _ends_next(self, row: Any) -> bool:
+        """Whether a row's ticket surely ends with the next chunk."""
+        if self.chunk_steps is not None:
+            return len(self.records[row]) + 1 == self.chunk_steps
+        left = self.limits[self._start(row).state.task] - self.count[row]
+        return bool(left <= self.chunk)
+
     def _start(self, row: Any) -> Start:
         start: Start | None = self.starts[row]
         assert start is not None
@@ -364,6 +371,7 @@ class Episodes:
             final=final,
             finished=tuple(finished),
             again=tuple(again),
+            ending=sum(map(self._ends_next, positions)),
             waiting=len(self.waiting),
             seconds=self.seconds,
             env_steps=self.env_steps,
