@@ -20,8 +20,10 @@ import attrs
 import torch
 
 from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.core.state import State
 from vla_rl.core.types import Batch, Scores
 from vla_rl.runtime.driver import Driver
 from vla_rl.testing import synthetic
@@ -54,7 +56,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
             "rollout": {"chunk": 4, "episodes": 64, "group_size": 1 if critic else 8},
             "algorithm": algorithm,
             "runtime": {"backend": "local"},
-            "train": {"steps": steps, "lr": 1e-4, "micro_batch": 64, "global_batch": 64},
+            "train": {"steps": steps + 1, "lr": 1e-4, "micro_batch": 64, "global_batch": 64},
             "hooks": [],
         }
     )
@@ -74,16 +76,18 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
                 return judge.loss(scores, batch)
 
         learner.algorithm = Timed()
-        shares, times = [], []
+        shares, times, flow = [], [], flow_of(spec, State())
         for step in range(steps + 1):
-            rollout, _ = runtime.rollout(step)
-            keep = judge.select(rollout).nonzero().flatten().numpy()
+            rollout, kept_columns, _ = collect(runtime, flow, step + 1)
+            keep = kept_columns.nonzero().flatten().numpy()
             kept = take_columns(rollout, keep)
             before = perf_counter()
             advantages = judge.advantages(kept)
             own = perf_counter() - before
             losses.clear()
             total = runtime.update(kept, keep, advantages)["time/learner"] - sum(losses)
+            runtime.finish(trained=True)
+            flow.finish()
             if step:  # the first warms up
                 shares.append((own + sum(losses)) / (own + total))
                 times.append(total)

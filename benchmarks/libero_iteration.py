@@ -25,10 +25,13 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core import catalogue as plugins
+from vla_rl.core.flow import Flow
 from vla_rl.core.hookspecs import SimEnv, VLAModel
+from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.randomness import Noise
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.core.state import State
 from vla_rl.core.types import Context, Observation
 from vla_rl.runtime.driver import Driver
 
@@ -96,16 +99,17 @@ def baseline_rollout(model: VLAModel, bddl_file: str, instruction: str, rows: in
         process.join()
 
 
-def iteration(runtime: Driver, step: int) -> tuple[float, float]:
+def iteration(runtime: Driver, flow: Flow) -> tuple[float, float]:
     """Seconds of the iteration and of its update."""
     before = perf_counter()
-    rollout, _ = runtime.rollout(step)
-    rollout = runtime.algorithm.shape_rewards(rollout)
-    keep = np.flatnonzero(runtime.algorithm.select(rollout).numpy())
+    rollout, kept_columns, _ = collect(runtime, flow, flow.step + 1)
+    keep = np.flatnonzero(kept_columns.numpy())
     kept = take_columns(rollout, keep)
     middle = perf_counter()
     runtime.update(kept, keep, runtime.algorithm.advantages(kept))
     after = perf_counter()
+    runtime.finish(trained=True)
+    flow.finish()
     return after - before, after - middle
 
 
@@ -133,11 +137,12 @@ def measure(rounds: int, rows: int, steps: int) -> dict[str, float]:
     model: VLAModel = plugins.build("model", spec.model.type, spec.model.config, Context(env=alone.info, chunk=CHUNK))
     runtime = Driver(spec)
     try:
-        iteration(runtime, 0)
+        flow = flow_of(spec, State())
+        iteration(runtime, flow)
         play_alone(alone, states, CHUNK)
         times: dict[str, list[float]] = {"ours": [], "update": [], "baseline": [], "alone": []}
-        for step in range(1, rounds + 1):
-            whole, update = iteration(runtime, step)
+        for _ in range(rounds):
+            whole, update = iteration(runtime, flow)
             times["ours"].append(whole)
             times["update"].append(update)
             times["baseline"].append(

@@ -24,8 +24,11 @@ from typing import Any
 
 from attrs import frozen
 
+from vla_rl.core.flow import Flow
+from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.core.state import State
 from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.planning.forecast import forecast
@@ -72,7 +75,7 @@ class Case:
                 "algorithm": {"type": "ppo"},
                 "placement": {"type": "slots", "stages": share},
                 "runtime": {"backend": self.backend},
-                "train": {"steps": 1, "lr": 1e-3, "micro_batch": 64},
+                "train": {"steps": 10**6, "lr": 1e-3, "micro_batch": 64},
                 "hooks": [],
             }
         )
@@ -128,21 +131,30 @@ SECTIONS = {
 """Groups of cases; those of a group are alive side by side."""
 
 
+def play(runtime: Driver, flow: Flow) -> float:
+    """Seconds of a rollout, which is not trained on."""
+    before = perf_counter()
+    collect(runtime, flow, flow.step + 1)
+    seconds = perf_counter() - before
+    runtime.finish(trained=False)
+    flow.finish("void")
+    return seconds
+
+
 def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
     """-> median seconds of a rollout of each case."""
-    runtimes = []
+    runtimes: list[tuple[Driver, Flow]] = []
     try:
         for case in cases:
-            runtimes.append(Driver(case.spec(), plan=case.plan()))
-            runtimes[-1].rollout(0)
+            spec = case.spec()
+            runtimes.append((Driver(spec, plan=case.plan()), flow_of(spec, State())))
+            play(*runtimes[-1])
         times: list[list[float]] = [[] for _ in cases]
-        for step in range(1, rounds + 1):
-            for runtime, own in zip(runtimes, times, strict=True):
-                before = perf_counter()
-                runtime.rollout(step)
-                own.append(perf_counter() - before)
+        for _ in range(rounds):
+            for (runtime, flow), own in zip(runtimes, times, strict=True):
+                own.append(play(runtime, flow))
     finally:
-        for runtime in runtimes:
+        for runtime, _ in runtimes:
             runtime.close()
     for case, own in zip(cases, times, strict=True):
         yield case, statistics.median(own)

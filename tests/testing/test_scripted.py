@@ -40,6 +40,20 @@ def test_a_row_that_runs_on_keeps_or_loses_its_success(holds: bool, after: list[
     assert result.terminated.sum() == 1
 
 
+def lengths(env: ScriptedEnv, states: np.ndarray) -> np.ndarray:
+    rows = np.arange(env.num_envs)
+    env.reset(rows, states, rows)
+    return step(env, 300).executed.sum(1)
+
+
+def test_lengths_vary_over_states_by_the_given_spread() -> None:
+    env, states = ScriptedEnv(1000, length=48, length_sigma=0.3), np.arange(1000)
+    found = lengths(env, states)
+    assert abs(found.mean() - 48) < 2 and abs(np.log(found).std() - 0.3) < 0.03
+    assert np.array_equal(lengths(env, states[::-1]), found[::-1])
+    assert set(lengths(ScriptedEnv(1000, length=48), states)) == {48}
+
+
 def test_the_stamp_tells_row_episode_step_and_state() -> None:
     env = ScriptedEnv(3, first_row=100)
     env.reset(np.arange(3), np.array([300, 1, 2]), np.zeros(3, np.int64))

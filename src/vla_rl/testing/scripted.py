@@ -6,6 +6,7 @@ that a runtime, an algorithm or a placement is tested in seconds and without the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.randomness import generator
 from vla_rl.core.types import (
     ChunkResult,
     Context,
@@ -66,6 +68,8 @@ class ScriptedEnv(SimEnv):
             which win. Steps count from 1; a state without an entry (or None) never ends by itself.
             Default: something to learn. The episode ends at step `length`, with success if the first dimension of its
             actions, summed, has the sign of the first number of the state.
+        length_sigma: spread of the lengths over states, as the standard deviation of their logarithm; `length` is then
+            their mean. A state always has the same one.
         max_steps: limit in `TaskInfo`, enforced by core.
         num_states: states of each split: train has ids 0 .. n-1, eval n .. 2n-1.
         holds: the success predicate stays true after the end; False: true at that one action only.
@@ -84,6 +88,7 @@ class ScriptedEnv(SimEnv):
         *,
         chunk: int = 1,
         length: int = 4,
+        length_sigma: float = 0.0,
         max_steps: int = 8,
         num_states: int = 64,
         num_tasks: int = 2,
@@ -111,7 +116,8 @@ class ScriptedEnv(SimEnv):
                 for i in range(num_tasks)
             ),
         )
-        self._ends, self._chunk, self._length, self._num_states = ends, chunk, length, num_states
+        self._ends, self._chunk, self._num_states = ends, chunk, num_states
+        self._length, self._length_sigma = length, length_sigma
         self._image, self._first_row, self._holds, self._step_reward = image, first_row, holds, step_reward
         self._stamp, self._fault, self._fault_at = stamp, fault, fault_at
         self._latency = Latency(latency_s, latency_sigma, seed=1 + first_row)
@@ -195,10 +201,15 @@ class ScriptedEnv(SimEnv):
     def _prescribed(self, row: int) -> tuple[int, str] | None:
         state = int(self._state[row])
         if self._ends is None:
-            return self._length, "sign"
+            return self._length_of(state), "sign"
         if isinstance(self._ends, Mapping):
             return self._ends.get((self._first_row + row, int(self._episode[row])), self._ends.get(state))
         return self._ends(state)
+
+    def _length_of(self, state: int) -> int:
+        sigma = self._length_sigma
+        draw = generator(0, "scripted/length", state).standard_normal() if sigma else 0.0
+        return max(1, round(self._length * math.exp(sigma * draw - sigma**2 / 2)))
 
     def _observe(self, rows: np.ndarray[Any, Any]) -> Observation:
         image = np.full((len(rows), self._image, self._image, 3), 128, np.uint8)
@@ -235,7 +246,9 @@ class ScriptedEnv(SimEnv):
 @frozen(kw_only=True)
 class ScriptedConfig:
     length: int = 4
-    """Step at which an episode ends."""
+    """Step at which an episode ends; with length_sigma, in the mean."""
+    length_sigma: float = 0.0
+    """Spread of that over states, as the standard deviation of its logarithm."""
     max_steps: int = 8
     """Step limit of the tasks."""
     num_states: int = 64
@@ -270,6 +283,8 @@ class LinearConfig:
     """Sleep in each `sample_chunk`, seconds."""
     latency_sigma: float = 0.0
     """Spread of that, as the standard deviation of its logarithm."""
+    learn_latency_s: float = 0.0
+    """Sleep in each `chunk_log_probs`, seconds."""
 
 
 def _build_env(config: ScriptedConfig, context: Context) -> ScriptedEnv:
@@ -294,6 +309,7 @@ def _build_model(config: LinearConfig, context: Context) -> Any:
         temperature=context.temperature,
         checkpoint=config.checkpoint,
         latency=Latency(config.latency_s, config.latency_sigma),
+        learn_latency=Latency(config.learn_latency_s),
     )
 
 

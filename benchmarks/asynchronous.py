@@ -1,0 +1,209 @@
+"""What running ahead of training brings, on Ray, with the seconds that RL-VLA3 publishes as latencies.
+
+    python benchmarks/asynchronous.py [--only sync lag1 lag2 uneven] [--rounds 3] [--steps 6] [--json FILE]
+
+sync      max_lag 0, tickets of equal length
+lag1      max_lag 1, tickets of equal length
+lag2      max_lag 2, lengths with a coefficient of variation (CV) of 0.3
+uneven    max_lag 0, lengths with a CV of 0.6
+
+R = 2.7 s of rollout and A = 2.2 s of update: RL-VLA3 (arXiv:2602.05765), tables 3 and 4, pi0 on 8 GPUs 1:1, over 200.
+A step has 4 tickets a row and 48 chunk steps a ticket (in the mean), half simulation and half inference. All are
+sleeps, so what is measured is the order of things and the runtime's own cost. Simulator, policy and learner are workers
+of their own.
+
+Cases are started together and play in turn; before the measured steps of a turn others fill what is played ahead.
+Shares are of max(R, A), the least that a training step can take, with the R and A of `sync`: its seconds a chunk step,
+times the chunk steps that a row plays in a step. `uneven` is compared with rounds, in which all rows wait for the
+slowest: the sum over rounds of the longest ticket, of the same draws, ticket n being played by row n mod rows. Each
+ratio is taken within a round of turns; medians of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from attrs import define, frozen
+
+from vla_rl.core.flow import Flow
+from vla_rl.core.loop import collect, flow_of
+from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.core.state import State
+from vla_rl.runtime.driver import Driver
+
+ROLLOUT, UPDATE = 536.8 / 200, 441.3 / 200
+"""Seconds of a training step."""
+ROWS, TICKETS, LENGTH = 16, 4, 48
+"""Tickets of a row, and chunk steps of a ticket."""
+WARM_UP = 2
+"""Training steps before the measured ones of a turn, at least; more where more is played ahead."""
+ENDLESS = 10**6
+
+
+@frozen(kw_only=True)
+class Case:
+    name: str
+    max_lag: int = 0
+    cv: float = 0.0
+    """Of the tickets' lengths."""
+
+    def spec(self) -> Spec:
+        latency = ROLLOUT / (TICKETS * LENGTH) / 2
+        return parse_spec(
+            {
+                "name": "asynchronous",
+                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+                "model": {"type": "linear", "latency_s": latency, "learn_latency_s": UPDATE},
+                "env": {
+                    "type": "scripted",
+                    "num_envs": ROWS,
+                    "length": LENGTH,
+                    "length_sigma": math.sqrt(math.log(1 + self.cv**2)),
+                    "max_steps": 10 * LENGTH,
+                    "num_states": 10**5,
+                    "latency_s": latency,
+                },
+                "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
+                "asynchrony": {"max_lag": self.max_lag},
+                "algorithm": {"type": "ppo"},
+                "placement": {"type": "slots"},
+                "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": 10 * TICKETS * ROWS * LENGTH},
+                "hooks": [],
+            }
+        )
+
+
+CASES = [
+    Case(name="sync"),
+    Case(name="lag1", max_lag=1),
+    Case(name="lag2", max_lag=2, cv=0.3),
+    Case(name="uneven", cv=0.6),
+]
+
+
+@frozen(kw_only=True)
+class Step:
+    """A training step: seconds, chunk steps of each ticket, and the age of the oldest chunk."""
+
+    whole: float
+    rollout: float
+    """That it waited for its tickets."""
+    train: float
+    """Of update and publication."""
+    lengths: np.ndarray
+    lag: float
+
+    @property
+    def chunk_steps(self) -> float:
+        """Of a row, where none ever waits."""
+        return float(self.lengths.sum()) / ROWS
+
+    @property
+    def of_rounds(self) -> int:
+        """Chunk steps, where in each round all rows wait for the slowest."""
+        return int(self.lengths.reshape(TICKETS, ROWS).max(1).sum())
+
+
+@define
+class Running:
+    case: Case
+    runtime: Driver
+    flow: Flow
+
+    @classmethod
+    def start(cls, case: Case) -> Running:
+        spec = case.spec()
+        return cls(case, Driver(spec), flow_of(spec, State()))
+
+    def turn(self, steps: int) -> list[Step]:
+        """Some training steps, of which the last are measured; then what is played ahead, so that others have the
+        machine."""
+        played = [self.step() for _ in range(max(WARM_UP, self.case.max_lag + 1) + steps)]
+        while playing := self.flow.playing:
+            for number in self.runtime.finished(playing):
+                self.flow.add(number)
+        return played[-steps:]
+
+    def step(self) -> Step:
+        runtime, step, begun = self.runtime, self.flow.step + 1, perf_counter()
+        rollout, _, _ = collect(runtime, self.flow, step)
+        waited = perf_counter()
+        columns = np.arange(rollout.valid.shape[1])
+        metrics = runtime.update(rollout, columns, runtime.algorithm.advantages(rollout))
+        runtime.finish(trained=True)
+        self.flow.finish()
+        ended, lengths = perf_counter(), rollout.valid.any(2).sum(0).numpy()
+        return Step(
+            whole=ended - begun,
+            rollout=waited - begun,
+            train=ended - waited,
+            lengths=lengths,
+            lag=metrics["policy/lag_max"],
+        )
+
+
+def measure(cases: list[Case], rounds: int, steps: int) -> list[dict[str, list[Step]]]:
+    """Of each round: name -> the measured steps of its turn."""
+    running: list[Running] = []
+    try:
+        running.extend(map(Running.start, cases))
+        return [{one.case.name: one.turn(steps) for one in running} for _ in range(rounds)]
+    finally:
+        for one in running:
+            one.runtime.close()
+
+
+def figures_of(turns: dict[str, list[Step]]) -> dict[str, float]:
+    """What these cases' measured steps of one round say."""
+
+    def mean(name: str, what: str) -> float:
+        return statistics.fmean(getattr(step, what) for step in turns[name])
+
+    rollout, update = mean("sync", "rollout"), mean("sync", "train")
+    chunk_step = rollout / mean("sync", "chunk_steps")
+    figures = {f"{name}_s": mean(name, "whole") for name in turns}
+    figures |= {"rollout_s": rollout, "update_s": update, "chunk_step_ms": 1e3 * chunk_step}
+    for name, key in (("lag1", "lag1_share"), ("lag2", "lag2_varied_share")):
+        if name in turns:
+            figures[key] = max(chunk_step * mean(name, "chunk_steps"), update) / figures[f"{name}_s"]
+    if "uneven" in turns:
+        figures["varied_over_rounds"] = mean("uneven", "rollout") / (chunk_step * mean("uneven", "of_rounds"))
+    return figures
+
+
+def lag_beyond_bound(rounds: list[dict[str, list[Step]]]) -> float:
+    """Of all steps of all cases, the largest."""
+    bounds = {case.name: case.max_lag for case in CASES}
+    return max(step.lag - bounds[name] for turns in rounds for name, turn in turns.items() for step in turn)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [case.name for case in CASES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="sync is always measured")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6, help="measured training steps of a turn")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    import ray
+
+    ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
+    cases = [case for case in CASES if case.name in {"sync", *options.only}]
+    rounds = measure(cases, options.rounds, options.steps)
+    of_rounds = [figures_of(turns) for turns in rounds]
+    figures = {name: statistics.median(found[name] for found in of_rounds) for name in of_rounds[0]}
+    figures["lag_beyond_bound"] = lag_beyond_bound(rounds)
+    for name, value in figures.items():
+        print(f"{name:24} {value:10.4f}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
