@@ -73,15 +73,15 @@ class Episodes:
         self.low = np.asarray(env.info.action_low, np.float32)
         self.high = np.asarray(env.info.action_high, np.float32)
         self.rows = env.num_envs
+        self.starts: list[Start | None] = [None] * self.rows  # of the running episode, or of the last one
         self.clear()
 
     # ---------------------------------------------------------------------------------------------- protocol
 
     def clear(self) -> None:
-        """Forget what is being played."""
+        """Forget what is being played, but not which scenes the rows have."""
         n = self.rows
         self.waiting: deque[Start] = deque()
-        self.starts: list[Start | None] = [None] * n  # of the running episode, or of the last one
         self.active = np.zeros(n, bool)
         self.count = np.zeros(n, np.int64)  # valid steps of the running episode
         self.chunks = np.zeros(n, np.int64)  # chunk steps of the running episode
