@@ -69,6 +69,7 @@ def test_no_chunk_is_older_than_was_promised(train, tmp_path, lag):
     ages = [line["policy/lag_max"] for line in steps if "policy/lag_max" in line]
     assert max(ages) <= lag and (lag > 1 or max(ages) == 1)
     ledger = ledger_in(tmp_path / "run")
+    assert ledger == results["tickets"]
     assert ledger["step"] == 7 and ledger["trained"] + ledger["filtered"] + ledger["void"] == 4 * ledger["first"]
     assert ledger["trained"] + ledger["filtered"] + ledger["void"] == sum(line["rollout/episodes"] for line in steps)
     assert sum(line["groups/kept"] for line in steps) == ledger["trained"] / 4
