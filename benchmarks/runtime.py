@@ -31,9 +31,9 @@ from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.state import State
 from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.planning.forecast import forecast
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
-from vla_rl.runtime.planning.simulate import forecast
 from vla_rl.testing.latency import Latency
 
 STEPS, TAIL = 32, 0.7
@@ -90,7 +90,7 @@ class Case:
         plan = self.plan()
         sim, policy = (self._cost(seconds) for seconds in (self.sim, self.policy))
         profile = Profile(chunk_steps=self.steps, sim=sim, policy=policy, message=0.0)
-        return forecast(plan, assign(plan, self.rows, one_process=False), profile, rounds=1, chunk=1).rollout
+        return forecast(plan, assign(plan, self.rows, one_process=False), profile, chunk=1).rollout
 
     def _cost(self, seconds: float) -> Cost:
         latency = Latency(seconds, self.sigma, seed=10**6)

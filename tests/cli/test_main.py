@@ -57,10 +57,10 @@ def test_check_shows_the_resolved_spec(spec, tmp_path):
 
 
 def test_a_wrong_spec_is_a_message_and_no_traceback(spec):
-    result = vla_rl("check", str(spec), "train.lrr=3", "env.num_envs=7")
+    result = vla_rl("check", str(spec), "train.lrr=3", "rollout.episodes=7")
     assert result.returncode == 2
     assert "override: train.lrr: unknown key; did you mean 'lr'?" in result.stderr
-    assert f"{spec}:5: rollout.group_size: 8 does not divide env.num_envs 7" in result.stderr
+    assert "rollout.group_size: 8 does not divide rollout.episodes 7" in result.stderr
     assert "Traceback" not in result.stderr
     assert "Traceback" in vla_rl("check", str(spec), "train.lrr=3", "--debug").stderr
 

@@ -52,7 +52,9 @@ def test_the_strategies_of_eight_devices(plan):
     found = {row["strategy"]: row for row in others}
     collocated = found["collocated"]
     assert (own["strategy"], own["spec"]) == ("slots", True)
-    assert own["rollout_s"] == pytest.approx(4 * (10 * 0.8 + 0.4), rel=0.02), "one pipeline of two lanes"
+    assert own["rollout_s"] == pytest.approx(4 * 10 * 0.8 + 0.4, rel=0.01), (
+        "one pipeline of two lanes, which is filled once"
+    )
     assert collocated["rollout_s"] == pytest.approx(4 * 10 * 0.2), "an eighth of the rows on each of eight devices"
     assert collocated["update_s"] == pytest.approx(10.0)
     assert collocated["idle"]["sim"] == pytest.approx(1 - 4.0 / collocated["iteration_s"])
@@ -71,6 +73,35 @@ def test_the_table_says_what_does_not_fit_and_what_was_assumed(plan):
     assert "slots does not fit: 63 rows" in output
     assert "best: " in output
     assert "is proportional to the rows" in output
+
+
+def test_what_running_ahead_brings(plan):
+    """A learner that takes longer than the rollout, on two lanes: one step of lag hides all of it."""
+    status, output = plan("--devices", "3", "--json")
+    own = json.loads(output)[0]
+    assert status == 0
+    assert own["bottleneck"] == "learner"
+    found = own["overlap"]
+    assert found["rollout_s"] == pytest.approx(4 * 10 * 0.8, rel=0.02)
+    assert found["training_s"] == 80.0
+    assert found["by_lag"]["0"]["step_s"] == own["iteration_s"]
+    assert [found["by_lag"][lag]["step_s"] for lag in "123"] == pytest.approx([80.0] * 3)
+    assert found["by_lag"]["0"]["share"] < 0.95 <= found["by_lag"]["1"]["share"]
+    assert found["least_lag"] == 1
+    assert found["periodic_s"] == pytest.approx(80.0 + found["rollout_s"] / 4)
+    text = plan("--devices", "3")[1]
+    assert "the least that reaches 0.95: max_lag 1" in text
+    assert "; its bottleneck: " in text and "busy 54 % of the time" in text
+    assert "periodic, 4 parts" in text
+
+
+def test_running_ahead_needs_learners_apart(plan):
+    status, output = plan("--devices", "2", "asynchrony.max_lag=1", "placement={type: collocated}", "--json")
+    own, *others = json.loads(output)
+    assert status == 0
+    assert "max_lag 1 needs learners in workers of their own" in own["reason"]
+    (best,) = (row for row in others if row["best"])
+    assert best["strategy"] == "slots" and "overlap" in best
 
 
 def test_it_says_that_latencies_are_missing(plan):

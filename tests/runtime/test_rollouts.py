@@ -278,7 +278,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     def act(rows):
         rows = np.array(rows)
         keys = {"numbers": rows, "episodes": 0 * rows, "chunks": 0 * rows, "final_numbers": rows[:0], "final": None}
-        nothing = {"finished": (), "again": (), "waiting": 0, "seconds": 0.0, "env_steps": 0}
+        nothing = {"finished": (), "again": (), "ending": 0, "waiting": 0, "seconds": 0.0, "env_steps": 0}
         policy.act(mode, (0,), Request(positions=rows, obs=obs.take(rows), **keys, **nothing))
 
     act([0, 1, 2])

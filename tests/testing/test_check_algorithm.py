@@ -103,7 +103,9 @@ def test_synthetic_rollouts_are_consistent() -> None:
     assert (ended.sum((0, 2)) <= 1).all()
     assert ((rolled.rewards > 0).any(0).any(-1) == rolled.success).all()
     steps = rolled.valid.sum((0, 2))
-    assert all(int(steps[e.number]) == e.steps and bool(rolled.success[e.number]) == e.success_once for e in rolled.episodes)
+    assert all(
+        int(steps[e.number]) == e.steps and bool(rolled.success[e.number]) == e.success_once for e in rolled.episodes
+    )
     flat = rolled.valid.permute(1, 0, 2).flatten(1)
     assert (flat[:, 1:] <= flat[:, :-1]).all()
     assert len({int(s) for s in steps}) > 4

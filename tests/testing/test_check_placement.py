@@ -41,7 +41,6 @@ def test_a_sane_strategy_passes() -> None:
         ({"slot": {"device": "cuda:0"}}, "a share of a GPU exactly for device cuda"),
         ({"slot": {"roles": ("sim", "policy", "learner", "critic")}}, "got ['critic']"),
         ({"plan": {"stages": 100}}, "expected at most 64 lanes, a row each, got 100"),
-        ({"plan": {"max_lag": 1}}, "expected a plan that can be carried out, got the placement plans max_lag 1"),
         ({"plan": {"window": Window(max_wait=0.1)}}, "every policy worker simulates its own rows"),
         ({"plan": {"offload": frozenset({"gpu"})}}, "expected offload among"),
     ],
@@ -55,7 +54,7 @@ def test_state_and_a_blind_yes_are_found() -> None:
         count = itertools.count(1)
 
         def plan(self, cluster, job):
-            return Plan(slots=(Slot(roles=("sim", "policy", "learner")),), max_lag=next(self.count))
+            return Plan(slots=(Slot(roles=("sim", "policy", "learner")),), stages=next(self.count))
 
     text = findings(Counting())
     assert "expected equal plans for equal arguments, got two different ones" in text

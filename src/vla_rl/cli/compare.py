@@ -9,12 +9,12 @@ from attrs import evolve, frozen
 
 from vla_rl.core.catalogue import installed, load
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.plan import Cluster, DoesNotFit
+from vla_rl.core.plan import Cluster, DoesNotFit, Plan
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.spec.structure import Problems
+from vla_rl.runtime.planning.forecast import Forecast, Overlap, apart, expected, overlap
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.planning.simulate import Forecast, expected
 
 STAGES = "pipeline_stages"
 TRIED_STAGES = (1, 2, 4)
@@ -28,7 +28,8 @@ class Candidate:
     own: bool
     """The spec's."""
     placement: Component
-    forecast: Forecast | None
+    plan: Plan | None = None
+    forecast: Forecast | None = None
     reason: str = ""
 
 
@@ -39,12 +40,26 @@ def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
         there = evolve(spec, placement=placement)
         try:
             plan = plan_for(there, cluster, lambda spec, cluster: profile)
+            if spec.asynchrony.max_lag and not apart(plan):
+                raise DoesNotFit(
+                    f"asynchrony.max_lag {spec.asynchrony.max_lag} needs learners in workers of their own, from which "
+                    f"nothing is offloaded; set it to 0, or choose disaggregated"
+                )
             forecast = expected(plan, there, profile)
         except (DoesNotFit, UserError) as exc:
-            found.append(Candidate(name=name, own=own, placement=placement, forecast=None, reason=str(exc)))
+            found.append(Candidate(name=name, own=own, placement=placement, reason=str(exc)))
         else:
-            found.append(Candidate(name=name, own=own, placement=placement, forecast=forecast))
+            found.append(Candidate(name=name, own=own, placement=placement, plan=plan, forecast=forecast))
     return found
+
+
+def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
+    """What running ahead brings: under the spec's own placement, or else the fastest whose learners are apart."""
+    able = [candidate for candidate in candidates if candidate.plan is not None and apart(candidate.plan)]
+    chosen = next((candidate for candidate in able if candidate.own), None) or best(able)
+    if chosen is None or chosen.plan is None:
+        return None
+    return chosen, overlap(chosen.plan, evolve(spec, placement=chosen.placement), profile)
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:

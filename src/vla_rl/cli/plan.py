@@ -11,17 +11,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vla_rl.cli.compare import Candidate, best, compare
+from vla_rl.cli.compare import Candidate, ahead, best, compare
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.hardware import machine
+from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic
 from vla_rl.runtime.planning.profile import Profile, load_profile
-from vla_rl.runtime.planning.simulate import Forecast
 
 GIB = 2**30
 CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB
 """Assumed with --devices alone; usual of machines with eight GPUs."""
+PARTS = 4
+"""Of a periodic step, for comparison; as many as RL-VLA3 has."""
+WORKERS = {"sim": "the simulators", "policy": "inference", "learner": "the learners"}
 
 
 def main(
@@ -31,13 +34,17 @@ def main(
     profile = load_profile(profiles)
     cluster = cluster_of(devices, cpus, memory)
     candidates = compare(spec, cluster, profile)
-    winner = best(candidates)
+    winner, further = best(candidates), ahead(spec, candidates, profile)
     if json:
         from json import dumps
 
-        print(dumps([_plain(c, c is winner) for c in candidates], indent=1))
+        found = [_plain(c, c is winner) for c in candidates]
+        if further is not None:
+            found[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1])
+        print(dumps(found, indent=1))
     else:
         _print(spec, cluster, profile, candidates, winner)
+        _print_overlap(spec, further)
     if winner is None:
         raise UserError("no placement fits on these devices; the reasons are above")
 
@@ -65,16 +72,29 @@ def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
         "iteration_s": expected.iteration,
         "rollout_s": expected.rollout,
         "update_s": expected.update,
+        "publish_s": expected.publish,
         "idle": expected.idle,
+        "bottleneck": expected.bottleneck,
         "device_bytes": expected.device_bytes,
         "host_bytes": expected.host_bytes,
+    }
+
+
+def _plain_overlap(found: Overlap) -> dict[str, object]:
+    lags = {str(lag): {"step_s": f.iteration, "share": found.share(lag)} for lag, f in found.by_lag.items()}
+    return {
+        "rollout_s": found.rollout,
+        "training_s": found.training,
+        "by_lag": lags,
+        "least_lag": found.least,
+        "periodic_s": periodic(found.rollout, found.training, PARTS),
     }
 
 
 def _print(
     spec: Spec, cluster: Cluster, profile: Profile, candidates: Sequence[Candidate], winner: Candidate | None
 ) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = _console()
     gpus = f"{cluster.gpus} GPU{'s' * (cluster.gpus != 1)}"
     console.print(
         f"[bold]{spec.name}[/]: {spec.env.num_envs} rows of {spec.env.type}, {spec.model.type}, on {gpus}, "
@@ -99,7 +119,9 @@ def _print(
         gain = ""
         if own.forecast is not None and own is not winner:
             gain = f", {winner.forecast.throughput / own.forecast.throughput:.2f} times the spec's"
-        console.print(f"best: [bold green]{winner.name}[/]{gain}")
+        expected, role = winner.forecast, winner.forecast.bottleneck
+        busy = f"{WORKERS[role]}, busy {100 * (1 - expected.idle[role]):.0f} % of the time"
+        console.print(f"best: [bold green]{winner.name}[/]{gain}; its bottleneck: {busy}")
     assumed = [
         f"{name} time {'does not depend on' if cost.fixed == 1 else 'is proportional to'} the rows of a call"
         for name, cost in (("simulation", profile.sim), ("inference", profile.policy))
@@ -107,6 +129,38 @@ def _print(
     ]
     if assumed:
         console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/plan.md)[/]")
+
+
+def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None) -> None:
+    console = _console()
+    if further is None:
+        console.print("asynchrony.max_lag brings nothing here: no placement that fits has learners of their own")
+        return
+    candidate, found = further
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(f"max_lag, {candidate.name}", no_wrap=True)
+    for title in ("step", "of the best", "oldest chunk"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for lag, expected in found.by_lag.items():
+        name = Text(str(lag), style="bold green" if lag == found.least else "")
+        own = " (spec)" if candidate.own and lag == spec.asynchrony.max_lag else ""
+        old = f"{expected.lag} step{'s' * (expected.lag != 1)}"
+        table.add_row(name.append(own), f"{expected.iteration:,.2f} s", f"{100 * found.share(lag):.0f} %", old)
+    seconds = periodic(found.rollout, found.training, PARTS)
+    share = f"{100 * found.bound / seconds:.0f} %" if seconds else "-"
+    table.add_row(f"periodic, {PARTS} parts", f"{seconds:,.2f} s", share, "0 steps")
+    console.print()
+    console.print(table)
+    console.print(
+        f"the best: {found.bound:,.2f} s, the longer of {found.rollout:,.2f} s for the tickets of a step and "
+        f"{found.training:,.2f} s for update and publication"
+    )
+    least = f"the least that reaches {ENOUGH}: [bold green]max_lag {found.least}[/]"
+    console.print(f"none of these reaches {ENOUGH} of it" if found.least is None else least)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def _cells(expected: Forecast) -> list[str]:

@@ -85,8 +85,6 @@ class Plan:
     stages: int = 1
     """Lanes of each sim worker."""
     window: Window = field(factory=Window)
-    max_lag: int = 0
-    """Published versions that a chunk may be old; only 0, the newest weights, is carried out so far."""
     offload: frozenset[str] = frozenset()
     """Roles that leave their device while they have nothing to do."""
 

@@ -108,8 +108,7 @@ class Plugin:
     """config -> numbers of an action that a simulator takes or a model gives, where that is known without building it
     (else None): a spec in which the two differ is refused."""
     no_rl: Callable[[Any], str | None] | None = None
-    """Models: config -> why reinforcement learning is impossible with it (None: it is possible); asked before a run
-    starts. Evaluation and imitation are always possible."""
+    """Models: config -> why reinforcement learning is impossible with it (None: it is possible), asked before a run."""
 
 
 # ---------------------------------------------------------------------------------------------- simulators
@@ -260,9 +259,8 @@ class Episode:
     """One finished episode, as the statistics count it."""
 
     number: int
-    """Of the ticket that it was played for, or, in an evaluation, of its reset state."""
     episode: int
-    """Its place among the episodes of the ticket, or the repeat of the evaluation."""
+    """Its ticket's, and its place in the ticket; in an evaluation its state's, and the repeat."""
     task: str
     state: int
     """Id of the reset state."""
@@ -272,7 +270,7 @@ class Episode:
     success_once: bool
     success_at_end: bool
     truncated: bool
-    """Ended by the step limit (or the simulator's own truncation) and not by the task."""
+    """Ended by the step limit, or the simulator's own truncation."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -369,7 +367,7 @@ class Batch:
     reference_log_probs: torch.Tensor | None = None
     """float32 [B, C, M] of the reference policy, for algorithms that need "reference"."""
     fresh_log_probs: torch.Tensor | None = None
-    """float32 [B, C, M] of the policy at the start of the training step, for those that need "fresh-log-probs"."""
+    """float32 [B, C, M] of the weights that the training step began with; for those that need "fresh-log-probs"."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -47,20 +47,22 @@ def assign(plan: Plan, num_envs: int, one_process: bool) -> list[Assignment]:
     spread = len(sims) >= len(policies)  # then a policy serves whole sim workers, else single lanes
     of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
     home = {lane.index: slot for slot, own in of_sim.items() for lane in own}
-    server = {
-        lane.index: slot if slot in policies else policies[(i if spread else lane.index) % len(policies)]
-        for i, slot in enumerate(sims)
-        for lane in of_sim[slot]
-    }
+    served: dict[int, list[LaneSlice]] = {policy: [] for policy in policies}
+    for i, sim in enumerate(sims):
+        for lane in of_sim[sim]:
+            acting = sim if sim in served else policies[(i if spread else lane.index) % len(policies)]
+            served[acting].append(lane)
+    rank = {learner: i for i, learner in enumerate(learners)}
+    window = Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait)
     return [
         Assignment(
             index=i,
             slot=slot,
             lanes=of_sim.get(i, ()),
-            served=tuple(lane for lane in lanes if server[lane.index] == i),
-            homes=tuple(home[lane.index] for lane in lanes if server[lane.index] == i),
-            window=Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait),
-            rank=learners.index(i) if i in learners else -1,
+            served=tuple(served.get(i, ())),
+            homes=tuple(home[lane.index] for lane in served.get(i, ())),
+            window=window,
+            rank=rank.get(i, -1),
             world=len(learners),
             offload=plan.offload,
         )

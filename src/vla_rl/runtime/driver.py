@@ -103,6 +103,7 @@ class Driver:
 
     # ----------------------------------------------------------------------------------------------- one iteration
 
+    @traced
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
         """Have tickets played that were issued while `step` ran. Does not wait."""
         per_step = self.spec.rollout.groups(self.spec.env.num_envs)
@@ -125,6 +126,7 @@ class Driver:
         if self.algorithm.needs & FRESH and old:
             played = self._refreshed(played)
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
+        self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
         rollout = self.gathered.rollout
         if "fresh-log-probs" in self.algorithm.needs and not old:
             rollout = rollout.evolve(fresh_log_probs=rollout.log_probs)
@@ -163,7 +165,6 @@ class Driver:
     @traced
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
-
         tickets = tickets_for(self.spec, self.eval_states, frames)
         self.progress("eval", 0, len(tickets))
         return self.restarts.surviving(

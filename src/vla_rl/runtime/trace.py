@@ -122,6 +122,8 @@ class Segment:
     env_steps: int
     tracks: Mapping[Track, Sequence[Event]]
     """Ascending, and never two at once."""
+    tickets: tuple[int, ...] = ()
+    """Chunk steps of those that the step consumed."""
 
     @property
     def size(self) -> int:
@@ -164,6 +166,8 @@ class Trace:
         """Its size."""
         self.env_steps = 0
         """Of the run, at the last time."""
+        self.tickets: Sequence[int] = ()
+        """Chunk steps of those that the running step consumes."""
 
     def add(self, kind: str, step: int, env_steps: int, drained: Mapping[int, tuple[list[Event], int]]) -> None:
         """Take in what every worker recorded since the last time: worker -> (its events, number of those that it
@@ -177,7 +181,10 @@ class Trace:
             for event in events:
                 own = event._replace(start=event.start - shift, end=event.end - shift)
                 tracks.setdefault((worker, event.role), []).append(own)
-        segment = Segment(kind=kind, step=step, begin=begin, end=self.last, env_steps=played, tracks=tracks)
+        tickets, self.tickets = tuple(self.tickets), ()
+        segment = Segment(
+            kind=kind, step=step, begin=begin, end=self.last, env_steps=played, tracks=tracks, tickets=tickets
+        )
         if kind == "training":
             self._sum_up(segment)
         phases = {DRIVER: self.own.drain()[0]}
@@ -216,7 +223,7 @@ class Trace:
                 milliseconds = {f"{role}_ms": round(1e3 * seconds, 3) for role, seconds in parts.items()}
                 events.append(self._slice(track, "wait", f"waits for {most}", start, end, milliseconds))
         iterations = [
-            {"kind": s.kind, "step": s.step, "seconds": s.end - s.begin, "env_steps": s.env_steps}
+            {"kind": s.kind, "step": s.step, "seconds": s.end - s.begin, "env_steps": s.env_steps, "tickets": s.tickets}
             for s in self.segments
         ]
         assignments = [

@@ -12,7 +12,6 @@ import torch
 from attrs import evolve
 from PIL import Image
 
-from vla_rl.core.episodes import Episodes
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
 from vla_rl.core.flow import Ticket
@@ -26,6 +25,7 @@ from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.roles.sim import SimRole
+from vla_rl.runtime.rollouts.episodes import Episodes
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 

@@ -11,8 +11,8 @@ from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst
 from vla_rl.plugins.placement.auto import AutoConfig
 from vla_rl.plugins.placement.auto.impl import Auto, splits
 from vla_rl.runtime.assignments import assign
+from vla_rl.runtime.planning.forecast import forecast
 from vla_rl.runtime.planning.profile import Cost, Profile
-from vla_rl.runtime.planning.simulate import forecast
 from vla_rl.toolkit.placement.devices import arrange, busy_devices
 
 EVEN = Profile(
@@ -29,7 +29,7 @@ def gpus(count):
 
 
 def seconds(profile, rows, plan):
-    return forecast(plan, assign(plan, rows, one_process=False), profile, rounds=1, chunk=1).iteration
+    return forecast(plan, assign(plan, rows, one_process=False), profile, chunk=1).iteration
 
 
 def job_of(profile, rows=16):

@@ -141,7 +141,6 @@ def sims_apart(policies, **options):
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (sims_apart(1, max_lag=1), "max_lag 1, and every rollout is played with the newest weights"),
         (Plan(slots=(Slot(roles=("sim", "policy", "learner")),), window=Window(max_wait=0.5)), "max_wait 0.5 s"),
         (sims_apart(2, stages=2, window=Window(max_wait=0.5)), "every policy worker acts for one lane"),
     ],

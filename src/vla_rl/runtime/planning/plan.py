@@ -13,8 +13,8 @@ from vla_rl.core.manager import wrap
 from vla_rl.core.plan import Cluster, Job, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context
+from vla_rl.runtime.planning.forecast import seconds_of
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.planning.simulate import expected
 from vla_rl.toolkit.placement.checks import checked
 
 WITHOUT = "leave runtime.require out to run on CPUs"
@@ -43,8 +43,8 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
     except MeasureFirst:
         if measure is None:
             raise
-        profile = measure(spec, cluster)
-        plan = placement.plan(cluster, evolve(job, forecast=lambda plan: expected(plan, spec, profile).iteration))
+        steady = measure(spec, cluster).steady
+        plan = placement.plan(cluster, evolve(job, forecast=lambda plan: seconds_of(plan, spec, steady)))
     plan = checked(plan, cluster, job)
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
     if spec.runtime.require == "cuda" and slow:

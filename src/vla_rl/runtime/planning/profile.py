@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field, frozen
 from attrs import validators as v
 
 from vla_rl.core.errors import UserError
@@ -20,7 +20,7 @@ Event = Mapping[str, Any]
 Seconds = float | tuple[float, ...]
 MESSAGE = 0.0002
 """Seconds, where none were measured."""
-ROLLOUT = ("begin_train", "step", "act")
+ROLLOUT = ("begin", "step", "act")
 
 
 def _positive(instance: Any, attribute: Any, value: Seconds) -> None:
@@ -35,8 +35,8 @@ class Cost:
 
     seconds: Seconds = field(validator=_positive)
     """A number, or measured ones, from which the simulation draws."""
-    rows: int = field(default=1, validator=v.ge(1))
-    """Rows of the call that took so long; for learners ranks."""
+    rows: float = field(default=1.0, validator=v.gt(0))
+    """Rows that played in the call that took so long, or their mean; for learners ranks."""
     fixed: float = field(default=0.0, validator=[v.ge(0.0), v.le(1.0)])
     """Part of the time that does not depend on the rows: 0, the time is proportional to them; 1, they run in
     parallel."""
@@ -47,6 +47,10 @@ class Cost:
         """Seconds of one call on so much more (or less) than was measured."""
         seconds = random.choice(self.seconds) if isinstance(self.seconds, tuple) else self.seconds
         return seconds * (self.fixed + (1 - self.fixed) * share)
+
+    @property
+    def mean(self) -> float:
+        return _mean(self.seconds) if isinstance(self.seconds, tuple) else self.seconds
 
     def share(self, size: float, cpus: float) -> float:
         """`draw`'s, for so many times the rows, on so many CPUs."""
@@ -61,9 +65,9 @@ class Profile:
     """What the simulation needs to know of a job."""
 
     chunk_steps: int | tuple[int, ...] = field()
-    """Chunk steps until the last row of a lane is done: a number, or measured ones."""
+    """Chunk steps of a ticket: a number, or measured ones, from which the simulation draws."""
     env_steps: float | None = field(default=None, validator=v.optional(v.gt(0)))
-    """Environment steps (single actions) of one row in one episode; null: chunk_steps times rollout.chunk."""
+    """Environment steps (single actions) of a ticket; null: chunk_steps times rollout.chunk."""
     sim: Cost
     """A chunk step of simulation."""
     policy: Cost
@@ -71,7 +75,7 @@ class Profile:
     learner: Cost = NOTHING
     """All optimiser steps of one iteration; `rows` are learner ranks."""
     reset: Cost = NOTHING
-    """The resets before a round."""
+    """The reset of rows that take tickets."""
     publish: float = field(default=0.0, validator=v.ge(0))
     """Seconds until policies apart from the learners have new weights."""
     offload: Mapping[str, float] = field(factory=dict)
@@ -80,8 +84,6 @@ class Profile:
     """Seconds from the end of a call in one worker to the start of the next in another."""
     turn: float = field(default=0.0, validator=v.ge(0))
     """Seconds from the end of a call to the start of the next in the same worker, which was there already."""
-    between: float = field(default=0.0, validator=v.ge(0))
-    """Seconds between two rounds of a rollout, in which the first is collected."""
     rest: float = field(default=0.0, validator=v.ge(0))
     """Seconds of an iteration in which no worker works: rollouts collected and judged, metrics written."""
     parameters: float | None = None
@@ -96,6 +98,23 @@ class Profile:
         unknown = set(value) - {"sim", "policy", "learner"}
         if unknown:
             raise ValueError(f"{min(unknown)!r} is no role; there are: sim, policy, learner")
+
+    @property
+    def varies(self) -> bool:
+        """Something is drawn."""
+        drawn = [self.chunk_steps, *(cost.seconds for cost in (self.sim, self.policy, self.learner, self.reset))]
+        return any(isinstance(values, tuple) and len(set(values)) > 1 for values in drawn)
+
+    @property
+    def steady(self) -> Profile:
+        """With means in place of all that is drawn."""
+        costs = {name: getattr(self, name) for name in ("sim", "policy", "learner", "reset")}
+        steps = self.chunk_steps
+        return evolve(
+            self,
+            chunk_steps=steps if isinstance(steps, int) else max(1, round(_mean(steps))),
+            **{name: evolve(cost, seconds=cost.mean) for name, cost in costs.items()},
+        )
 
 
 def load_profile(files: Sequence[Path]) -> Profile:
@@ -125,67 +144,80 @@ def _load(file: Path) -> Profile:
     return profile
 
 
-@define
-class _Round:
-    """Of a lane. Inferences for several lanes are the first one's."""
-
-    begin: Event
-    steps: list[Event] = field(factory=list)
-    acts: list[Event] = field(factory=list)
-
-
 def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
-    """What a run's training iterations cost. Raises UserError for a trace without any."""
+    """What a run's training iterations cost; its first only where there is no other, as nothing is warm then. Raises
+    UserError for a trace without any."""
     events = sorted((e for e in data["traceEvents"] if e["ph"] == "X"), key=lambda e: e["ts"])
-    spans = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("training ")]
-    work = [e for e in events if e["cat"] == "work" and e["pid"] and any(a <= e["ts"] < b for a, b in spans)]
-    assignments = {assignment["worker"] + 1: assignment for assignment in data["otherData"]["assignments"]}
-    rounds: list[_Round] = []
-    running: dict[int, _Round] = {}
-    updates = []
-    for event in work:
-        lane = _lanes(event.get("args", {}).get("lane", -1))[0]
-        if event["name"] == "begin_train":
-            running[lane] = _Round(event)
-            rounds.append(running[lane])
-        elif event["name"] in ("step", "act") and lane in running:
-            (running[lane].steps if event["name"] == "step" else running[lane].acts).append(event)
-        elif event["name"] == "update":
-            updates.append(event)
-    if not any(r.acts for r in rounds):
+    iterations = [i for i in data["otherData"]["iterations"] if i["kind"] == "training"]
+    iterations = [i for i in iterations if i["step"] > 1] or iterations
+    names = {f"training {iteration['step']}" for iteration in iterations}
+    spans = [(e["ts"], _end(e)) for e in events if e["name"] in names]
+    inside = [e for e in events if e["cat"] == "work" and any(begin <= e["ts"] < end for begin, end in spans)]
+    work = [e for e in inside if e["pid"]]
+    begins, steps, updates = ([e for e in work if e["name"] == name] for name in ("begin", "step", "update"))
+    acts = _choosing(work)
+    if not acts or not steps:
         raise UserError(f"{source} holds no training iteration; give that of a run that trained")
-    between = _between(rounds, spans)
-    for played in rounds:
-        del played.acts[-1:]  # it chooses nothing, and values final observations at most
-    sims = next(assignment for assignment in assignments.values() if assignment["rows"])
-    rows = max(sims["rows"].values())
-    batch = statistics.mode(
-        sum(_row_counts(assignments)[lane] for lane in _lanes(e["args"]["lane"])) for e in work if e["name"] == "act"
-    )
+    assignments = {assignment["worker"] + 1: assignment for assignment in data["otherData"]["assignments"]}
+    counts = {int(lane): rows for assignment in assignments.values() for lane, rows in assignment["rows"].items()}
+    rows, batch = max(counts.values()), statistics.mode(sum(counts[lane] for lane in _lanes(e)) for e in acts)
+    lengths = [length for iteration in iterations for length in iteration["tickets"]]
+    sim, reset = _without_resets(_seconds(steps), _seconds(begins), len(lengths) / rows - len(begins))
     ranks = sum("learner" in assignment["roles"] for assignment in assignments.values())
-    training = [i for i in data["otherData"]["iterations"] if i["kind"] == "training"]
-    env_steps = sum(iteration["env_steps"] for iteration in training) / (len(rounds) * rows)
     message, turn = _delays(work, assignments)
-    publish = _mean(_seconds(e for e in events if e["name"] == "publish" and any(a <= e["ts"] < b for a, b in spans)))
+    publish = _median(_seconds(e for e in inside if e["name"] == "publish"))
     return Profile(
-        chunk_steps=tuple(max(1, len(r.steps)) for r in rounds),
-        env_steps=env_steps or None,
-        sim=Cost(seconds=_seconds(e for r in rounds for e in r.steps), rows=rows),
-        policy=Cost(seconds=_seconds(e for r in rounds for e in r.acts), rows=batch, cpus=_cpus(assignments, "policy")),
+        chunk_steps=tuple(lengths),
+        env_steps=sum(iteration["env_steps"] for iteration in iterations) / len(lengths) or None,
+        sim=Cost(seconds=sim, rows=min(rows, sum(lengths) / len(steps))),
+        policy=Cost(
+            seconds=_seconds(acts), rows=min(batch, sum(lengths) / len(acts)), cpus=_cpus(assignments, "policy")
+        ),
         learner=Cost(seconds=_seconds(updates) or 0.0, rows=ranks, cpus=_cpus(assignments, "learner")),
-        reset=Cost(seconds=_seconds(r.begin for r in rounds), rows=rows),
+        reset=Cost(seconds=reset, rows=rows),
         publish=publish,
         message=message,
         turn=turn,
-        between=between,
         rest=max(0.0, _rest(work, spans) - publish),
         **data["otherData"].get("model", {}),
     )
 
 
+def _choosing(work: Sequence[Event]) -> list[Event]:
+    """Inferences after which a lane goes on; the others value final observations at most."""
+    following: dict[int, str] = {}
+    found = []
+    for event in reversed(work):
+        if event["name"] not in ROLLOUT:
+            continue
+        if event["name"] == "act" and any(following.get(lane) == "step" for lane in _lanes(event)):
+            found.append(event)
+        following.update((lane, event["name"]) for lane in _lanes(event))
+    return found[::-1]
+
+
+def _without_resets(
+    steps: tuple[float, ...], begins: tuple[float, ...], inside: float
+) -> tuple[tuple[float, ...], float]:
+    """Chunk steps without the resets in them: of as many lanes as `inside` says. They are in the longest, which are cut
+    down to a level, but not below the median. -> (seconds of the steps, of the reset of a lane)."""
+    reset = _median(begins)
+    if inside <= 0 or not reset:
+        return steps, reset
+    ordered, over = sorted(steps, reverse=True), 0.0
+    level, middle = ordered[0], statistics.median(steps)
+    for i, after in enumerate([*ordered[1:], 0.0], 1):
+        following = max(after, middle)
+        part = min(i * (level - following), inside * reset - over)
+        over, level = over + part, level - part / i
+        if level > following or level <= middle:
+            break
+    return tuple(min(seconds, level) for seconds in steps), over / inside
+
+
 def _joined(costs: Sequence[Cost]) -> Cost:
     """One cost of measurements at several sizes: the line through their means, by least squares."""
-    points = [(c.rows, _mean(c.seconds if isinstance(c.seconds, tuple) else (c.seconds,))) for c in costs]
+    points = [(c.rows, c.mean) for c in costs]
     if len({rows for rows, _ in points}) < 2 or not points[0][1]:
         return costs[0]
     slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
@@ -194,7 +226,7 @@ def _joined(costs: Sequence[Cost]) -> Cost:
 
 
 def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
-    """`message` and `turn`: mean seconds until a call begins after the one that it waits for, in another worker, or
+    """`message` and `turn`: median seconds until a call begins after the one that it waits for, in another worker, or
     after the last one of its own worker, whichever ended later."""
     if all(assignment["local"] for assignment in assignments.values() if assignment["rows"]):
         return MESSAGE, 0.0
@@ -206,30 +238,15 @@ def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]])
         name, end = event["name"], _end(event)
         if name not in ROLLOUT:
             continue
-        lanes, idle = _lanes(event["args"]["lane"]), free.get(event["pid"], 0.0)
-        if name != "begin_train":
+        lanes, idle = _lanes(event), free.get(event["pid"], 0.0)
+        if name != "begin":
             supplier = "sim" if name == "act" else "policy"
             ready = max(came.get((supplier, lane), 0.0) for lane in lanes)
             delay = max(0.0, event["ts"] - max(ready, idle)) / 1e6
             (messages if ready > idle else turns).append(delay)
         came.update({("policy" if name == "act" else "sim", lane): end for lane in lanes})
         free[event["pid"]] = end
-    return _mean(messages), _mean(turns)
-
-
-def _between(rounds: Sequence[_Round], spans: Sequence[tuple[float, float]]) -> float:
-    """Mean seconds from the end of a round to the begin of the next of the same iteration."""
-    gaps = []
-    for begin, end in spans:
-        inside = sorted(
-            (r.begin["ts"], _end((r.steps or [r.begin])[-1])) for r in rounds if begin <= r.begin["ts"] < end
-        )
-        ended = 0.0
-        for start, stop in inside:
-            if ended and start > ended:
-                gaps.append((start - ended) / 1e6)
-            ended = max(ended, stop)
-    return _mean(gaps)
+    return _median(messages), _median(turns)
 
 
 def _cpus(assignments: Mapping[int, Mapping[str, Any]], role: str) -> float | None:
@@ -239,20 +256,17 @@ def _cpus(assignments: Mapping[int, Mapping[str, Any]], role: str) -> float | No
 
 
 def _rest(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> float:
-    """Mean seconds of an iteration outside its rollout and its update."""
+    """Median seconds of an iteration outside its rollout and its update."""
     left = []
     for begin, end in spans:
         inside = [e for e in work if begin <= e["ts"] < end]
-        covered = 0.0
+        covered, until = 0.0, begin
         for names in (ROLLOUT, ("update",)):
             part = [e for e in inside if e["name"] in names]
-            covered += max(map(_end, part), default=0.0) - min((e["ts"] for e in part), default=0.0)
+            first, last = min((e["ts"] for e in part), default=until), max(map(_end, part), default=until)
+            covered, until = covered + max(0.0, last - max(first, until)), max(last, until)
         left.append(max(0.0, end - begin - covered) / 1e6)
-    return _mean(left)
-
-
-def _row_counts(assignments: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
-    return {int(lane): rows for assignment in assignments.values() for lane, rows in assignment["rows"].items()}
+    return _median(left)
 
 
 def _seconds(events: Iterable[Event]) -> tuple[float, ...]:
@@ -263,9 +277,14 @@ def _end(event: Event) -> float:
     return float(event["ts"] + event["dur"])
 
 
-def _lanes(lane: int | list[int]) -> list[int]:
+def _lanes(event: Event) -> list[int]:
+    lane = event["args"]["lane"]
     return lane if isinstance(lane, list) else [lane]
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0

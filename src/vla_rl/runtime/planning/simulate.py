@@ -1,69 +1,66 @@
-"""A discrete-event simulation of the runtime: the plan's assignments, and the very `drive` of
-`runtime/rollouts/lanes.py`, on workers that take virtual time.
+"""A run on virtual time: the very `Flow`, `Play` and `drive` of a run, on workers that take virtual seconds.
 
 A worker does one call after another, in the order in which they were issued, as a Ray actor does; so the end of a call
-is known as soon as it is issued, and a reference is that time.
+is known as soon as it is issued, and a reference is that time. The driver issues tickets, hands them out, waits for
+those of a step, and then for its update; rows go on meanwhile with what they hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
 from random import Random
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.catalogue import load
-from vla_rl.core.plan import Plan
-from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.assignments import Assignment, LaneSlice, assign
-from vla_rl.runtime.planning.profile import Cost, Profile
-from vla_rl.runtime.rollouts.lanes import Driving, Lane, Mode, Wait, drive
+from vla_rl.core.episodes import Start
+from vla_rl.core.flow import Flow
+from vla_rl.core.types import ResetState
+from vla_rl.runtime.assignments import Assignment, LaneSlice
+from vla_rl.runtime.planning.part import Part, Server
+from vla_rl.runtime.planning.profile import Profile
+from vla_rl.runtime.rollouts.lanes import Driving, Lane, Mode, drive
+from vla_rl.runtime.rollouts.play import Play, most_held
 
 ROLES = ("sim", "policy", "learner")
-GRADIENT_BYTES, MOMENT_BYTES = 4, 8
-"""Of a trainable parameter: its gradient, and the two moments of AdamW."""
 TICK = 1e-9
 """Seconds by which a virtual wait is longer than asked, so that rounding never makes it too short."""
 MODE = Mode(purpose="action", greedy=False, keep=True)
+STATE = ResetState(id=0, task="any")
+ENDLESS = 10**9
 
 
 @frozen(kw_only=True)
-class Forecast:
-    """What a plan is expected to do."""
+class Step:
+    """A training step."""
 
     rollout: float
+    """Seconds that it waited for its tickets."""
     update: float
-    publish: float
-    """Seconds of each phase, with what is offloaded by it."""
-    iteration: float
-    """Seconds from one update to the next."""
-    env_steps: float
-    """Of an iteration."""
-    idle: dict[str, float]
-    """Role -> share of its workers' time."""
-    device_bytes: float | None
-    """Weights, gradients and optimiser state on the fullest device; without activations. None: the model's size is not
-    known."""
-    host_bytes: float
-    """Simulator rows of the fullest worker."""
-
-    @property
-    def throughput(self) -> float:
-        """Environment steps a second."""
-        return self.env_steps / self.iteration if self.iteration else float("inf")
-
-
-@define
-class _Server:
-    """What does one thing at a time: a worker, or a device that several share."""
-
-    free: float = 0.0
+    """Seconds of its optimiser steps, with waiting for workers that are busy."""
+    end: float
+    """When the next one began."""
+    busy: dict[str, float]
+    """Role -> seconds that its workers have worked so far."""
+    lag: int
+    """Of its oldest chunk: training steps since the weights that chose it."""
+    held: int
+    """Tickets between their issue and the end of their step, at most so far."""
 
 
 @frozen(kw_only=True)
 class _Request:
-    done: bool
+    positions: range
+    ending: int
+    waiting: int
+    finished: Sequence[int]
+
+    @property
+    def done(self) -> bool:
+        return not self.positions
 
 
 @define(eq=False)
@@ -73,193 +70,204 @@ class _Reference:
 
 
 @define
-class _Simulation:
+class _Rows:
+    """A lane's rows and what they play."""
+
+    steps: int = 0
+    active: int = 0
+    ends: dict[int, list[int]] = field(factory=dict)
+    """Chunk step of the lane -> tickets that end with it."""
+    waiting: deque[int] = field(factory=deque)
+
+
+@define
+class Simulation:
+    part: Part
     profile: Profile
-    random: Random
-    servers: dict[int, _Server]
-    home: dict[int, Assignment]
-    busy: dict[str, float] = field(factory=lambda: dict.fromkeys(ROLES, 0.0))
-    now: float = 0.0
+    max_lag: int
+    flow: Flow = field(init=False)
+    steps: list[Step] = field(init=False, factory=list)
+    now: float = field(init=False, default=0.0)
+    _random: Random = field(init=False, factory=lambda: Random(0))
+    _lengths: Random = field(init=False, factory=lambda: Random(1))
+    _busy: dict[str, float] = field(init=False, factory=lambda: dict.fromkeys(ROLES, 0.0))
+    _events: list[tuple[float, int, Callable[[], None]]] = field(init=False, factory=list)
+    _order: count[int] = field(init=False, factory=count)
+    _rows: dict[int, _Rows] = field(init=False, factory=dict)
+    _plays: dict[int, Play] = field(init=False)
+    _drivings: dict[int, Driving] = field(init=False, factory=dict)
+    _waiting: deque[Start] = field(init=False, factory=deque)
+    """Tickets that no worker holds."""
+    _given: dict[int, int] = field(init=False)
+    """Worker -> tickets that it holds."""
+    _holder: dict[int, int] = field(init=False, factory=dict)
+    _version: dict[int, int] = field(init=False, factory=dict)
+    """Ticket -> training steps that were over when it began."""
+    _begun: float = field(init=False, default=0.0)
+    _training: bool = field(init=False, default=False)
+    _held: int = field(init=False, default=0)
 
-    def rollout(self, policies: Sequence[Assignment], rounds: int) -> None:
-        """All rounds of all policies, each of which goes on as soon as what it waits for is there."""
-        drivings = [self._rounds(policy, rounds) for policy in policies]
-        begun = {i: next(driving, None) for i, driving in enumerate(drivings)}
-        waiting: dict[int, Wait] = {i: wait for i, wait in begun.items() if wait is not None}
-        while waiting:
-            ends = [until for _, until in waiting.values() if until is not None]
-            patience = max(0.0, min(ends) - self.now) if ends else None
-            there = {id(r) for r in self._ready([r for needs, _ in waiting.values() for r in needs], patience)}
-            for i, (needs, until) in list(waiting.items()):
-                if not there.isdisjoint(map(id, needs)) or (until is not None and self.now >= until):
-                    del waiting[i]
-                    further = next(drivings[i], None)
-                    if further is not None:
-                        waiting[i] = further
+    def __attrs_post_init__(self) -> None:
+        self.flow = Flow(per_step=self.part.tickets, steps=ENDLESS, max_lag=self.max_lag)
+        self._plays = {p.index: Play(len(p.served)) for p in self.part.policies}
+        self._given = dict.fromkeys(self._plays, 0)
 
-    def _rounds(self, policy: Assignment, rounds: int) -> Driving:
-        for r in range(rounds):
-            if r:
-                between = _Reference(self.now + self.profile.between)
-                yield [between], None
-            yield from self._round(policy)
+    def run(self, steps: int) -> list[Step]:
+        """Until so many training steps are over."""
+        self._begin_step()
+        while len(self.steps) < steps:
+            at, _, happen = heappop(self._events)
+            self.now = max(self.now, at)
+            happen()
+        return self.steps
 
-    def _round(self, policy: Assignment) -> Driving:
-        profile, local = self.profile, policy.local
-        message, turn = (0.0, 0.0) if local else (profile.message, profile.turn)
-        left: dict[int, int] = {}
-        sizes = {lane.index: lane.rows for lane in policy.served}
+    def _at(self, time: float, happen: Callable[[], None]) -> None:
+        heappush(self._events, (time, next(self._order), happen))
 
-        def work(assignment: Assignment, role: str, cost: Cost | None, rows: int, needs: Sequence[Any]) -> float:
-            references = [r.at for r in needs if isinstance(r, _Reference)]
-            server = self.servers[assignment.index]
-            begin = max(self.now, server.free + turn, *(at + message for at in references))
-            seconds = (
-                0.0 if cost is None else cost.draw(self.random, cost.share(rows / cost.rows, assignment.slot.cpus))
+    # -------------------------------------------------------------------------------------------------- the driver
+
+    def _begin_step(self) -> None:
+        self._begun = self.now
+        self._waiting.extend(Start(state=STATE, number=ticket.number) for ticket in self.flow.issue())
+        self._held = max(self._held, self.flow.held * self.part.fold)
+        self._hand_out()
+        self._train()
+
+    def _played(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self.flow.add(number)
+            self._given[self._holder.pop(number)] -= 1
+        if not self._training:
+            self._hand_out()
+            self._train()
+
+    def _hand_out(self) -> None:
+        """Give tickets to whoever holds fewest for its rows, as `Tickets` does."""
+        rows = {p.index: sum(lane.rows for lane in p.served) for p in self.part.policies}
+        coming: dict[int, list[Start]] = {}
+        while self._waiting:
+            worker = min(rows, key=lambda worker: self._given[worker] / rows[worker])
+            if self._given[worker] >= most_held(rows[worker], self.part.several, self.max_lag > 0):
+                break
+            start = self._waiting.popleft()
+            coming.setdefault(worker, []).append(start)
+            self._holder[start.number] = worker
+            self._given[worker] += 1
+        for worker, starts in coming.items():
+            if not self._plays[worker].give([starts]):
+                self._plays[worker].begin([starts])
+                self._at(self.now, lambda worker=worker: self._go_on(worker))  # type: ignore[misc]
+
+    def _train(self) -> None:
+        """Once the step's tickets are there."""
+        groups = self.flow.take()
+        if groups is None:
+            return
+        self._training = True
+        rollout = self.now - self._begun
+        lag = self.flow.step - min(self._version.pop(number) for number in groups)
+        done = max(self._update(learner) for learner in self.part.learners)
+        update, profile = done - self.now, self.profile
+        end = done + self.part.moving + profile.rest + (profile.publish if self.part.publishes else 0.0)
+
+        def over() -> None:
+            self.flow.finish()
+            self._training = False
+            self.steps.append(
+                Step(rollout=rollout, update=update, end=end, busy=dict(self._busy), lag=lag, held=self._held)
             )
-            server.free = begin + seconds
-            self.busy[role] += seconds
-            return server.free
+            self._begin_step()
 
-        def simulator(lane: LaneSlice) -> Callable[..., Any]:
-            def call(method: str, *arguments: Any) -> _Reference:
-                first = method == "begin_train"
-                if first:
-                    lengths = profile.chunk_steps
-                    left[lane.index] = self.random.choice(lengths) if isinstance(lengths, tuple) else lengths
-                cost = profile.reset if first else profile.sim if left[lane.index] else None
-                at = work(self.home[lane.index], "sim", cost, lane.rows, arguments)
-                left[lane.index] = max(0, left[lane.index] - (not first))
-                return _Reference(at + message, _Request(done=left[lane.index] == 0))
+        self._at(end, over)
 
-            return call
+    def _update(self, learner: Assignment) -> float:
+        """-> when a rank is done."""
+        cost = self.profile.learner
+        share = cost.share(cost.rows / len(self.part.learners), learner.slot.cpus)
+        return self._work(self.part.servers[learner.index], "learner", cost.draw(self._random, share), self.now)
 
-        def act(method: str, mode: Mode, lanes: tuple[int, ...], *requests: Any) -> _Reference:
-            rows = sum(sizes[lane] for lane in lanes if left[lane])
-            at = work(policy, "policy", profile.policy if rows else None, rows, requests)
-            return _Reference(at, [_Reference(at) for _ in lanes])
+    def _work(self, server: Server, role: str, seconds: float, after: float, workers: int = 1) -> float:
+        """-> when the call is done."""
+        server.free = max(self.now, server.free, after) + seconds
+        self._busy[role] += seconds * workers
+        return server.free
 
-        lanes = [Lane(slice=lane, sim=simulator(lane)) for lane in policy.served]
-        window = evolve(policy.window, max_wait=None) if local else policy.window
+    # -------------------------------------------------------------------------------------------------- the workers
 
-        def begin(lane: Lane) -> tuple[Any, ...]:
-            return "begin_train", lane.slice.index
+    def _go_on(self, worker: int) -> None:
+        """Until a policy's worker has to wait."""
+        play = self._plays[worker]
+        driving = self._drivings.get(worker) or self._driving(worker)
+        while (wait := next(driving, None)) is None:
+            self._drivings.pop(worker, None)
+            if play.end():
+                return
+            driving = self._driving(worker)
+        self._drivings[worker] = driving
+        references, until = wait
+        first = min(reference.at for reference in references)
+        self._at(first if until is None else min(first, until + TICK), lambda: self._go_on(worker))
 
-        return drive(lanes, act, MODE, window, begin, self._value_of, self._ready, lambda: self.now)
+    def _driving(self, worker: int) -> Driving:
+        policy, profile = self.part.workers[worker], self.profile
+        message, turn = (0.0, 0.0) if policy.local else (profile.message, profile.turn)
+        own, fold = self.part.servers[worker], self.part.fold
+        lanes = [
+            Lane(slice=lane, sim=self._simulator(lane, self.part.workers[home], message, turn))
+            for lane, home in zip(policy.served, policy.homes, strict=True)
+        ]
 
-    def _value_of(self, reference: _Reference) -> Any:
-        self.now = max(self.now, reference.at)
-        return reference.value
+        def act(method: str, mode: Mode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
+            rows, cost = fold * sum(len(request.positions) for request in requests), profile.policy
+            share = cost.share(rows / cost.rows, policy.slot.cpus)
+            at = self._work(own, "policy", cost.draw(self._random, share) if rows else 0.0, own.free + turn)
+            if finished := [number for request in requests for number in request.finished]:
+                self._at(at, lambda: self._played(finished))
+            return _Reference(at, [_Reference(at) for _ in requests])
+
+        window = evolve(policy.window, max_wait=None) if policy.local else policy.window
+        tickets = self._plays[worker].tickets
+        return drive(lanes, act, MODE, window, tickets, self._value_of, self._ready, lambda: self.now)
+
+    def _simulator(self, lane: LaneSlice, home: Assignment, message: float, turn: float) -> Callable[..., _Reference]:
+        profile, server, width = self.profile, self.part.servers[home.index], self.part.widths.get(lane.index, 1)
+        times = self.part.fold / width
+
+        def call(method: str, index: int, actions: Any, tickets: Sequence[Start]) -> _Reference:
+            rows = self._rows[index] = _Rows() if method == "begin" else self._rows[index]
+            rows.waiting.extend(ticket.number for ticket in tickets)
+            seconds, finished = 0.0, list[int]()
+            if rows.active:
+                share = profile.sim.share(rows.active * times / profile.sim.rows, home.slot.cpus)
+                seconds = profile.sim.draw(self._random, share)
+                rows.steps += 1
+                finished = rows.ends.pop(rows.steps, [])
+                rows.active -= len(finished)
+            if fresh := self._fill(rows, lane.rows - rows.active):
+                share = profile.reset.share(fresh * times / profile.reset.rows, home.slot.cpus)
+                seconds += profile.reset.draw(self._random, share)
+            after = actions.at + message if isinstance(actions, _Reference) else 0.0
+            at = self._work(server, "sim", seconds, max(after, server.free + turn), width)
+            ending = 0 if isinstance(profile.chunk_steps, tuple) else len(rows.ends.get(rows.steps + 1, ()))
+            waiting = len(rows.waiting)
+            request = _Request(positions=range(rows.active), ending=ending, waiting=waiting, finished=finished)
+            return _Reference(at + message, request)
+
+        return call
+
+    def _fill(self, rows: _Rows, free: int) -> int:
+        """Free rows begin with what waits. -> how many."""
+        fresh = min(free, len(rows.waiting))
+        for _ in range(fresh):
+            number, lengths = rows.waiting.popleft(), self.profile.chunk_steps
+            length = self._lengths.choice(lengths) if isinstance(lengths, tuple) else lengths
+            rows.ends.setdefault(rows.steps + length, []).append(number)
+            self._version[number] = self.flow.step
+        rows.active += fresh
+        return fresh
+
+    def _value_of(self, reference: Any) -> Any:
+        return reference.value if isinstance(reference, _Reference) else reference
 
     def _ready(self, references: Sequence[_Reference], timeout: float | None) -> list[_Reference]:
-        first = min(r.at for r in references)
-        self.now = max(self.now, first if timeout is None else min(first, self.now + timeout + TICK))
-        return [r for r in references if r.at <= self.now]
-
-
-def forecast(
-    plan: Plan,
-    assignments: Sequence[Assignment],
-    profile: Profile,
-    *,
-    rounds: int,
-    chunk: int,
-    row_memory: int = 0,
-    repeats: int = 8,
-) -> Forecast:
-    """What the plan is expected to do with a job of these latencies.
-
-    Args:
-        rounds: of all rows in an iteration.
-        chunk: actions of a chunk step.
-        row_memory: host bytes of a simulator row.
-        repeats: rollouts that are simulated, whose mean is taken.
-    """
-    home = {lane.index: assignment for assignment in assignments for lane in assignment.lanes}
-    policies = [assignment for assignment in assignments if assignment.served]
-    learners = [assignment for assignment in assignments if assignment.rank >= 0]
-    simulation = _Simulation(profile, Random(0), _servers(assignments), home)
-    for _ in range(repeats):
-        simulation.rollout(policies, rounds)
-    rollout = simulation.now / repeats
-    learner, size = profile.learner, profile.learner.rows / len(learners)
-    shares = [learner.share(size, assignment.slot.cpus) for assignment in learners]
-    slowest = [max(learner.draw(simulation.random, share) for share in shares) for _ in range(repeats)]
-    update = _mean(slowest)
-    rollout += _moving(plan, assignments, profile, ("sim", "policy"))
-    update += _moving(plan, assignments, profile, ("learner",))
-    publish = profile.publish if any(assignment.rank < 0 for assignment in policies) else 0.0
-    apart = all(not assignment.served and not assignment.lanes for assignment in learners)
-    both = max(rollout, update + publish) if plan.max_lag and apart else rollout + update + publish
-    iteration = both + profile.rest
-    workers = {"sim": sum(bool(s.lanes) for s in assignments), "policy": len(policies), "learner": len(learners)}
-    busy = {role: seconds / repeats for role, seconds in simulation.busy.items()} | {"learner": update * len(learners)}
-    rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes) * rounds
-    mean = profile.chunk_steps if isinstance(profile.chunk_steps, int) else _mean(profile.chunk_steps)
-    return Forecast(
-        rollout=rollout,
-        update=update,
-        publish=publish,
-        iteration=iteration,
-        env_steps=rows * (mean * chunk if profile.env_steps is None else profile.env_steps),
-        idle={r: 1 - busy[r] / (workers[r] * iteration) if iteration and workers[r] else 1.0 for r in ROLES},
-        device_bytes=_device_bytes(plan, assignments, profile),
-        host_bytes=max(sum(lane.rows for lane in assignment.lanes) for assignment in assignments) * row_memory,
-    )
-
-
-def expected(plan: Plan, spec: Spec, profile: Profile) -> Forecast:
-    """What the plan is expected to do with a spec's job. Raises UserError where its lanes cannot share the rows.
-
-    The local backend has one process whatever the plan says; this is what Ray would do.
-    """
-    return forecast(
-        plan,
-        assign(plan, spec.env.num_envs, one_process=False),
-        profile,
-        rounds=spec.rollout.rounds(spec.env.num_envs),
-        chunk=spec.rollout.chunk,
-        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
-    )
-
-
-def _servers(assignments: Sequence[Assignment]) -> dict[int, _Server]:
-    """A server for each worker; workers on one GPU take turns."""
-    shared: dict[Hashable, _Server] = {}
-    found = {}
-    for assignment in assignments:
-        on_gpu = assignment.slot.gpus > 0 and assignment.slot.index is not None
-        key: Hashable = (assignment.slot.node, assignment.slot.index) if on_gpu else assignment.index
-        found[assignment.index] = shared.setdefault(key, _Server())
-    return found
-
-
-def _moving(plan: Plan, assignments: Sequence[Assignment], profile: Profile, roles: Sequence[str]) -> float:
-    """Seconds until the last worker has moved what it offloads of these roles, one after another."""
-    moved = {role: profile.offload.get(role, 0.0) for role in roles if role in plan.offload}
-    return max(sum(moved.get(role, 0.0) for role in assignment.slot.roles) for assignment in assignments)
-
-
-def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profile) -> float | None:
-    """Of the fullest device, in the phase that needs more."""
-    if profile.parameters is None:
-        return None
-    weights = profile.parameters * profile.weight_bytes
-    trainable = profile.parameters if profile.trainable is None else profile.trainable
-    state = trainable * (GRADIENT_BYTES + MOMENT_BYTES)
-    phases: dict[Hashable, list[float]] = {}
-    for assignment in assignments:
-        acts, learns = bool(assignment.served), assignment.rank >= 0
-        rollout = weights * (acts or (learns and "learner" not in plan.offload))
-        rollout += state * (learns and "learner" not in plan.offload)
-        update = weights * (learns or (acts and "policy" not in plan.offload)) + state * learns
-        slot = assignment.slot
-        key: Hashable = assignment.index if slot.index is None else (slot.node, slot.index)
-        total = phases.setdefault(key, [0.0, 0.0])
-        total[0] += rollout
-        total[1] += update
-    return max(max(both) for both in phases.values())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+        return [reference for reference in references if reference.at <= self.now]

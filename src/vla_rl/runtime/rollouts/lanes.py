@@ -61,7 +61,7 @@ def drive(
     policy: Call,
     mode: Mode,
     window: Window,
-    tickets: Callable[[Lane, int, int], Sequence[Any]],
+    tickets: Callable[[Lane, int, int, int], Sequence[Any]],
     value_of: Callable[[Any], Any],
     ready: Callable[[Sequence[Any], float | None], list[Any]],
     clock: Callable[[], float] = monotonic,
@@ -69,7 +69,8 @@ def drive(
     """Let the lanes play tickets while there are any, when it is iterated over.
 
     Args:
-        tickets: (lane, its free rows, tickets that wait there) -> those that it gets.
+        tickets: (lane, rows of it that are free, and that surely end with their next chunk, tickets that wait there)
+            -> those that it gets.
         value_of: waits for a reference.
         ready: (references, timeout) -> those that are there, at least one unless the timeout came first.
         clock: by which requests wait, in seconds.
@@ -82,7 +83,7 @@ def drive(
 class _Driver:
     policy: Call
     mode: Mode
-    tickets: Callable[[Lane, int, int], Sequence[Any]]
+    tickets: Callable[[Lane, int, int, int], Sequence[Any]]
     value_of: Callable[[Any], Any]
     ready: Callable[[Sequence[Any], float | None], list[Any]]
     clock: Callable[[], float]
@@ -94,7 +95,7 @@ class _Driver:
         """Those of the resting lanes for which there are tickets now play them."""
         woken = []
         for lane in lanes:
-            if lane in self.resting and (tickets := self.tickets(lane, lane.slice.rows, 0)):
+            if lane in self.resting and (tickets := self.tickets(lane, lane.slice.rows, 0, 0)):
                 self.resting.remove(lane)
                 index = lane.slice.index
                 if index in self.begun:
@@ -111,7 +112,8 @@ class _Driver:
         yield [acting], None
         further = []
         for (lane, _), request, actions in zip(pairs, requests, self.value_of(acting), strict=True):
-            tickets = self.tickets(lane, lane.slice.rows - len(request.positions), request.waiting)
+            free = lane.slice.rows - len(request.positions)
+            tickets = self.tickets(lane, free, request.ending, request.waiting)
             if tickets or not request.done:
                 further.append((lane, lane.sim("step", lane.slice.index, actions, tickets)))
             else:

@@ -12,6 +12,10 @@ from attrs import define, field, frozen
 from vla_rl.core.episodes import Finished, Start
 from vla_rl.runtime.rollouts.lanes import Lane
 
+HELD = 2
+"""Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
+can play."""
+
 
 @frozen(kw_only=True, eq=False)
 class Played:
@@ -44,6 +48,12 @@ class Report:
             self.policy_seconds[worker] = self.policy_seconds.get(worker, 0.0) + seconds
         self.env_steps += other.env_steps
         self.faults += other.faults
+
+
+def most_held(rows: int, several: bool, ahead: bool) -> float:
+    """Tickets that a worker with so many rows holds at most. Where there are several workers, what one does not hold
+    another can play; but where rollouts run ahead, the driver may wait for learners when a row becomes free."""
+    return HELD * rows if several and not ahead else float("inf")
 
 
 class _Batch:
@@ -111,12 +121,12 @@ class Play:
 
     # -------------------------------------------------------------------------------------------- by whoever plays
 
-    def tickets(self, lane: Lane, free: int, waiting: int) -> list[Start]:
-        """For the free rows of a lane, and some to wait there: fewer and fewer, so that no lane holds what another
-        could play."""
+    def tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[Start]:
+        """For the rows of a lane that are free, or will be after their next chunk, and some to wait there for those
+        that end before they have to: fewer and fewer, so that no lane holds what another could play."""
         with self._changed:
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
-            want = free + max(0, min(lane.slice.rows - free, spare)) - waiting
+            want = free + max(ending, min(lane.slice.rows - free, spare)) - waiting
             held = self._held.setdefault(lane.slice.index, deque(maxlen=lane.slice.rows))
             found: list[Start] = []
             while len(found) < want and self._left:

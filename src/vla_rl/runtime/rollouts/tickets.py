@@ -15,12 +15,8 @@ from vla_rl.runtime.backends.backend import Ref
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.policy import PolicyRole
-from vla_rl.runtime.rollouts.play import Played, Report
+from vla_rl.runtime.rollouts.play import Played, Report, most_held
 from vla_rl.runtime.worker import Worker
-
-HELD = 2
-"""Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
-can play."""
 
 
 @define
@@ -82,7 +78,7 @@ class Tickets:
     def _hand_out(self) -> None:
         """Give tickets to whoever holds fewest for its rows."""
         rows = {p.worker: sum(lane.rows for lane in p.assignment.served) for p in self.fleet.policies}
-        most = {worker: HELD * count if len(rows) > 1 else float("inf") for worker, count in rows.items()}
+        most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
         held = {worker: len(given) for worker, given in self._given.items()}
         coming: dict[int, list[list[Start]]] = {worker: [] for worker in rows}
         while self._waiting and any(held[worker] < most[worker] for worker in rows):
@@ -109,8 +105,10 @@ class Tickets:
         self._plays[index] = worker.call(Worker.play, batches)
 
     def _wait(self, needed: Collection[int]) -> None:
+        assert self._plays, f"tickets {list(needed)[:5]} are waited for, and nobody plays"
+        wanted = frozenset(needed)
         for index in self._plays:
-            own = [number for number in needed if number in self._given[index]]
+            own = [number for number in self._given[index] if number in wanted]
             if index not in self._reports and (self._waiting or (self.ahead and own)):
                 worker = self.fleet.workers[index]
                 self._reports[index] = worker.call(Worker.report, own, bool(self._waiting))

@@ -34,11 +34,6 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
 
 def check_acts(plan: Plan) -> None:
     """Raise DoesNotFit for what a plan asks for and the runtime does not do."""
-    if plan.max_lag:
-        raise DoesNotFit(
-            f"the placement plans max_lag {plan.max_lag}, and every rollout is played with the newest weights so far; "
-            f"plan max_lag=0 (rollout.lag simulates old weights)"
-        )
     sims, policies = plan.hosting("sim"), plan.hosting("policy")
     together = set(sims) <= set(policies)
     if plan.window.max_wait is not None and (together or len(sims) * plan.stages <= len(policies)):

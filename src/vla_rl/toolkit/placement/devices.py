@@ -172,6 +172,10 @@ def arrange(
             together.setdefault(device, []).append(role)
     workers += together.items()
     on_device = Counter(device for device, _ in workers)
+    of_node: dict[str, list[Sequence[str]]] = {}
+    for device, roles in workers:
+        of_node.setdefault(device.node, []).append(roles)
+    shares = {node.name: _shares(node, of_node[node.name], cluster) for node in cluster.nodes if node.name in of_node}
     lanes = sum("sim" in roles for _, roles in workers) * stages
     if lanes < len(of["policy"]):
         raise DoesNotFit(
@@ -185,7 +189,7 @@ def arrange(
             Slot(
                 roles=tuple(roles),
                 device="cuda" if gpu else "cpu",
-                cpus=_cpus(device.node, roles, workers, cluster),
+                cpus=shares[device.node]["sim" in roles],
                 gpus=_floor(1 / on_device[device]) if gpu else 0.0,
                 node=device.node if len(cluster.nodes) > 1 else None,
                 index=device.index,
@@ -194,18 +198,18 @@ def arrange(
     return checked(Plan(slots=tuple(slots), stages=stages, offload=offload), cluster, job)
 
 
-def _cpus(name: str, roles: Sequence[str], workers: Sequence[tuple[Device, Sequence[str]]], cluster: Cluster) -> float:
-    """CPUs of a worker. With GPUs, simulators share what is left after a core for each other worker of the node;
-    without, all workers share equally."""
-    there = next(node.cpus for node in cluster.nodes if node.name == name)
-    here = [of for device, of in workers if device.node == name]
+def _shares(node: Node, here: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:
+    """CPUs of a node's workers, by whether they have simulators. With GPUs, simulators share what is left after a core
+    for each other worker of the node; without, all workers share equally."""
+    there = node.cpus
     if not cluster.gpus:
         share = there / len(here)
-        return float(int(share)) if share >= 1 else _floor(share)
+        share = float(int(share)) if share >= 1 else _floor(share)
+        return share, share
     if len(here) > there:
-        raise DoesNotFit(f"{len(here)} workers need a CPU core each, and there are {there:g} on node {name!r}")
+        raise DoesNotFit(f"{len(here)} workers need a CPU core each, and there are {there:g} on node {node.name!r}")
     sims = sum("sim" in of for of in here)
-    return float((there - len(here) + sims) // sims) if "sim" in roles else 1.0
+    return 1.0, float((there - len(here) + sims) // max(sims, 1))
 
 
 def _floor(share: float) -> float:

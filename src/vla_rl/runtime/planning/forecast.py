@@ -1,0 +1,223 @@
+"""What a plan is expected to do with a job: seconds, idle shares, memory, and how far it is worth to run ahead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from statistics import fmean
+
+from attrs import evolve, frozen
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.plan import Plan
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.assignments import Assignment, assign
+from vla_rl.runtime.planning.part import Part, part_of
+from vla_rl.runtime.planning.profile import NOTHING, Profile
+from vla_rl.runtime.planning.simulate import ROLES, Simulation
+
+GRADIENT_BYTES, MOMENT_BYTES = 4, 8
+"""Of a trainable parameter: its gradient, and the two moments of AdamW."""
+EVENTS = 40_000
+"""Calls of simulators, and tickets, that are simulated about at most where something varies, in as few steps."""
+STEPS = {False: 8, True: 32}
+"""Training steps to take the mean of where something varies: without and with overlap."""
+LAGS = (0, 1, 2, 3)
+FAR = 8
+"""Training steps to run ahead where rows shall never wait."""
+ENOUGH = 0.95
+"""Part of the best that a lag has to reach."""
+
+
+@frozen(kw_only=True)
+class Forecast:
+    """What a plan is expected to do."""
+
+    rollout: float
+    """Seconds that a step waits for its tickets; without overlap, that they take. With what is offloaded by it."""
+    update: float
+    publish: float
+    iteration: float
+    """Seconds from one update to the next."""
+    env_steps: float
+    """Of an iteration."""
+    idle: dict[str, float]
+    """Role -> share of its workers' time."""
+    device_bytes: float | None
+    """Weights, gradients and optimiser state on the fullest device; without activations. None: the model's size is not
+    known."""
+    host_bytes: float
+    """Simulator rows of the fullest worker."""
+    lag: int
+    """Training steps that the oldest chunk is old when it is trained on."""
+
+    @property
+    def throughput(self) -> float:
+        """Environment steps a second."""
+        return self.env_steps / self.iteration if self.iteration else float("inf")
+
+    @property
+    def bottleneck(self) -> str:
+        """The role whose workers are idle least."""
+        return min(self.idle, key=lambda role: self.idle[role])
+
+
+@frozen(kw_only=True)
+class Overlap:
+    """Seconds of a training step by how far rollouts may run ahead."""
+
+    rollout: float
+    """That the tickets of a step take: where rows never wait, or where all begin at once, if that is quicker (no row
+    is kept by the reset of another)."""
+    training: float
+    """That a step takes besides: update, publication and what the driver does alone."""
+    by_lag: dict[int, Forecast]
+
+    @property
+    def bound(self) -> float:
+        """No overlap takes less."""
+        return max(self.rollout, self.training)
+
+    def share(self, lag: int) -> float:
+        """Of the bound that a lag reaches."""
+        seconds = self.by_lag[lag].iteration
+        return self.bound / seconds if seconds else 1.0
+
+    @property
+    def least(self) -> int | None:
+        """The smallest lag that reaches enough of the bound; None: not one of those tried."""
+        return next((lag for lag in self.by_lag if self.share(lag) >= ENOUGH), None)
+
+
+def periodic(rollout: float, training: float, parts: int) -> float:
+    """Seconds of a step whose rollout, of so many parts, is trained on part by part, with a barrier at its end: the
+    law of RL-VLA3's tables (arXiv:2602.05765, Tables 3 and 4; theirs are 4)."""
+    return max(rollout, training) + min(rollout, training) / parts
+
+
+def forecast(
+    plan: Plan,
+    assignments: Sequence[Assignment],
+    profile: Profile,
+    *,
+    tickets: int | None = None,
+    chunk: int,
+    max_lag: int = 0,
+    row_memory: int = 0,
+    steps: int | None = None,
+) -> Forecast:
+    """What the plan is expected to do with a job of these latencies.
+
+    Args:
+        tickets: of a training step; None: one a row.
+        chunk: actions of a chunk step.
+        max_lag: `asynchrony.max_lag`.
+        row_memory: host bytes of a simulator row.
+        steps: training steps whose mean is taken, after some to begin with; None: as many as needed.
+    """
+    rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes)
+    tickets = rows if tickets is None else tickets
+    acting, learning = (_moving(plan, assignments, profile, roles) for roles in (("sim", "policy"), ("learner",)))
+    part = part_of(plan, assignments, profile, tickets, acting + learning)
+    measured = _steps(part, profile, max_lag) if steps is None else steps
+    before = min(max_lag + 1, max(LAGS) + 1) * (max_lag > 0)
+    found = Simulation(part, profile, max_lag).run(before + measured)
+    begin, busy = (found[before - 1].end, found[before - 1].busy) if before else (0.0, dict.fromkeys(ROLES, 0.0))
+    seconds = found[-1].end - begin
+    worked = {role: found[-1].busy[role] - busy[role] for role in ROLES}
+    length = fmean(profile.chunk_steps) if isinstance(profile.chunk_steps, tuple) else profile.chunk_steps
+    return Forecast(
+        rollout=fmean(step.rollout for step in found[before:]) + acting,
+        update=fmean(step.update for step in found[before:]) + learning,
+        publish=profile.publish if part.publishes else 0.0,
+        iteration=seconds / measured,
+        env_steps=tickets * (length * chunk if profile.env_steps is None else profile.env_steps),
+        idle={role: 1 - worked[role] / (part.count(role) * seconds) if seconds else 1.0 for role in ROLES},
+        device_bytes=_device_bytes(plan, assignments, profile),
+        host_bytes=max(sum(lane.rows for lane in assignment.lanes) for assignment in assignments) * row_memory,
+        lag=max(step.lag for step in found),
+    )
+
+
+def expected(plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = None) -> Forecast:
+    """What the plan is expected to do with a spec's job; `max_lag` in place of the spec's. Raises UserError where its
+    lanes cannot share the rows.
+
+    The local backend has one process whatever the plan says; this is what Ray would do.
+    """
+    rollout, rows = spec.rollout, spec.env.num_envs
+    return forecast(
+        plan,
+        assign(plan, rows, one_process=False),
+        profile,
+        tickets=rollout.groups(rows) * rollout.group_size,
+        chunk=rollout.chunk,
+        max_lag=spec.asynchrony.max_lag if max_lag is None else max_lag,
+        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+    )
+
+
+def seconds_of(plan: Plan, spec: Spec, profile: Profile) -> float:
+    """Of an iteration, to compare many plans by: with `max_lag` the longer of rollout and update, and infinite for a
+    plan that cannot do both at once."""
+    if not spec.asynchrony.max_lag:
+        return expected(plan, spec, profile).iteration
+    if not apart(plan):
+        return math.inf
+    alone = expected(plan, spec, profile, 0)
+    return max(alone.rollout, alone.iteration - alone.rollout)
+
+
+def apart(plan: Plan) -> bool:
+    """Learners have workers of their own, and nothing leaves its device: training can go on beside rollouts."""
+    return not plan.offload and all(slot.roles == ("learner",) for slot in plan.slots if "learner" in slot.roles)
+
+
+def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
+    """What running ahead brings under a plan whose learners have workers of their own."""
+    by_lag = {lag: expected(plan, spec, profile, lag) for lag in LAGS}
+    free = evolve(profile, learner=NOTHING, publish=0.0, rest=0.0)
+    alone = by_lag[0]
+    return Overlap(
+        rollout=min(expected(plan, spec, free, FAR).iteration, alone.rollout),
+        training=alone.iteration - alone.rollout,
+        by_lag=by_lag,
+    )
+
+
+def _steps(part: Part, profile: Profile, max_lag: int) -> int:
+    """Training steps to take the mean of: fewer of a big job."""
+    if not profile.varies:
+        return max_lag + 1
+    lanes = sum(len(worker.lanes) for worker in part.workers.values())
+    rows = sum(lane.rows for worker in part.workers.values() for lane in worker.lanes)
+    length = fmean(profile.chunk_steps) if isinstance(profile.chunk_steps, tuple) else profile.chunk_steps
+    events = lanes * length * math.ceil(part.tickets / rows) + part.tickets
+    return max(1, min(STEPS[max_lag > 0], int(EVENTS / events)))
+
+
+def _moving(plan: Plan, assignments: Sequence[Assignment], profile: Profile, roles: Sequence[str]) -> float:
+    """Seconds until the last worker has moved what it offloads of these roles, one after another."""
+    moved = {role: profile.offload.get(role, 0.0) for role in roles if role in plan.offload}
+    return max(sum(moved.get(role, 0.0) for role in assignment.slot.roles) for assignment in assignments)
+
+
+def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profile) -> float | None:
+    """Of the fullest device, in the phase that needs more."""
+    if profile.parameters is None:
+        return None
+    weights = profile.parameters * profile.weight_bytes
+    trainable = profile.parameters if profile.trainable is None else profile.trainable
+    state = trainable * (GRADIENT_BYTES + MOMENT_BYTES)
+    phases: dict[Hashable, list[float]] = {}
+    for assignment in assignments:
+        acts, learns = bool(assignment.served), assignment.rank >= 0
+        rollout = weights * (acts or (learns and "learner" not in plan.offload))
+        rollout += state * (learns and "learner" not in plan.offload)
+        update = weights * (learns or (acts and "policy" not in plan.offload)) + state * learns
+        slot = assignment.slot
+        key: Hashable = assignment.index if slot.index is None else (slot.node, slot.index)
+        total = phases.setdefault(key, [0.0, 0.0])
+        total[0] += rollout
+        total[1] += update
+    return max(max(both) for both in phases.values())
