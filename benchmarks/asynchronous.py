@@ -16,7 +16,8 @@ Cases are started together and play in turn; before the measured steps of a turn
 Shares are of max(R, A), the least that a training step can take, with the R and A of `sync`: its seconds a chunk step,
 times the chunk steps that a row plays in a step. `uneven` is compared with rounds, in which all rows wait for the
 slowest: the sum over rounds of the longest ticket, of the same draws, ticket n being played by row n mod rows. Each
-ratio is taken within a round of turns; medians of these.
+ratio is taken within a round of turns; medians of these. `plan_error` is that of `vla-rl plan`, given the latencies of
+`sync` and each case's lengths, in the case where it is largest.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 from pathlib import Path
 from time import perf_counter
@@ -33,9 +35,13 @@ from attrs import define, frozen
 
 from vla_rl.core.flow import Flow
 from vla_rl.core.loop import collect, flow_of
+from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.state import State
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.planning.forecast import expected
+from vla_rl.runtime.planning.plan import plan_for
+from vla_rl.runtime.planning.profile import Cost, Profile
 
 ROLLOUT, UPDATE = 536.8 / 200, 441.3 / 200
 """Seconds of a training step."""
@@ -158,6 +164,15 @@ def measure(cases: list[Case], rounds: int, steps: int) -> list[dict[str, list[S
             one.runtime.close()
 
 
+def forecast(case: Case, turn: list[Step], chunk_step: float, update: float) -> float:
+    """Seconds of a training step, as `vla-rl plan` expects them of these latencies and lengths."""
+    half = Cost(seconds=chunk_step / 2, rows=ROWS, fixed=1.0)
+    lengths = tuple(int(length) for step in turn for length in step.lengths)
+    profile = Profile(chunk_steps=lengths, sim=half, policy=half, learner=Cost(seconds=update), message=0.0)
+    plan = plan_for(case.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
+    return expected(plan, case.spec(), profile).iteration
+
+
 def figures_of(turns: dict[str, list[Step]]) -> dict[str, float]:
     """What these cases' measured steps of one round say."""
 
@@ -173,7 +188,13 @@ def figures_of(turns: dict[str, list[Step]]) -> dict[str, float]:
             figures[key] = max(chunk_step * mean(name, "chunk_steps"), update) / figures[f"{name}_s"]
     if "uneven" in turns:
         figures["varied_over_rounds"] = mean("uneven", "rollout") / (chunk_step * mean("uneven", "of_rounds"))
-    return figures
+    ratios = {
+        case.name: forecast(case, turns[case.name], chunk_step, update) / figures[f"{case.name}_s"]
+        for case in CASES
+        if case.name in turns
+    }
+    figures |= {f"{name}_plan_over_measured": ratio for name, ratio in ratios.items()}
+    return figures | {"plan_error": max(abs(ratio - 1) for ratio in ratios.values())}
 
 
 def lag_beyond_bound(rounds: list[dict[str, list[Step]]]) -> float:
@@ -199,7 +220,7 @@ def main() -> None:
     figures = {name: statistics.median(found[name] for found in of_rounds) for name in of_rounds[0]}
     figures["lag_beyond_bound"] = lag_beyond_bound(rounds)
     for name, value in figures.items():
-        print(f"{name:24} {value:10.4f}")
+        print(f"{name:28} {value:10.4f}")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
