@@ -1,7 +1,7 @@
-"""Keyed randomness: every random number is a pure function of (run seed, purpose, row, episode, chunk).
+"""Keyed randomness: every random number is a pure function of (run seed, purpose, number, episode, chunk).
 
-A counter-based generator (Philox-4x64, Salmon et al. 2011) is keyed with the run seed and the purpose; row, episode
-and chunk are its counter. So there is no generator state to save, and neither placement, batching nor a restart
+A counter-based generator (Philox-4x64, Salmon et al. 2011) is keyed with the run seed and the purpose; number
+(of a ticket, mostly), episode and chunk are its counter. So there is no generator state to save, and neither placement, batching nor a restart
 changes what is drawn.
 """
 
@@ -16,24 +16,24 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def generator(seed: int, purpose: str, row: int = 0, episode: int = 0, chunk: int = 0) -> np.random.Generator:
+def generator(seed: int, purpose: str, number: int = 0, episode: int = 0, chunk: int = 0) -> np.random.Generator:
     """The generator of this key. Equal keys give equal numbers, in any process and on any machine."""
     key = np.array([seed & (2**64 - 1), crc32(purpose.encode())], dtype=np.uint64)
-    counter = np.array([0, row, episode, chunk], dtype=np.uint64)
+    counter = np.array([0, number, episode, chunk], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def derived_seed(seed: int, purpose: str, row: int = 0, episode: int = 0) -> int:
+def derived_seed(seed: int, purpose: str, number: int = 0, episode: int = 0) -> int:
     """A 63-bit seed for code that wants one number, for instance a simulator's episode."""
-    return int(generator(seed, purpose, row, episode).integers(2**63 - 1))
+    return int(generator(seed, purpose, number, episode).integers(2**63 - 1))
 
 
 class Noise:
     """Random numbers for B samples; sample b draws from its own key. Successive calls go on in each stream."""
 
-    def __init__(self, seed: int, purpose: str, rows: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):
-        keys = zip(rows, episodes, chunks, strict=True)
-        self._generators = [generator(seed, purpose, int(r), int(e), int(c)) for r, e, c in keys]
+    def __init__(self, seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):
+        keys = zip(numbers, episodes, chunks, strict=True)
+        self._generators = [generator(seed, purpose, int(n), int(e), int(c)) for n, e, c in keys]
 
     def __len__(self) -> int:
         return len(self._generators)
