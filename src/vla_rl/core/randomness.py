@@ -1,8 +1,8 @@
 """Keyed randomness: every random number is a pure function of (run seed, purpose, number, episode, chunk).
 
-A counter-based generator (Philox-4x64, Salmon et al. 2011) is keyed with the run seed and the purpose; number (mostly of
-a ticket), episode and chunk are its counter. So there is no generator state to save, and neither placement, batching
-nor a restart changes what is drawn.
+A counter-based generator (Philox-4x64, Salmon et al. 2011) is keyed with the run seed and the purpose; number (mostly
+of a ticket), episode and chunk are its counter. So there is no generator state to save, and neither placement,
+batching nor a restart changes what is drawn.
 """
 
 from __future__ import annotations
