@@ -36,7 +36,7 @@ LIGHT = ("env/success_rate", "env/return", "rollout/env_steps", "rollout/kept", 
 @pytest.fixture(scope="module", autouse=True)
 def one_ray():
     """One Ray for all runs of this file, which saves its start."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

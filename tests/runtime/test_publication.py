@@ -103,7 +103,7 @@ def slow(stop):
                     str(Path(__file__).with_name("slow_model.py")),
                 ],
                 model={"type": "slow", "stop": str(stop)},
-                env={"length": 10**6, "max_steps": 80, "latency_s": 0.03},
+                env={"length": 10**6, "max_steps": 160, "latency_s": 0.03},
                 rollout={"episodes": 8},
                 placement={"type": "slots", "learner": 2},
                 runtime={"backend": "ray", "check_weights": True},

@@ -52,7 +52,7 @@ def test_a_worker_that_no_node_has_room_for_is_said_at_once():
 def test_what_others_use_is_not_there(monkeypatch):
     monkeypatch.setattr(reservation, "PATIENCE_S", 1.0)
     with one_token():
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         try:
             group, bundle_of = reserve(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
             assert bundle_of == [0]

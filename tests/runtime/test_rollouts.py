@@ -28,6 +28,16 @@ PPO = {"group_size": 1, "episodes": 16}
 SHORT = {"before": False, "episodes_per_task": 1}
 
 
+ACTING = Mode(purpose="action", greedy=False, keep=True)
+
+
+def request(**fields):
+    """What a lane asks for that has nothing else to say."""
+    none = np.zeros(0, np.int64)
+    nothing = {"finished": (), "again": (), "ending": 0, "waiting": 0, "seconds": 0.0, "env_steps": 0}
+    return Request(**fields, final_numbers=none, final_versions=none, final=None, **nothing)
+
+
 @contextmanager
 def runtime(**changes):
     made = Driver(parse_spec(scripted_spec(**changes)))
@@ -145,8 +155,8 @@ def test_a_lag_is_measured_and_survives_a_restart(train):
     assert last(parts) == last(whole)
 
 
-def test_published_weights_wait_their_turn():
-    """A policy in a process of its own: it is sent weights, and acts with those of two versions ago."""
+def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
+    """A policy in a process of its own: it is sent weights, keeps two older versions, and holds the newest again."""
     model = LinearModel(synthetic.env_info(), 2)
     donor = LinearModel(synthetic.env_info(), 2)
     policy = PolicyRole(model, name="linear", seed=0, lag=2)
@@ -155,16 +165,27 @@ def test_published_weights_wait_their_turn():
     def at(version):
         return [(name, tensor + version) for name, tensor in start]
 
-    def acting():
-        with policy.old_weights():
-            return policy.version, [tensor.clone() for _, tensor in model.weights()]
+    def acting(version):
+        asked = [np.array([number]) for number in (0, 0, 0, version)]
+        keys = dict(zip(("numbers", "episodes", "chunks", "versions"), asked, strict=True))
+        obs = synthetic.observation(synthetic.env_info(), 1)
+        policy.act(ACTING, (0,), request(positions=np.array([0]), obs=obs, **keys))
+        return used.pop()
 
-    assert acting()[0] == 0
+    used = []
+    sample = model.sample_chunk
+
+    def sampled(*arguments):
+        used.append((policy.version, [tensor.clone() for _, tensor in model.weights()]))
+        return sample(*arguments)
+
+    model.sample_chunk = sampled
+    assert acting(0)[0] == 0
     for version, old in ((1, 0), (2, 0), (3, 1), (4, 2)):
         donor.load_weights(at(version))
         policy.load(version, Publisher().publish(donor, version, True))
-        used, tensors = acting()
-        assert used == old and policy.version == version
+        acted, tensors = acting(old)
+        assert acted == old and policy.version == version
         for (_, wanted), (_, newest), tensor, now in zip(at(old), at(version), tensors, model.weights(), strict=True):
             assert torch.equal(tensor, wanted) and torch.equal(now[1], newest)
 
@@ -273,13 +294,12 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     info = synthetic.env_info()
     model, donor = LinearModel(info, 2), LinearModel(info, 2, seed=1)
     policy = PolicyRole(model, name="linear", seed=0, fresh=frozenset({"fresh-log-probs"}))
-    mode, obs = Mode(purpose="action", greedy=False, keep=True), synthetic.observation(info, 3)
+    obs = synthetic.observation(info, 3)
 
     def act(rows):
         rows = np.array(rows)
-        keys = {"numbers": rows, "episodes": 0 * rows, "chunks": 0 * rows, "final_numbers": rows[:0], "final": None}
-        nothing = {"finished": (), "again": (), "ending": 0, "waiting": 0, "seconds": 0.0, "env_steps": 0}
-        policy.act(mode, (0,), Request(positions=rows, obs=obs.take(rows), **keys, **nothing))
+        keys = {"numbers": rows, "episodes": 0 * rows, "chunks": 0 * rows, "versions": 0 * rows - 1}
+        policy.act(ACTING, (0,), request(positions=rows, obs=obs.take(rows), **keys))
 
     act([0, 1, 2])
     policy.load(1, Publisher().publish(donor, 1, True))

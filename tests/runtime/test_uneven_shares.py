@@ -24,7 +24,7 @@ PLACEMENTS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_ray():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
