@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vla_rl.core.spec.yaml import MERGE, dump, parse
@@ -93,5 +93,7 @@ values = st.recursive(
 
 
 @given(values)
+@example("\x85")
+@example("a\u2028b")
 def test_a_dump_reads_back_to_the_same_data(data):
     assert parse(dump({"key": data})).data == {"key": data}

@@ -44,7 +44,14 @@ class _Dumper(yaml.SafeDumper):
     """Quotes what YAML 1.1 *or* our reading would not take for text."""
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """Line breaks other than the usual one are read as blanks, unless they are escaped."""
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _SCALARS["float"], None)
+_Dumper.add_representer(str, _text)
 
 
 class Error(NamedTuple):
