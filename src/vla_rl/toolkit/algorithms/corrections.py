@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vla_rl.core.types import Advantages, Batch, Rollout, Statistic
 from vla_rl.toolkit.algorithms import functional as F
-from vla_rl.toolkit.algorithms.checks import ShapeError, check_finite, check_masks, check_time_major
+from vla_rl.toolkit.algorithms.checks import ShapeError
 from vla_rl.toolkit.algorithms.losses import Entries, by_action
 from vla_rl.toolkit.algorithms.settings import Aggregation, CorrectionSettings, Granularity
 from vla_rl.toolkit.algorithms.statistics import Mean, RatioQuantiles
@@ -149,22 +149,12 @@ def v_trace(
     Returns: (advantages A, value targets v), float [S, N]; 0 where not valid.
     Raises NotFiniteError as `functional.gae` does.
     """
-    check_time_major(
-        rewards=rewards,
-        values=values,
-        next_values=next_values,
-        terminated=terminated,
-        truncated=truncated,
-        log_weights=log_weights,
-        valid=valid,
+    valid, (rewards, values, log_weights) = F.checked_steps(
+        next_values, terminated, truncated, valid, rewards=rewards, values=values, log_weights=log_weights
     )
-    check_masks(terminated=terminated, truncated=truncated, valid=valid)
-    if not len(rewards):
-        return torch.zeros_like(rewards), torch.zeros_like(rewards)
-    valid = torch.ones_like(terminated) if valid is None else valid
     zero = torch.zeros_like(rewards)
-    rewards, values, log_weights = (torch.where(valid, t, zero) for t in (rewards, values, log_weights))
-    check_finite(rewards=rewards, values=values, next_values=next_values, log_weights=log_weights)
+    if not len(rewards):
+        return zero, zero.clone()
     weights = log_weights.exp()
     rho, c = weights.clamp(max=rho_bar), lam * weights.clamp(max=c_bar)
     ended = terminated | truncated

@@ -155,6 +155,19 @@ def discounted_returns(
     return gae(rewards, values, next_values, terminated, truncated, gamma=gamma, lam=1.0)[1]
 
 
+def checked_steps(
+    next_values: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor | None, **steps: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """What `gae` and `corrections.v_trace` go over, [S, N] each. -> (`valid`, all where it is None; the steps, 0 where
+    not valid). Raises ShapeError, and NotFiniteError as `gae` does."""
+    check_time_major(**steps, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid)
+    check_masks(terminated=terminated, truncated=truncated, valid=valid)
+    valid = torch.ones_like(terminated) if valid is None else valid
+    masked = {name: torch.where(valid, tensor, torch.zeros_like(tensor)) for name, tensor in steps.items()}
+    check_finite(**masked, next_values=next_values)
+    return valid, list(masked.values())
+
+
 def gae(
     rewards: Tensor,
     values: Tensor,
@@ -181,21 +194,10 @@ def gae(
     Returns: (advantages, returns = advantages + values), float [S, N]; 0 where not valid.
     Raises NotFiniteError for NaN or infinity in what counts, and anywhere in next_values.
     """
-    check_time_major(
-        rewards=rewards,
-        values=values,
-        next_values=next_values,
-        terminated=terminated,
-        truncated=truncated,
-        valid=valid,
-    )
-    check_masks(terminated=terminated, truncated=truncated, valid=valid)
-    if not len(rewards):
-        return torch.zeros_like(rewards), torch.zeros_like(rewards)
-    valid = torch.ones_like(terminated) if valid is None else valid
+    valid, (rewards, values) = checked_steps(next_values, terminated, truncated, valid, rewards=rewards, values=values)
     zero = torch.zeros_like(rewards)
-    rewards, values = torch.where(valid, rewards, zero), torch.where(valid, values, zero)
-    check_finite(rewards=rewards, values=values, next_values=next_values)
+    if not len(rewards):
+        return zero, zero.clone()
     ended = terminated | truncated
     advantages = torch.zeros_like(rewards)
     running, following = zero[0], next_values[-1]
