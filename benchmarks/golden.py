@@ -19,24 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from attrs import evolve
+SHARED = Path(__file__).parents[1] / "tests" / "plugins" / "test_combinations.py"
+sys.path.insert(0, str(SHARED.parent))
+from test_combinations import ALGORITHMS, MODELS  # noqa: E402 - the combinations that the tests train, and a lottery
 
-from vla_rl.core.types import ChunkResult, Context, Plugin
-from vla_rl.plugins.envs.tabletop import TabletopConfig
-from vla_rl.plugins.envs.tabletop.simulator import Tabletop
-
-MODELS: dict[str, dict[str, Any]] = {
-    "openvla": {"cameras": ["wrist"]},
-    "openvla_oft": {},
-    "pi0": {"cameras": ["wrist"], "denoise_steps": 2},
-}
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "ppo": {},
-    "grpo": {},
-    "gipo": {},
-    "srpo": {"encoder": "tiny", "frames": 4, "image_size": 32},
-}
 PLACES: dict[str, dict[str, Any]] = {
     "local": {"runtime": {"backend": "local"}},
     "ray, 1 learner": {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 1}},
@@ -45,45 +31,12 @@ PLACES: dict[str, dict[str, Any]] = {
 STEPS = 3
 
 
-class Lottery(Tabletop):
-    """Random weights succeed now and then."""
-
-    def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        result = super().chunk_step(actions, active, stop_at_end)
-        won = (torch.as_tensor(actions).double().sum((1, 2)) * 1e4).long() % 4 == 0
-        last = torch.zeros_like(result.terminated)
-        last[:, -1] = won & ~result.terminated.any(1)
-        return evolve(
-            result,
-            success=result.success | won,
-            succeeded=result.succeeded | last,
-            terminated=result.terminated | last,
-            rewards=result.rewards + last.to(result.rewards.dtype),
-        )
-
-
-def _build(config: TabletopConfig, context: Context) -> Any:
-    return Lottery(config, context)
-
-
-vla_rl_plugins = {
-    "env": {
-        "lottery": Plugin(
-            config=TabletopConfig,
-            build=_build,
-            summary="tabletop with successes by chance",
-            action_dim=lambda config: 3,
-        )
-    }
-}
-
-
 def spec_of(model: str, algorithm: str, place: str, steps: int) -> dict[str, Any]:
     return {
         "name": "golden",
-        "plugins": [str(Path(__file__).resolve())],
+        "plugins": [str(SHARED)],
         "model": {"type": model, "preset": "tiny", **MODELS[model]},
-        "env": {"type": "lottery", "num_envs": 16, "tasks": ["pick_red"]},
+        "env": {"type": "tabletop", "num_envs": 16, "tasks": ["pick_red"]},
         "rollout": {"chunk": 4, "episodes": 16, "group_size": 8, "max_steps": 12},
         "algorithm": {"type": algorithm, **ALGORITHMS[algorithm]},
         "train": {"steps": steps, "epochs": 2, "lr": 1e-3, "micro_batch": 16, "checkpoint_every": 1},
