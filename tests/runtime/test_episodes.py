@@ -23,10 +23,10 @@ def play(env, chunk, *, count=None, actions=None, **options):
     def start(number, episode=0):
         return Start(state=states[(number + episode * rows) % len(states)], number=number, episode=episode)
 
-    def following(before):
-        return start(before.number, before.episode + 1)
+    def draw(ticket, episode):
+        return start(ticket.number, episode)
 
-    episodes = Episodes(env, name="scripted", seed=7, chunk=chunk, following=following, **options)
+    episodes = Episodes(env, name="scripted", seed=7, chunk=chunk, draw=draw, **options)
     request = episodes.step(None, [start(i) for i in range(rows if count is None else count)])
     requests = [request]
     while not request.done:

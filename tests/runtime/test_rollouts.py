@@ -34,8 +34,8 @@ ACTING = Mode(purpose="action", greedy=False, keep=True)
 def request(**fields):
     """What a lane asks for that has nothing else to say."""
     none = np.zeros(0, np.int64)
-    nothing = {"finished": (), "again": (), "ending": 0, "waiting": 0, "seconds": 0.0, "env_steps": 0}
-    return Request(**fields, final_numbers=none, final_versions=none, final=None, **nothing)
+    nothing = {"finished": (), "again": (), "steps": 0, "ending": 0, "waiting": 0, "seconds": 0.0, "env_steps": 0}
+    return Request(**fields, keys=fields["numbers"], final_numbers=none, final_versions=none, final=None, **nothing)
 
 
 @contextmanager

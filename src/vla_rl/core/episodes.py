@@ -18,21 +18,34 @@ class EnvError(UserError):
     """A simulator broke its contract, or was given what it cannot take."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class Start:
-    """An episode to be played: the first one of a ticket, or a further one."""
+    """An episode to be played, or to be gone on with: the first one of a ticket, or a further one."""
 
     state: ResetState
     number: int
-    """Of the ticket; keys the randomness, together with `episode`. In an evaluation that of the state."""
+    """Of the ticket; in an evaluation that of the state."""
     episode: int = 0
-    """Its place among the ticket's episodes; in an evaluation the repeat."""
+    """Its place among the episodes of its ticket or stream; in an evaluation the repeat."""
+    row: int | None = None
+    """With auto_reset the row of the run whose stream goes on with this ticket; its randomness is that of the row."""
+    follows: int | None = None
+    """The stream's ticket before; None: there is none in this process."""
+    actions: Array | None = None
+    """float32 [T, C, A]: chunks of the episode that were executed before. None: as the ticket before leaves them."""
+    paid: float = 0.0
+    """What they paid."""
     record: bool = False
     """Keep the frames of this episode."""
     weights: TaskWeights = None
     """Of the tasks that the ticket's further episodes are drawn from."""
     version: int = -1
     """Of the policy's weights that act in it; below 0: at each chunk the newest."""
+
+    @property
+    def key(self) -> int:
+        """Of its random numbers, together with `episode`."""
+        return self.number if self.row is None else self.row
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,6 +59,8 @@ class Finished:
     """Those that ended."""
     frames: dict[str, Array] | None
     """Camera -> uint8 [F, H, W, 3] of the last one that was recorded: the first observation, one after each chunk."""
+    after: Start | None = None
+    """Where its stream stands; None: it is of none."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -57,9 +72,11 @@ class Request:
     obs: Observation | None
     """Of these R rows."""
     numbers: Array
+    """int64 [R]: their tickets."""
+    keys: Array
     episodes: Array
     chunks: Array
-    """int64 [R] each: key of the noise; the first is the ticket's."""
+    """int64 [R] each: key of the noise."""
     versions: Array
     """int64 [R]: of the weights that act; below 0: the newest."""
     final_numbers: Array
@@ -72,6 +89,8 @@ class Request:
     """Tickets that ended with the last chunk step."""
     again: tuple[tuple[int, int], ...]
     """(ticket, chunk steps of it that stand) where a row broke: the others are played again."""
+    steps: int
+    """Chunk steps that the tickets of these rows have so far."""
     ending: int
     """Rows that surely end their tickets with the next chunk."""
     waiting: int
@@ -80,6 +99,10 @@ class Request:
     """That the simulator took for it."""
     env_steps: int
     """Actions that it executed."""
+    replayed: int = 0
+    """Further ones, to bring streams back to where they stood."""
+    restarted: int = 0
+    """Streams that could not be brought back, and began anew."""
     faults: tuple[str, ...] = ()
     """What broke and was repaired."""
 

@@ -140,6 +140,9 @@ class EnvInfo:
     tasks: tuple[TaskInfo, ...]
     notes: tuple[str, ...] = ()
     """What a reader of results has to know of this simulator's settings; goes into results.json."""
+    deterministic: bool = True
+    """The same actions from the same state and seed give the same rewards and frames. Else streams (`auto_reset`) begin
+    anew where they would be played again."""
 
     @property
     def action_dim(self) -> int:
@@ -260,7 +263,8 @@ class Episode:
 
     number: int
     episode: int
-    """Its ticket's, and its place in the ticket; in an evaluation its state's, and the repeat."""
+    """Its ticket's, and its place in the ticket; with auto_reset its row's, and its place in the row's stream; in an
+    evaluation its state's, and the repeat."""
     task: str
     state: int
     """Id of the reset state."""

@@ -40,6 +40,7 @@ from vla_rl.runtime.roles.sim import SimRole, too_many_faults
 from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
 from vla_rl.runtime.rollouts.play import Played
+from vla_rl.runtime.rollouts.streams import Streams
 from vla_rl.runtime.rollouts.task_windows import TaskWindows
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
@@ -80,6 +81,7 @@ class Driver:
         local = spec.runtime.backend == "local"
         check_simulators(spec)
         self.version = 0
+        self.streams = Streams()
         self.progress: Progress = lambda phase, done, total: None
         self.on_fault: Callable[[str], None] = lambda text: None
         self.faults = self._new_faults = 0
@@ -150,7 +152,10 @@ class Driver:
         -> metrics."""
         assert self.gathered is not None
         before, (gathered, self.gathered) = perf_counter(), (self.gathered, None)
-        self.tickets.release(gathered.numbers.tolist())
+        numbers = gathered.numbers.tolist()
+        for number in numbers:
+            self.streams.consume(self.tickets.played[number][1].finished)
+        self.tickets.release(numbers)
         self.tickets.forget()
         self._new_faults = 0
         self.version += 1
@@ -247,6 +252,7 @@ class Driver:
         """The model in its public format, and the exact state to go on from."""
         state = trainer_folder / "learner.pt"
         self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
+        self.streams.save(trainer_folder / "streams.npz")
         if self.windows:
             self.windows.save(trainer_folder / "tasks.json")
         if self.spec.behind:
@@ -256,6 +262,7 @@ class Driver:
         """What `save` wrote."""
         state = trainer_folder / "learner.pt"
         self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
+        self.streams.load(trainer_folder / "streams.npz", {state.id: state for state in self.train_states})
         if self.windows:
             self.windows.load(trainer_folder / "tasks.json")
         if self.spec.behind:
@@ -320,13 +327,15 @@ class Driver:
         spec, weights = self.spec, self.windows.weights(step, ticket.group) if self.windows else None
         ahead = spec.asynchrony.max_lag > 0
         before = ticket.group // spec.rollout.groups(spec.env.num_envs) if ahead else step - 1  # steps before its own
-        return Start(
-            state=draw_state(self.train_states, spec.seed, ticket.group, weights=weights),
-            number=ticket.number,
-            record="frames" in self.algorithm.needs,
-            weights=weights if spec.rollout.auto_reset != "off" else None,
-            version=max(0, before - spec.behind) if spec.behind else -1,
-        )
+        version = max(0, before - spec.behind) if spec.behind else -1
+        if spec.rollout.auto_reset != "off":
+            row = ticket.number % spec.env.num_envs
+            state = draw_state(self.train_states, spec.seed, row // spec.rollout.group_size, weights=weights)
+            start = Start(state=state, number=ticket.number, row=row, weights=weights, version=version)
+            return self.streams.next(start)
+        state = draw_state(self.train_states, spec.seed, ticket.group, weights=weights)
+        frames = "frames" in self.algorithm.needs
+        return Start(state=state, number=ticket.number, record=frames, version=version)
 
     def _refreshed(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:
         """With values, those of final observations included (AcceRL eq. 3-4), and log-probs of the newest weights, as
@@ -352,13 +361,19 @@ class Driver:
         texts.clear()
 
     def _rollout_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        n, since = max(len(episodes), 1), self.tickets.since
+        """Without a mean over episodes where none has ended."""
+        n, since = len(episodes), self.tickets.since
+        of_episodes = {
+            "env/success_rate": sum(e.success_once for e in episodes),
+            "env/success_at_end": sum(e.success_at_end for e in episodes),
+            "env/return": sum(e.total_reward for e in episodes),
+            "env/episode_length": sum(e.steps for e in episodes),
+        }
+        again = {"rollout/replayed_steps": since.replayed, "rollout/restarted_streams": since.restarted}
         return {
-            "env/success_rate": sum(e.success_once for e in episodes) / n,
-            "env/success_at_end": sum(e.success_at_end for e in episodes) / n,
-            "env/return": sum(e.total_reward for e in episodes) / n,
-            "env/episode_length": sum(e.steps for e in episodes) / n,
-            "rollout/episodes": float(len(episodes)),
+            **{name: total / n for name, total in of_episodes.items() if n},
+            **{name: float(count) for name, count in again.items() if count},
+            "rollout/episodes": float(n),
             "rollout/env_steps": float(since.env_steps),
             "time/rollout": self.tickets.seconds,
             "time/env": max(since.env_seconds.values(), default=0.0),

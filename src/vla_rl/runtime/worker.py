@@ -72,7 +72,7 @@ class Worker:
         self.answering = Answering()
         self.inboxes = {lane.index: Inbox() for lane in assignment.served}
         self._homes = {lane.index: home for lane, home in zip(assignment.served, assignment.homes, strict=True)}
-        self.training = Play(len(assignment.served))
+        self.training = Play(assignment.served)
         self.played = Progress()
         if assignment.slot.device == "cpu":
             torch.set_num_threads(max(1, int(assignment.slot.cpus)))
@@ -224,7 +224,7 @@ class Worker:
     @remote(phase="act", track="none")
     def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
         """The episodes of an evaluation, on all lanes that this worker acts for."""
-        play = Play(len(self.assignment.served))
+        play = Play(self.assignment.served)
         play.begin([tickets])
         with self._talking():
             self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
@@ -372,6 +372,7 @@ class Worker:
                 self.played.note(lane, request)
                 done.env_seconds[home[lane]] = done.env_seconds.get(home[lane], 0.0) + request.seconds
                 done.faults += request.faults
+                done.replayed, done.restarted = done.replayed + request.replayed, done.restarted + request.restarted
             actions = policy(method, mode, indices, *requests)
             finished = [ticket for request in requests for ticket in request.finished]
             role: PolicyRole = self.roles["policy"]

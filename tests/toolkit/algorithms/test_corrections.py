@@ -360,6 +360,16 @@ def test_a_step_weighs_as_all_its_tokens_together(advantage):
             assert tuple(map(float, flat)) == pytest.approx(wanted.get(place, (0.0, 0.0)), rel=1e-4, abs=1e-5)
 
 
+def test_what_the_proximal_policy_would_not_do_gets_no_gradient():
+    """Neither from its own advantage nor from the mean of all."""
+    rollout = synthetic.rollout(values="chunk", fresh=True)
+    unlikely = rollout.samples & (torch.rand(rollout.samples.shape, generator=torch.Generator().manual_seed(0)) < 0.5)
+    fresh = torch.where(unlikely[..., None, None], rollout.log_probs - 20.0, rollout.log_probs)
+    made = PPO(PPOConfig(correction="v-trace")).advantages(rollout.evolve(fresh_log_probs=fresh))
+    assert made.advantages[unlikely].abs().max() < 1e-6
+    assert made.advantages[rollout.samples & ~unlikely].abs().min() > 1e-6
+
+
 def by_step(tensor, granularity):
     return tensor if granularity == "chunk" else by_action(tensor)
 

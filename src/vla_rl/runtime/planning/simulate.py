@@ -109,7 +109,7 @@ class Simulation:
 
     def __attrs_post_init__(self) -> None:
         self.flow = Flow(per_step=self.part.tickets, steps=ENDLESS, max_lag=self.max_lag)
-        self._plays = {p.index: Play(len(p.served)) for p in self.part.policies}
+        self._plays = {p.index: Play(p.served) for p in self.part.policies}
         self._given = dict.fromkeys(self._plays, 0)
 
     def run(self, steps: int) -> list[Step]:

@@ -95,8 +95,7 @@ class PolicyRole:
             obs = Observation.concat([request.obs for _, request in busy if request.obs is not None])
             wanted = np.concatenate([request.versions for _, request in busy])
             keys = [
-                np.concatenate([getattr(request, key) for _, request in busy])
-                for key in ("numbers", "episodes", "chunks")
+                np.concatenate([getattr(request, key) for _, request in busy]) for key in ("keys", "episodes", "chunks")
             ]
 
             def sample(rows: Array) -> Chunk:

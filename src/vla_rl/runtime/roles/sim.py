@@ -70,9 +70,10 @@ class SimRole:
         self.train = {
             i: Episodes(
                 env,
+                first_row=self.slices[i].first_row,
                 auto_reset=rollout.auto_reset,
                 chunk_steps=None if rollout.steps is None else rollout.steps // rollout.chunk,
-                following=self._following,
+                draw=self._draw,
                 ignore_terminations=rollout.ignore_terminations,
                 reward=rollout.reward,
                 reward_coef=rollout.reward_coef,
@@ -109,7 +110,10 @@ class SimRole:
     @remote(lane=0, main=True)
     def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
         """Play these tickets, for the purpose of a `Mode`, and forget what the lane has played before."""
-        self.running[lane] = self.eval[lane] if purpose == "evaluation" else self.train[lane]
+        self.running[lane] = self.train[lane]
+        if purpose == "evaluation":
+            self.running[lane] = self.eval[lane]
+            self.train[lane].leave()
         self.running[lane].clear()
         return self._answer(lane, self.running[lane].step(None, tickets))
 
@@ -128,6 +132,7 @@ class SimRole:
         """
         env, own = self.envs[lane], self.slices[lane]
         episodes = self.eval[lane]
+        self.train[lane].leave()
         kept_obs: list[Observation] = []
         kept_actions: list[Array] = []
         found_at: list[Array] = []
@@ -185,11 +190,11 @@ class SimRole:
         for env in self.envs.values():
             env.close()
 
-    def _following(self, start: Start) -> Start:
-        """The episode after one of a ticket with auto_reset."""
-        number, episode = start.number, start.episode + 1
+    def _draw(self, start: Start, episode: int) -> Start:
+        """With auto_reset, an episode of a ticket."""
+        group = start.key // self.spec.rollout.group_size
         return evolve(
-            start, episode=episode, state=draw_state(self.states, self.spec.seed, number, episode, start.weights)
+            start, episode=episode, state=draw_state(self.states, self.spec.seed, group, episode, start.weights)
         )
 
     def _on_fault(self, text: str) -> None:

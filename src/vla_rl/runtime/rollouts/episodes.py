@@ -11,8 +11,12 @@ docs/algorithms.md):
 
 `immediate` drops the rest of a chunk after an end, `deferred` executes it; either way it is not valid.
 
-A row that broke (`SimEnv.faults`) plays its episode again from the start, with the same random numbers; what it had
-done of it is forgotten. So a fault costs time and nothing else.
+With auto_reset a ticket is a segment of its row's stream: it goes on where the stream's last one ended. Where the row
+does not stand there any more (an evaluation was played on it, the run was resumed, the worker is another), it is reset
+and the actions of the running episode are executed again, without drawing any.
+
+A row that broke (`SimEnv.faults`) plays its episode again from the start, or from where its ticket went on with it,
+with the same random numbers; what it had done of it is forgotten. So a fault costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -23,14 +27,16 @@ from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
+from attrs import evolve
 
 from vla_rl.core.episodes import EnvError, Finished, Request, Start
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import ChunkResult, Episode, Observation, to_numpy
+from vla_rl.runtime.rollouts.accounts import Accounts
+from vla_rl.runtime.rollouts.checked import check_observation, check_result, checked_actions
 
 Array = np.ndarray[Any, Any]
-BOUND_TOLERANCE = 1e-4
 NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -44,10 +50,11 @@ class Episodes:
         name: str,
         seed: int,
         chunk: int,
+        first_row: int = 0,
         max_steps: int | None = None,
         auto_reset: Literal["off", "immediate", "deferred"] = "off",
         chunk_steps: int | None = None,
-        following: Callable[[Start], Start] | None = None,
+        draw: Callable[[Start, int], Start] | None = None,
         ignore_terminations: bool = False,
         reward: Literal["raw", "relative"] = "raw",
         reward_coef: float = 1.0,
@@ -57,61 +64,74 @@ class Episodes:
     ):
         """
         Args:
+            first_row: of the run's.
             chunk_steps: of a ticket, with auto_reset.
-            following: with auto_reset, an episode of a ticket -> the one after it.
+            draw: with auto_reset, (ticket, e) -> its episode e, from a state of its own.
             camera: whose frames are kept of an episode that is recorded; None: of all.
             on_fault: hears what broke; it may raise to stop.
         """
         self.on_fault = on_fault
-        self.env, self.name, self.seed, self.chunk = env, name, seed, chunk
-        self.auto_reset, self.ignore_terminations, self.bootstrap = auto_reset, ignore_terminations, bootstrap
-        self.chunk_steps, self.following = chunk_steps, following
-        self.reward, self.reward_coef = reward, reward_coef
+        self.env, self.name, self.seed, self.chunk, self.first_row = env, name, seed, chunk, first_row
+        self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
+        self.chunk_steps, self.draw = chunk_steps, draw
         self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
         self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
-        self.instructions = {task.name: task.instruction for task in env.info.tasks}
         self.low = np.asarray(env.info.action_low, np.float32)
         self.high = np.asarray(env.info.action_high, np.float32)
         self.rows = env.num_envs
-        self.starts: list[Start | None] = [None] * self.rows  # of the running episode, or of the last one
+        self.accounts = Accounts(
+            self.rows,
+            name=name,
+            chunk=chunk,
+            ignore_terminations=ignore_terminations,
+            reward=reward,
+            reward_coef=reward_coef,
+        )
+        n = self.rows
+        self.starts: list[Start | None] = [None] * n  # of the running episode, or of the last one
+        self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began, or was gone on with
+        self.since: list[list[Array]] = [[] for _ in range(n)]  # chunks of a stream's running episode
+        self.before = [0] * n  # how many of them were before the running ticket
+        self.paid = [0.0] * n  # what those paid
+        self.going_on: dict[int, Observation] = {}  # of rows whose streams stand in the midst of an episode
         self.clear()
 
     # ---------------------------------------------------------------------------------------------- protocol
 
     def clear(self) -> None:
-        """Forget what is being played, but not which scenes the rows have."""
-        n = self.rows
+        """Forget what is being played; but not which scenes the rows have, nor streams that stand between tickets."""
         self.waiting: deque[Start] = deque()
-        self.active = np.zeros(n, bool)
-        self.count = np.zeros(n, np.int64)  # valid steps of the running episode
-        self.chunks = np.zeros(n, np.int64)  # chunk steps of the running episode
-        self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began
-        self.total = np.zeros(n, np.float64)
-        self.last_reward = np.zeros(n, np.float32)
-        self.once = np.zeros(n, bool)
-        self.records: list[list[dict[str, Array]]] = [[] for _ in range(n)]  # of the running ticket
-        self.ended: list[list[Episode]] = [[] for _ in range(n)]  # of its episodes
+        self.active = np.zeros(self.rows, bool)
+        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]  # of the running ticket
+        self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # of its episodes
         self.frames: dict[int, list[dict[str, Array]]] = {}
         self.recorded: dict[int, dict[str, Array]] = {}
         self.obs_rows = NO_ROWS
+
+    def leave(self) -> None:
+        """Somebody else will play on the simulator."""
+        self.going_on.clear()
 
     def step(self, actions: Array | None = None, tickets: Sequence[Start] = ()) -> Request:
         """Execute float [R, C, A], aligned with the last request's `positions`; let rows that are free begin with
         tickets, of which others wait in the lane; and ask for the next chunks."""
         self.waiting.extend(tickets)
-        self.seconds, self.env_steps = 0.0, 0
+        self.seconds, self.env_steps, self.replayed, self.restarted = 0.0, 0, 0, 0
         if not self.active.any():
             self._renew(self._fill())
             return self._request()
         assert actions is not None
-        rows = np.flatnonzero(self.active)
-        remaining = np.array([self.limits[self._start(row).state.task] - self.count[row] for row in rows])
-        width = int(min(self.chunk, remaining.max()))
-        result = self._chunk_step(rows, self._checked_actions(actions, rows)[:, :width], width)
-        broken = self._broken()
-        record, ends = self._account(rows, remaining, result, broken)
+        rows, remaining = np.flatnonzero(self.active), self._remaining(self.active)
+        chosen = np.zeros((self.rows, self.chunk, len(self.low)), np.float32)
+        chosen[rows] = checked_actions(self.name, self.env.info, actions, rows, self.chunk)
+        result = self._chunk_step(chosen[:, : min(self.chunk, int(remaining.max()))], self.active)
+        broken = self._broken(self.active)
+        record, ends, executed = self.accounts.add(self.active, remaining, result, broken)
+        self.env_steps += executed
         for row in rows:
             self.records[row].append({key: array[row] for key, array in record.items()})
+            if self._start(row).row is not None:
+                self.since[row].append(chosen[row])
         retaken = [self._take_back(int(row)) for row in broken]
 
         last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
@@ -122,185 +142,138 @@ class Episodes:
         valued_of = [self._start(row) for row in valued]
         for row in np.flatnonzero(ends):
             self._finish(int(row), record)
+            if self.chunk_steps is not None:
+                self._follow(int(row))
         over = np.flatnonzero(ends & ~last)
-        finished = [self._hand_over(int(row)) for row in np.flatnonzero(last & self.active)]
-        for row in over:
-            assert self.following is not None
-            self.starts[row] = self.following(self._start(row))
+        finished = [self._hand_over(int(row), result.obs) for row in np.flatnonzero(last & self.active)]
         self.obs, self.obs_rows = result.obs, np.arange(self.rows)
         self._renew(np.unique(np.concatenate([over, broken, self._fill()])))
         return self._request(valued_of, result.obs.take(valued) if len(valued) else None, finished, retaken)
 
     def _fill(self) -> Array:
-        """Let free rows begin with waiting tickets, best one of the task whose scene the row has. -> these rows."""
-        free = np.flatnonzero(~self.active)[: len(self.waiting)]
-        for row in free:
-            before = self.starts[row]
-            own = (t for t in self.waiting if before is not None and t.state.task == before.state.task)
-            ticket = next(own, self.waiting[0])
+        """Let free rows begin with waiting tickets. -> these rows."""
+        filled = []
+        for row in np.flatnonzero(~self.active):
+            ticket = self._next_of(row)
+            if ticket is None:
+                continue
             self.waiting.remove(ticket)
-            self.starts[row], self.active[row] = ticket, True
-            self.records[row], self.ended[row] = [], []
-        return free
+            before, self.starts[row], self.active[row] = self.starts[row], ticket, True
+            self.records[row], self.ended[row], self.begun[row] = [], [], 0
+            if before is None or before.number != ticket.follows:
+                self.going_on.pop(int(row), None)
+            self.since[row] = [] if ticket.actions is None else list(ticket.actions)
+            self.before[row], self.paid[row] = len(self.since[row]), ticket.paid
+            if ticket.row is not None and not self.since[row]:
+                self._draw(row, ticket.episode)  # by the weights of this ticket
+            filled.append(row)
+        return np.array(filled, np.int64)
 
-    def _hand_over(self, row: int) -> Finished:
-        """The ticket that a row is done with; the row is free then."""
-        records, self.active[row] = self.records[row], False
+    def _next_of(self, row: Any) -> Start | None:
+        """The ticket for a row, best one of the task whose scene it has."""
+        before, own = self.starts[row], [t for t in self.waiting if t.row in (None, self.first_row + row)]
+        like = (t for t in own if before is not None and t.state.task == before.state.task)
+        return next(like, own[0] if own else None)
+
+    def _follow(self, row: int) -> None:
+        """The row's ticket, or its stream, goes on with another episode."""
+        self._draw(row, self._start(row).episode + 1)
+        self.since[row], self.before[row], self.paid[row] = [], 0, 0.0
+
+    def _draw(self, row: Any, episode: int) -> None:
+        assert self.draw is not None
+        self.starts[row] = self.draw(self._start(row), episode)
+
+    def _hand_over(self, row: int, obs: Observation) -> Finished:
+        """The ticket that a row is done with; the row is free then. `obs`: of all rows."""
+        start, records, self.active[row] = self._start(row), self.records[row], False
+        after, since = None, self.since[row]
+        if start.row is not None:
+            actions = np.stack(since) if since else np.zeros((0, self.chunk, len(self.low)), np.float32)
+            after = evolve(start, actions=actions, paid=float(self.accounts.total[row]) if since else 0.0)
+        if since:
+            self.going_on[row] = obs.take(np.array([row]))
         return Finished(
-            number=self._start(row).number,
+            number=start.number,
             light={key: np.stack([record[key] for record in records]) for key in records[0]},
             episodes=tuple(self.ended[row]),
             frames=self.recorded.pop(row, None),
+            after=after,
         )
 
     # --------------------------------------------------------------------------------------------- simulator
 
     def _reset(self, rows: Array) -> Observation:
+        """Put rows at the beginning of their episodes. -> Observation of these rows."""
         starts = [self._start(row) for row in rows]
         ids = np.array([s.state.id for s in starts], np.int64)
-        seeds = np.array([derived_seed(self.seed, "episode", s.number, s.episode) for s in starts], np.int64)
+        seeds = np.array([derived_seed(self.seed, "episode", s.key, s.episode) for s in starts], np.int64)
         before = perf_counter()
         obs = self.env.reset(rows, ids, seeds)
-        self._broken()  # and repaired: these faults are only counted
+        self._broken(self.active)  # and repaired: these faults are only counted
         self.seconds += perf_counter() - before
-        self._check_obs(obs, len(rows), "reset")
+        check_observation(self.name, self.env.info, obs, len(rows), "reset")
         for position, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            self.count[row] = self.chunks[row] = 0
+            self.accounts.open(row)
             self.begun[row] = len(self.records[row])
-            self.total[row], self.last_reward[row], self.once[row] = 0.0, 0.0, False
             if start.record:
                 self.frames[int(row)] = [{name: to_numpy(obs.images[name][position]) for name in self.cameras}]
         return obs
 
-    def _chunk_step(self, rows: Array, actions: Array, width: int) -> ChunkResult:
-        full = np.zeros((self.rows, width, len(self.low)), np.float32)
-        full[rows] = actions
-        stop = self.auto_reset != "deferred" and not self.ignore_terminations
+    def _chunk_step(self, actions: Array, active: Array) -> ChunkResult:
+        """Of all rows: float32 [N, C', A], bool [N]."""
         before = perf_counter()
-        result = self.env.chunk_step(full, self.active.copy(), stop)
+        result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
         self.seconds += perf_counter() - before
-        self._check_obs(result.obs, self.rows, "chunk_step")
-        want = (self.rows, width)
-        for field in ("rewards", "terminated", "truncated", "executed"):
-            self._check_shape(getattr(result, field), want, field)
-        self._check_shape(result.success, want[:1], "success")
-        rewards = to_numpy(result.rewards)
-        if not np.isfinite(rewards).all():
-            row, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])
-            raise EnvError(f"env {self.name!r} returned the reward {rewards[row, step]} in row {row}, action {step}")
+        check_result(self.name, self.env.info, result, self.rows, actions.shape[1])
         return result
 
-    def _check_obs(self, obs: Observation, n: int, method: str) -> None:
-        if len(obs) != n:
-            raise EnvError(f"env {self.name!r}: {method} returned {len(obs)} instructions for {n} rows")
-        for camera, (height, width) in self.env.info.cameras.items():
-            if camera not in obs.images:
-                raise EnvError(
-                    f"env {self.name!r}: {method} returned no image of camera {camera!r}; it returned: "
-                    f"{', '.join(obs.images) or 'none'}"
-                )
-            self._check_shape(obs.images[camera], (n, height, width, 3), f"image {camera!r} of {method}")
-        if self.env.info.state_dim:
-            self._check_shape(obs.state, (n, self.env.info.state_dim), f"state of {method}")
-            state = to_numpy(obs.state)
-            if not np.isfinite(state).all():
-                row = int(np.argwhere(~np.isfinite(state))[0][0])
-                raise EnvError(f"env {self.name!r}: {method} returned a state that is not finite in row {row}")
+    def _replay(self, rows: Array) -> Observation:
+        """Execute the actions of running episodes again, from the rows' resets. -> Observation of these rows."""
+        done = dict.fromkeys(rows.tolist(), 0)
+        arrived: dict[int, Observation] = {}
+        while left := [row for row in done if row not in arrived]:
+            active, actions = np.zeros(self.rows, bool), np.zeros((self.rows, self.chunk, len(self.low)), np.float32)
+            active[left] = True
+            for row in left:
+                actions[row] = self.since[row][done[row]]
+            result = self._chunk_step(actions, active)
+            broken = self._broken(active)
+            _, ends, executed = self.accounts.add(active, self._remaining(active), result, broken)
+            self.replayed += executed
+            for row in set(left) - set(broken.tolist()):
+                done[row] += 1
+                last = done[row] == len(self.since[row])
+                if ends[row] or (last and not np.isclose(self.accounts.total[row], self.paid[row])):
+                    raise self._not_deterministic(row, done[row])
+                if last:
+                    arrived[row] = result.obs.take(np.array([row]))
+            if len(broken):
+                self._reset(broken)
+                done.update(dict.fromkeys(broken.tolist(), 0))
+        return Observation.concat([arrived[row] for row in rows.tolist()])
 
-    def _check_shape(self, array: Any, want: tuple[int, ...], what: str) -> None:
-        got = None if array is None else tuple(array.shape)
-        if got != want:
-            raise EnvError(f"env {self.name!r}: {what} has shape {got}, expected {want}")
-
-    def _checked_actions(self, actions: Array, rows: Array) -> Array:
-        actions = np.asarray(to_numpy(actions), np.float32)
-        want = (len(rows), self.chunk, len(self.low))
-        if actions.shape != want:
-            raise EnvError(
-                f"actions for env {self.name!r} have shape {actions.shape}, expected {want} (rows, chunk, dims)"
-            )
-        outside = ~((actions >= self.low - BOUND_TOLERANCE) & (actions <= self.high + BOUND_TOLERANCE))
-        if outside.any():
-            row, step, dim = (int(i) for i in np.argwhere(outside)[0])
-            raise EnvError(
-                f"the policy chose {actions[row, step, dim]:g} in dimension {dim} (row {int(rows[row])}, action {step} "
-                f"of the chunk), outside of the bounds [{self.low[dim]:g}, {self.high[dim]:g}] of env {self.name!r}; "
-                f"check that the checkpoint's action statistics (unnorm_key) belong to this simulator"
-            )
-        clipped: Array = np.clip(actions, self.low, self.high)
-        return clipped
+    def _not_deterministic(self, row: int, done: int) -> EnvError:
+        start = self._start(row)
+        return EnvError(
+            f"env {self.name!r} is not deterministic: chunk {done} of {len(self.since[row])} of an episode (state "
+            f"{start.state.id} of task {start.state.task!r}), executed again from the same state and seed, ended it or "
+            f"paid {self.accounts.total[row]:g} in all instead of {self.paid[row]:g}; its info has to say so "
+            f"(EnvInfo(deterministic=False)): then streams of auto_reset begin anew where they cannot go on"
+        )
 
     # -------------------------------------------------------------------------------------------- accounting
 
-    def _account(
-        self, rows: Array, remaining: Array, result: ChunkResult, broken: Array
-    ) -> tuple[dict[str, Array], Array]:
-        """Masks and rewards of one chunk step, padded to [N, C], and which rows' episodes ended."""
-        n, width = self.rows, to_numpy(result.rewards).shape[1]
-        rewards = to_numpy(result.rewards).astype(np.float32)
-        terminated = to_numpy(result.terminated).astype(bool)
-        truncated = to_numpy(result.truncated).astype(bool)
-        executed = to_numpy(result.executed).astype(bool)
-        executed[broken] = False
-        idle = np.setdiff1d(np.flatnonzero(self.active & ~executed.any(1)), broken)
-        if len(idle):
-            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active rows {idle.tolist()}")
-        self.env_steps += int(executed.sum())
-        if self.ignore_terminations:
-            terminated = np.zeros_like(terminated)
-        limit = np.zeros((n, width), bool)
-        within = remaining <= width
-        limit[rows[within], remaining[within] - 1] = True
-        truncated = (truncated | limit) & ~terminated
-        ended = terminated | truncated
-        valid = executed & ((np.cumsum(ended, 1) - ended) == 0)
-        valid[~self.active] = False
+    def _remaining(self, active: Array) -> Array:
+        """Actions before the step limit, int64 [N]; of rows that are not active 0."""
+        return np.array([self._left(row) if active[row] else 0 for row in range(self.rows)], np.int64)
 
-        if self.reward == "relative":
-            previous = np.concatenate([self.last_reward[:, None], rewards[:, :-1]], axis=1)
-            self.last_reward = np.where(self.active, rewards[:, -1], self.last_reward)
-            rewards = rewards - previous
-        rewards = np.where(valid, rewards * np.float32(self.reward_coef), np.float32(0))
-        terminated, truncated = terminated & valid, truncated & valid
-        ended = terminated | truncated
-        ends = ended.any(1)
-
-        success = to_numpy(result.success).astype(bool)
-        solved = (to_numpy(result.succeeded).astype(bool) & valid).any(1) if result.succeeded is not None else success
-        self.once |= solved & self.active
-        self.at_end = success
-        if result.succeeded is not None:
-            last_valid = np.maximum(valid.shape[1] - 1 - valid[:, ::-1].argmax(1), 0)
-            self.at_end = to_numpy(result.succeeded).astype(bool)[np.arange(n), last_valid]
-        self.count += valid.sum(1)
-        self.chunks += self.active
-        self.total += rewards.sum(1)
-
-        def pad(array: Array) -> Array:
-            return array if width == self.chunk else np.pad(array, ((0, 0), (0, self.chunk - width)))
-
-        record = {
-            "rewards": pad(rewards),
-            "terminated": pad(terminated),
-            "truncated": pad(truncated),
-            "valid": pad(valid),
-        }
-        return record, ends
+    def _left(self, row: Any) -> int:
+        """Actions of the running episode before its step limit."""
+        return int(self.limits[self._start(row).state.task] - self.accounts.steps[row])
 
     def _finish(self, row: int, record: dict[str, Array]) -> None:
-        start = self._start(row)
-        episode = Episode(
-            number=start.number,
-            episode=start.episode,
-            task=start.state.task,
-            state=start.state.id,
-            steps=int(self.count[row]),
-            total_reward=float(self.total[row]),
-            success_once=bool(self.once[row]),
-            success_at_end=bool(self.at_end[row]),
-            truncated=bool(record["truncated"][row].any()),
-        )
-        self.ended[row].append(episode)
+        self.ended[row].append(self.accounts.close(row, self._start(row), bool(record["truncated"][row].any())))
         if row in self.frames:
             frames = self.frames.pop(row)
             self.recorded[row] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
@@ -311,33 +284,50 @@ class Episodes:
                 self.frames[int(row)].append({name: to_numpy(obs.images[name][int(row)]) for name in self.cameras})
 
     def _renew(self, rows: Array) -> None:
-        """Reset rows and put their new observation in the place of the one they have."""
+        """Let rows go on where their stream stands, or else from a reset; and put the observation from which they do so
+        in the place of the one they have."""
         if not len(rows):
             return
         kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.rows), rows))
-        fresh = self._reset(rows)
-        self.obs = Observation.concat([self.obs.take(kept), fresh]) if len(kept) else fresh
-        self.obs_rows = np.concatenate([kept, rows])
+        found = [(kept, self.obs.take(kept))] if len(kept) else []
+        found += [(np.array([row]), self.going_on.pop(row)) for row in rows.tolist() if row in self.going_on]
+        found += self._set_up(np.setdiff1d(rows, [row for on, _ in found for row in on]))
+        self.obs = Observation.concat([obs for _, obs in found])
+        self.obs_rows = np.concatenate([of for of, _ in found])
 
-    def _broken(self) -> Array:
-        """Active rows that broke since the last call, int64, ascending."""
+    def _set_up(self, rows: Array) -> list[tuple[Array, Observation]]:
+        """Reset rows, and bring those whose episode has begun before to where it stood."""
+        if not len(rows):
+            return []
+        for row in rows:
+            if self.since[row] and not self.env.info.deterministic:
+                self._follow(row)
+                self.restarted += 1
+        begun = np.array([bool(self.since[row]) for row in rows])
+        obs = self._reset(rows)
+        if not begun.any():
+            return [(rows, obs)]
+        return [(rows[~begun], obs.take(np.flatnonzero(~begun))), (rows[begun], self._replay(rows[begun]))]
+
+    def _broken(self, active: Array) -> Array:
+        """Those of the active rows that broke since the last call, int64, ascending."""
         faults = self.env.faults()
-        for texts in faults.values():
+        for row, texts in faults.items():
+            self.going_on.pop(row, None)
             for text in texts:
                 self.on_fault(text)
-        return np.array(sorted(row for row in faults if self.active[row]), np.int64)
+        return np.array(sorted(row for row in faults if active[row]), np.int64)
 
     def _take_back(self, row: int) -> tuple[int, int]:
-        """Forget the running episode. -> (ticket, chunk steps of it that stand)."""
-        del self.records[row][self.begun[row] :]
+        """Forget what the ticket has of the running episode. -> (ticket, chunk steps of it that stand)."""
+        del self.records[row][self.begun[row] :], self.since[row][self.before[row] :]
         return self._start(row).number, int(self.begun[row])
 
     def _ends_next(self, row: Any) -> bool:
         """Whether a row's ticket surely ends with the next chunk."""
         if self.chunk_steps is not None:
             return len(self.records[row]) + 1 == self.chunk_steps
-        left = self.limits[self._start(row).state.task] - self.count[row]
-        return bool(left <= self.chunk)
+        return self._left(row) <= self.chunk
 
     def _start(self, row: Any) -> Start:
         start: Start | None = self.starts[row]
@@ -363,16 +353,20 @@ class Episodes:
             positions=positions,
             obs=obs,
             numbers=np.array([s.number for s in starts], np.int64),
+            keys=np.array([s.key for s in starts], np.int64),
             episodes=np.array([s.episode for s in starts], np.int64),
-            chunks=self.chunks[positions],
+            chunks=self.accounts.chunks[positions],
             versions=np.array([s.version for s in starts], np.int64),
             final_numbers=np.array([s.number for s in valued], np.int64),
             final_versions=np.array([s.version for s in valued], np.int64),
             final=final,
             finished=tuple(finished),
             again=tuple(again),
+            steps=sum(len(self.records[row]) for row in positions),
             ending=sum(map(self._ends_next, positions)),
             waiting=len(self.waiting),
             seconds=self.seconds,
             env_steps=self.env_steps,
+            replayed=self.replayed,
+            restarted=self.restarted,
         )

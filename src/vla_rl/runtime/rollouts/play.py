@@ -10,7 +10,9 @@ from typing import Any
 from attrs import define, field, frozen
 
 from vla_rl.core.episodes import Finished, Start
+from vla_rl.runtime.assignments import LaneSlice
 from vla_rl.runtime.rollouts.lanes import Lane
+from vla_rl.runtime.rollouts.streams import Standings
 
 HELD = 2
 """Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
@@ -37,6 +39,9 @@ class Report:
     policy_seconds: dict[int, float] = field(factory=dict)
     """Of each policy's worker."""
     env_steps: int = 0
+    replayed: int = 0
+    restarted: int = 0
+    """As in `Request`."""
     faults: list[str] = field(factory=list)
     """What broke and was repaired."""
 
@@ -47,6 +52,8 @@ class Report:
         for worker, seconds in other.policy_seconds.items():
             self.policy_seconds[worker] = self.policy_seconds.get(worker, 0.0) + seconds
         self.env_steps += other.env_steps
+        self.replayed += other.replayed
+        self.restarted += other.restarted
         self.faults += other.faults
 
 
@@ -78,14 +85,20 @@ class _Batch:
 class Play:
     """Tickets of one worker. One thread plays, others give tickets and ask for what came of them."""
 
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: Sequence[LaneSlice]) -> None:
+        self.lanes = len(lanes)
         self.going = False
         self._changed = Condition()
         self._batches: deque[_Batch] = deque()
         self._left = 0
         self._held: dict[int, deque[str]] = {}
         """Lane -> tasks that its rows got last: many simulators need seconds to build the scene of another."""
+        self._lane_of = {row: lane.index for lane in lanes for row in range(lane.first_row, lane.first_row + lane.rows)}
+        self._own: dict[int, list[Start]] = {}
+        """Lane -> tickets of its rows' streams."""
+        self._later: list[Start] = []
+        """Those that go on where others end, which are not played yet."""
+        self._standings = Standings()
         self._report = Report()
         self._done: set[int] = set()
         """Tickets in the report."""
@@ -116,20 +129,33 @@ class Play:
 
     def _add(self, batches: Iterable[Sequence[Start]]) -> None:
         for starts in batches:
-            self._batches.append(_Batch(starts))
             self._left += len(starts)
+            self._later += [start for start in starts if start.row is not None]
+            if anywhere := [start for start in starts if start.row is None]:
+                self._batches.append(_Batch(anywhere))
+        self._place()
+
+    def _place(self) -> None:
+        """Give lanes the tickets of their streams that may be played."""
+        tickets, self._later = [self._standings.placed(start) for start in self._later], []
+        for start in tickets:
+            known, row = start.actions is not None, start.row
+            assert row is not None
+            (self._own.setdefault(self._lane_of[row], []) if known else self._later).append(start)
 
     # -------------------------------------------------------------------------------------------- by whoever plays
 
     def tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[Start]:
         """For the rows of a lane that are free, or will be after their next chunk, and some to wait there for those
-        that end before they have to: fewer and fewer, so that no lane holds what another could play."""
+        that end before they have to: fewer and fewer, so that no lane holds what another could play. Tickets of
+        streams go to the lanes that have their rows."""
         with self._changed:
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
             want = free + max(ending, min(lane.slice.rows - free, spare)) - waiting
             held = self._held.setdefault(lane.slice.index, deque(maxlen=lane.slice.rows))
-            found: list[Start] = []
-            while len(found) < want and self._left:
+            found = self._own.pop(lane.slice.index, [])
+            self._left -= len(found)
+            while len(found) < want and self._batches:
                 start = self._batches[0].pop(held)
                 found.append(start)
                 held.append(start.state.task)
@@ -144,6 +170,9 @@ class Play:
             self._report.played += done.played
             self._report.add(done)
             self._done.update(ticket.finished.number for ticket in done.played)
+            for ticket in done.played:
+                self._standings.note(ticket.finished)
+            self._place()
             if done.played:
                 self._changed.notify_all()
 
@@ -158,6 +187,7 @@ class Play:
     def stop(self) -> None:
         """Playing ends, with whatever is left."""
         with self._changed:
-            self.going, self._left = False, 0
+            self.going, self._left, self._later = False, 0, []
             self._batches.clear()
+            self._own.clear()
             self._changed.notify_all()

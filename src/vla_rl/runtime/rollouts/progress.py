@@ -37,7 +37,7 @@ class Progress:
 
     def note(self, lane: int, request: Request) -> None:
         self._tickets += len(request.finished)
-        self._steps[lane] = int(request.chunks.sum())
+        self._steps[lane] = request.steps
 
     def count(self) -> Count:
         return Count(self._tickets, sum(tuple(self._steps.values())))

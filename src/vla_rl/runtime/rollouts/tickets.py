@@ -16,6 +16,7 @@ from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.rollouts.play import Played, Report, most_held
+from vla_rl.runtime.rollouts.streams import Standings
 from vla_rl.runtime.worker import Worker
 
 
@@ -31,10 +32,13 @@ class Tickets:
     """What was done since `forget`; its `played` stays empty."""
     seconds: float = field(default=0.0, init=False)
     """That the driver waited since then."""
+    _standings: Standings = field(factory=Standings, init=False)
     _waiting: deque[deque[Start]] = field(factory=deque, init=False)
     """Nobody holds these; by the step that they are for."""
     _given: dict[int, dict[int, Start]] = field(init=False)
     """Worker -> the tickets that it plays, or will."""
+    _acting_for: dict[int, int] = field(init=False)
+    """Row -> the worker of its policy."""
     _news: list[int] = field(factory=list, init=False)
     """Tickets that were played, and nobody knows yet."""
     _plays: dict[int, Ref[Report]] = field(factory=dict, init=False)
@@ -42,6 +46,12 @@ class Tickets:
 
     def __attrs_post_init__(self) -> None:
         self._given = {policy.worker: {} for policy in self.fleet.policies}
+        self._acting_for = {
+            row: policy.worker
+            for policy in self.fleet.policies
+            for lane in policy.assignment.served
+            for row in range(lane.first_row, lane.first_row + lane.rows)
+        }
 
     def play(self, batches: Sequence[Sequence[Start]]) -> None:
         """Have these tickets played, those of earlier batches first. Does not wait."""
@@ -76,7 +86,7 @@ class Tickets:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _hand_out(self) -> None:
-        """Give tickets to whoever holds fewest for its rows."""
+        """Give tickets to whoever holds fewest for its rows; those of streams to whoever has these."""
         rows = {p.worker: sum(lane.rows for lane in p.assignment.served) for p in self.fleet.policies}
         most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
         held = {worker: len(given) for worker, given in self._given.items()}
@@ -84,8 +94,11 @@ class Tickets:
         while self._waiting and any(held[worker] < most[worker] for worker in rows):
             batch, parts = self._waiting[0], {worker: list[Start]() for worker in rows}
             while batch and any(held[worker] < most[worker] for worker in rows):
+                start = batch.popleft()
                 worker = min(rows, key=lambda worker: held[worker] / rows[worker])
-                parts[worker].append(batch.popleft())
+                if start.row is not None:
+                    worker = self._acting_for[start.row]
+                parts[worker].append(start)
                 held[worker] += 1
             for worker, part in parts.items():
                 coming[worker] += [part] if part else []
@@ -99,10 +112,13 @@ class Tickets:
         index = worker.worker
         self._given[index] |= {start.number: start for batch in batches for start in batch}
         if index in self._plays:
-            if self.fleet.get(worker.call(Worker.give, batches)):
+            if self.fleet.get(worker.call(Worker.give, self._placed(batches))):
                 return
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
-        self._plays[index] = worker.call(Worker.play, batches)
+        self._plays[index] = worker.call(Worker.play, self._placed(batches))
+
+    def _placed(self, batches: list[list[Start]]) -> list[list[Start]]:
+        return [[self._standings.placed(start) for start in batch] for batch in batches]
 
     def _wait(self, needed: Collection[int]) -> None:
         assert self._plays or self._reports, f"tickets {list(needed)[:5]} are waited for, and nobody plays"
@@ -123,6 +139,7 @@ class Tickets:
         for ticket in report.played:
             number = ticket.finished.number
             self.played[number] = worker, ticket
+            self._standings.note(ticket.finished)
             del self._given[worker][number]
             self._news.append(number)
         self.since.add(report)

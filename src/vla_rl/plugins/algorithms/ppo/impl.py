@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
+
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo import PPOConfig
@@ -31,32 +35,16 @@ class PPO(Algorithm):
         if config.time_limit == "terminal":
             rollout = limits_as_ends(rollout)
         steps = steps_of(rollout, config.advantage)
+        data = (steps.rewards, steps.values, steps.next_values, steps.terminated, steps.truncated)
+        rates: dict[str, Any] = {"gamma": config.gamma, "lam": config.lam, "valid": steps.valid}
         if config.correction == "v-trace":
-            flat_advantages, flat_returns = v_trace(
-                steps.rewards,
-                steps.values,
-                steps.next_values,
-                steps.terminated,
-                steps.truncated,
-                step_log_weights(rollout, config.advantage),
-                gamma=config.gamma,
-                lam=config.lam,
-                rho_bar=config.rho_bar,
-                c_bar=config.c_bar,
-                valid=steps.valid,
-            )
-        else:
-            flat_advantages, flat_returns = F.gae(
-                steps.rewards,
-                steps.values,
-                steps.next_values,
-                steps.terminated,
-                steps.truncated,
-                gamma=config.gamma,
-                lam=config.lam,
-                valid=steps.valid,
-            )
-        made = critic_advantages(rollout, steps, flat_advantages, flat_returns, config)
+            old = step_log_weights(rollout, config.advantage)
+            advantages, targets = v_trace(*data, old, rho_bar=config.rho_bar, c_bar=config.c_bar, **rates)
+            weights = old.exp().clamp(max=config.rho_bar)
+            made = critic_advantages(rollout, steps, advantages / weights, targets, config)
+            # Normalised first: what pi_old would not do gets no gradient from the mean either.
+            return attrs.evolve(made, advantages=made.advantages * steps.unflatten(weights))
+        made = critic_advantages(rollout, steps, *F.gae(*data, **rates), config)
         return without_dropped(made, rollout, config, config.aggregation)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
