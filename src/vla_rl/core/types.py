@@ -141,8 +141,7 @@ class EnvInfo:
     notes: tuple[str, ...] = ()
     """What a reader of results has to know of this simulator's settings; goes into results.json."""
     deterministic: bool = True
-    """The same actions from the same state and seed give the same rewards and frames. Else streams (`auto_reset`) begin
-    anew where they would be played again."""
+    """An episode comes twice alike. Else streams (`auto_reset`) begin anew where they would be played again."""
 
     @property
     def action_dim(self) -> int:
@@ -263,8 +262,7 @@ class Episode:
 
     number: int
     episode: int
-    """Its ticket's, and its place in the ticket; with auto_reset its row's, and its place in the row's stream; in an
-    evaluation its state's, and the repeat."""
+    """Its ticket's, or with auto_reset its row's, and its place there; in an evaluation its state's, and the repeat."""
     task: str
     state: int
     """Id of the reset state."""
@@ -279,8 +277,7 @@ class Episode:
 
 @frozen(kw_only=True, eq=False)
 class Rollout:
-    """The light part of a whole rollout: torch tensors on the CPU, time-major. Column n is a ticket, in the order of
-    their numbers: a trajectory with `auto_reset: off`, else so many steps, with one or more episodes."""
+    """The light part of a whole rollout: torch tensors on the CPU, time-major. A column is a ticket, in their order."""
 
     step: int
     rewards: torch.Tensor
@@ -295,8 +292,7 @@ class Rollout:
     values: torch.Tensor | None
     """float32 [T, N] or [T, N, C] of sampling time; None without a critic."""
     next_values: torch.Tensor | None
-    """float32 [T, N]: value of the final observation where an episode was truncated in this chunk, of the next
-    observation at the last chunk step; 0 where the recursion needs none."""
+    """float32 [T, N]: value of what follows a truncation in this chunk, or the last chunk; 0 where none is needed."""
     groups: torch.Tensor
     """int64 [N]: trajectories with one number started from one state (and share the task)."""
     success: torch.Tensor

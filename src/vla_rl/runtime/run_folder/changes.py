@@ -32,7 +32,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "model.tokenizer": (NUMBERS, "it may lie elsewhere"),
     "model.gradient_checkpointing": (NONE, "memory for time"),
     "env": (ANOTHER_RUN, "it is the task that is learned"),
-    "env.num_envs": (NUMBERS, "randomness is keyed by rows"),
+    "env.num_envs": (NUMBERS, "with auto_reset each row has a stream of its own"),
     "env.processes": (NONE, "where rows run and how long they may take"),
     "env.python": (NONE, "where rows run"),
     "rollout": (ANOTHER_RUN, "it is what a sample or a reward is"),

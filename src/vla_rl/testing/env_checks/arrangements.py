@@ -53,6 +53,9 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Tra
     Args:
         earliest: episodes that were played before any others.
     """
+    if not player.info.deterministic:
+        player.notice("not done: EnvInfo.deterministic says that episodes do not come twice alike")
+        return
     limit = shortest_limit(player)
     length = min(limit, player.chunk * player.affordable(0.3, PLAYS, -(-limit // player.chunk)))
     scripts = chosen_scripts(player, length)

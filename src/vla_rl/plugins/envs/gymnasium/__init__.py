@@ -38,6 +38,8 @@ class GymnasiumConfig:
     """Seeds of the train split."""
     eval_states: int = field(default=50, validator=[validators.ge(1), validators.le(STATES)])
     """Seeds of the eval split, none of which training sees."""
+    deterministic: bool = True
+    """Whether the same actions from the same seed give the same episode (`EnvInfo.deterministic`)."""
     processes: Processes = field(factory=Processes)
     """Processes of the rows."""
 

@@ -47,6 +47,7 @@ def make_env(config: GymnasiumConfig, context: Context) -> RowsEnv:
         action_high=known.high,
         tasks=(task,),
         notes=(f"success in {config.id} means {meaning}",),
+        deterministic=config.deterministic,
     )
     return RowsEnv(info, states, MakeRow(config, known.low, known.high), context, config.processes)
 

@@ -59,6 +59,7 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
         raise UserError(
             f"maniskill: {name} loads other things for each episode, which a batch cannot; take backend: cpu"
         )
+    info = evolve(info, deterministic=False)  # PhysX on a GPU adds up in any order
     return BatchEnv(info, states, Scene(recipes[0], place, context.num_envs), place, context.chunk)
 
 
