@@ -4,8 +4,10 @@ changes."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import slow_model
 import torch
 from scripted_runs import scripted_spec
 
@@ -117,3 +119,19 @@ def test_what_cannot_go_on_side_by_side_is_refused(changes, message):
 def test_keys_that_contradict_each_other_are_refused(changes, message):
     with pytest.raises(SpecError, match=message):
         parse_spec(scripted_spec(**changes))
+
+
+@pytest.mark.ray
+def test_a_publication_holds_nobody_back_but_the_tickets_that_wait_for_it(train, tmp_path):
+    """Weights take long to arrive; policies act and learners train on meanwhile, and no ticket starts too early."""
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(slow_model.__file__))]
+    model = {"type": "slow", "stop": str(tmp_path / "stop"), "weights_s": 0.4}
+    env = {"length": 8, "latency_s": 0.1}
+    _, metrics = train(plugins=plugins, model=model, env=env, asynchrony={"max_lag": 2}, train={"steps": 5}, **APART)
+    assert max(line["policy/lag_max"] for line in metrics if "policy/lag_max" in line) == 2
+    events = [e for e in json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    loads, updates, acts = (
+        [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == name] for name in ("load", "update", "act")
+    )
+    assert any(load[0] < act[0] and act[1] < load[1] for act in acts for load in loads)
+    assert any(load[0] < update[0] < load[1] for update in updates for load in loads)

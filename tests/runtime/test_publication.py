@@ -17,7 +17,7 @@ from vla_rl.core.types import Chunk
 from vla_rl.runtime.backends.backend import CallHung
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.learning.steps import ImitationStep
-from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive
+from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive, swap_in
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
@@ -33,13 +33,17 @@ def pair_of_models(kind=torch.float32):
     return sender, receiver
 
 
+def load(model, published):
+    swap_in(model, receive(model, published), published)
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 def test_bits_arrive_as_they_were(kind):
     sender, receiver = pair_of_models(kind)
     published = Publisher().publish(sender, 1, True)
     size = sum(p.numel() for p in sender.module.parameters()) * kind.itemsize
     assert size <= len(published.memory) < size + 2 * ALIGNED
-    receive(receiver, published)
+    load(receiver, published)
     for (name, tensor), (other, wanted) in zip(receiver.weights(), sender.weights(), strict=True):
         assert name == other and tensor.dtype == kind and torch.equal(tensor, wanted)
 
@@ -50,7 +54,7 @@ def test_frozen_weights_are_not_sent():
         model.module.policy.weight.requires_grad_(False)
     published = Publisher().publish(sender, 1, True)
     assert [tensor.name for tensor in published.tensors] == ["policy.bias"]
-    receive(receiver, published)
+    load(receiver, published)
     assert torch.equal(receiver.module.policy.bias, sender.module.policy.bias)
     assert not torch.equal(receiver.module.policy.weight, sender.module.policy.weight)
 
@@ -60,10 +64,10 @@ def test_a_version_that_does_not_fit_changes_nothing():
     wide = LinearModel(INFO, 3)
     before = [tensor.clone() for _, tensor in receiver.weights()]
     with pytest.raises(PluginError, match=r"'policy.bias' of version 7 .* sent \[72\] torch.float32, .* holds \[48\]"):
-        receive(receiver, Publisher().publish(wide, 7, False))
+        load(receiver, Publisher().publish(wide, 7, False))
     sender.module.policy.bias.requires_grad_(False)
     with pytest.raises(PluginError, match=r"'policy.bias' of version 8 does not fit: the learner sent nothing"):
-        receive(receiver, Publisher().publish(sender, 8, False))
+        load(receiver, Publisher().publish(sender, 8, False))
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, receiver.weights(), strict=True))
 
 
@@ -81,9 +85,9 @@ def test_checksums_name_the_parameter_that_differs():
     wrapper = LosesTheBias()
     wrapper.model = receiver
     seated = wrap("model", receiver, "linear", [("loses", wrapper)])
-    receive(seated, Publisher().publish(sender, 4, False))
+    load(seated, Publisher().publish(sender, 4, False))
     with pytest.raises(PluginError, match=r"'policy.bias' of version 4 .* 1 of its 48 numbers differ .*check_weights"):
-        receive(seated, Publisher().publish(sender, 4, True))
+        load(seated, Publisher().publish(sender, 4, True))
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +141,7 @@ def test_nothing_acts_with_half_a_version(slow):
         learn(slow, LearnerRole.imitate, [step])
         weights[slow.version + 1] = learn(slow, LearnerRole.weights, False)[0]
         slow.version += 1
-        slow.fleet.publish(slow.version, True)
+        slow.fleet.get_all(slow.fleet.publish(slow.version, True))
     rollout = played["r"]
     versions = rollout.versions[rollout.samples]
     assert len(versions.unique()) > 3

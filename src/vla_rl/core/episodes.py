@@ -41,6 +41,8 @@ class Start:
     """Of the tasks that the ticket's further episodes are drawn from."""
     version: int = -1
     """Of the policy's weights that act in it; below 0: at each chunk the newest."""
+    least: int = 0
+    """The version that has to be there before it starts."""
 
     @property
     def key(self) -> int:

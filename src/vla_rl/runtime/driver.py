@@ -170,6 +170,7 @@ class Driver:
     @traced
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
+        self._arrived()
         tickets = tickets_for(self.spec, self.eval_states, frames)
         self.progress("eval", 0, len(tickets))
         return self.restarts.surviving(
@@ -244,8 +245,17 @@ class Driver:
 
     @traced
     def publish(self) -> None:
-        """Policies beside a learner already hold the weights; the others get them by reference."""
-        self.fleet.publish(self.version, self.spec.runtime.check_weights)
+        """Policies beside a learner already hold the weights; the others get them by reference. Where rollouts run
+        ahead, tickets wait for them, and nobody else does."""
+        self._arrived()
+        self.tickets.publishing = self.fleet.publish(self.version, self.spec.runtime.check_weights)
+        if not self.tickets.ahead:
+            self._arrived()
+
+    def _arrived(self) -> None:
+        """Wait until all policies have the last version that was published."""
+        publishing, self.tickets.publishing = self.tickets.publishing, []
+        self.fleet.get_all(publishing)
 
     @traced
     def save(self, model_folder: Path, trainer_folder: Path) -> None:
@@ -331,11 +341,13 @@ class Driver:
         if spec.rollout.auto_reset != "off":
             row = ticket.number % spec.env.num_envs
             state = draw_state(self.train_states, spec.seed, row // spec.rollout.group_size, weights=weights)
-            start = Start(state=state, number=ticket.number, row=row, weights=weights, version=version)
+            start = Start(
+                state=state, number=ticket.number, row=row, weights=weights, version=version, least=self.version
+            )
             return self.streams.next(start)
         state = draw_state(self.train_states, spec.seed, ticket.group, weights=weights)
         frames = "frames" in self.algorithm.needs
-        return Start(state=state, number=ticket.number, record=frames, version=version)
+        return Start(state=state, number=ticket.number, record=frames, version=version, least=self.version)
 
     def _refreshed(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:
         """With values, those of final observations included (AcceRL eq. 3-4), and log-probs of the newest weights, as

@@ -132,16 +132,15 @@ class Fleet:
         acting = [a for a in assignments if set(a.sim_workers) & set(workers)]
         self.get_all([self.backend.introduce(a.index, a.sim_workers) for a in acting])
 
-    def publish(self, version: int, check: bool) -> None:
+    def publish(self, version: int, check: bool) -> list[Ref[Any]]:
         """Give all policies the learners' version, with checksums if asked for. Those beside a learner hold the weights
-        already."""
+        already. Does not wait: learners go on when it is copied, and policies take it between two requests."""
         beside = {learner.worker for learner in self.learners}
         apart = [policy for policy in self.policies if policy.worker not in beside]
         sending = [learner.call(LearnerRole.weights, check) for learner in self.learners] if apart else []
         loading = [policy.call(PolicyRole.load, version, cast(Published, by_reference(sending[0]))) for policy in apart]
         adopting = [policy.call(PolicyRole.adopt, version) for policy in self.policies if policy.worker in beside]
-        everything: list[Ref[Any]] = [*sending[1:], *loading, *adopting]
-        self.get_all(everything)
+        return [*sending[1:], *loading, *adopting]
 
     def skip(self, version: int) -> None:
         """A version whose weights are those of the one before."""

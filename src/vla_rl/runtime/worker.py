@@ -176,6 +176,8 @@ class Worker:
                 lag=spec.behind,
                 fresh=self.algorithm.needs & FRESH,
                 embed=self.algorithm.features,
+                on_version=self.training.reach,
+                between_requests=self.between_requests,
             )
         if "learner" in slot.roles:
             self.roles["learner"] = LearnerRole(
@@ -313,7 +315,7 @@ class Worker:
         """A call on the trace of its role."""
         called = getattr(self if role == "worker" else self.roles[role], method)
         about = declared(called)
-        with self.between_requests if role == "policy" else nullcontext():
+        with self.between_requests if role == "policy" and about.door != "weights" else nullcontext():
             start = monotonic()
             try:
                 return called(*arguments)
@@ -384,6 +386,8 @@ class Worker:
 
         try:
             while not play.end():
+                if self.has_to_leave():
+                    raise StopRequested
                 for _ in drive(lanes, act, mode, window, play.tickets, self._value_of, self._ready):
                     pass  # the calls of this function wait themselves
         finally:

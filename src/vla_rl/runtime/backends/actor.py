@@ -41,13 +41,19 @@ class Actor:
         )
 
     def beside(self, order: bytes, *referenced: Any) -> Any:
-        """A call in a second thread: weights are swapped while the policy plays."""
+        """A call in a second thread, while the policy plays."""
         return self.call(order, *referenced)
 
     beside.__ray_concurrency_group__ = "beside"  # type: ignore[attr-defined]
 
+    def weights(self, order: bytes, *referenced: Any) -> Any:
+        """A call in a third thread: weights are swapped while the policy plays."""
+        return self.call(order, *referenced)
+
+    weights.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
+
     def waiting(self, order: bytes, *referenced: Any) -> Any:
-        """A call in a third thread: it waits for what is played."""
+        """A call in a fourth thread: it waits for what is played."""
         return self.call(order, *referenced)
 
     waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]

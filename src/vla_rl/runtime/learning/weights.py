@@ -1,7 +1,8 @@
 """Weights on their way from a learner to policies in other processes.
 
 A version travels whole, as the bits of every trainable tensor, through Ray's object store: copied into it once, and
-read where it lies by all policies of a node. A policy loads it when all of it is there, between two requests.
+read where it lies by all policies of a node. A policy puts it on its device while it acts, and swaps it in between two
+requests.
 """
 
 from __future__ import annotations
@@ -75,16 +76,26 @@ class Publisher:
         return Published(version=version, memory=self.memory.numpy(), tensors=tuple(sent))
 
 
-def receive(model: VLAModel, published: Published) -> None:
-    """Load a version into a model. It is put beside the old one, on the model's device, and compared with it before
-    anything changes. Raises PluginError naming the parameter where names, shapes or types differ, and, for a version
-    with checksums, where the model then does not hold what was sent."""
+Weights = list[tuple[str, torch.Tensor]]
+
+
+def receive(model: VLAModel, published: Published) -> Weights:
+    """Put a version beside the model's, on its device; nothing changes. Raises PluginError naming the parameter where
+    names, shapes or types differ."""
     memory = torch.from_numpy(published.memory)
     coming = [(sent.name, sent.read(memory)) for sent in published.tensors]
     own = dict(model.weights())
     _compare(own, dict(coming), published.version)
-    model.load_weights([(name, tensor.to(own[name].device)) for name, tensor in coming])
-    held = dict(model.weights())
+    return [(name, tensor.to(own[name].device)) for name, tensor in coming]
+
+
+def swap_in(model: VLAModel, received: Weights, published: Published) -> None:
+    """Load what was received. Raises PluginError, for a version with checksums, naming the parameter where the model
+    then does not hold what was sent."""
+    model.load_weights(received)
+    if all(sent.checksum is None for sent in published.tensors):
+        return
+    memory, held = torch.from_numpy(published.memory), dict(model.weights())
     for sent in published.tensors:
         if sent.checksum is not None and _checksum(held[sent.name]) != sent.checksum:
             differing = int((held[sent.name].cpu() != sent.read(memory)).sum())

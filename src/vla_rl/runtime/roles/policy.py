@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, concat, pick, to_numpy
-from vla_rl.runtime.learning.weights import Published, receive
+from vla_rl.runtime.learning.weights import Published, receive, swap_in
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.rollouts.lanes import Mode
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 FRESH = frozenset({"fresh-values", "fresh-log-probs"})
 """Of `Algorithm.needs`: what `refresh` gives."""
+NOBODY = nullcontext()
 ROWS = 1 << 20
 """A sample's place is that of its inference, times this, plus its row there."""
 
@@ -62,14 +64,19 @@ class PolicyRole:
         lag: int = 0,
         fresh: frozenset[str] = frozenset(),
         embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
+        on_version: Callable[[int], None] = lambda version: None,
+        between_requests: AbstractContextManager[Any] = NOBODY,
     ):
         """
         Args:
             lag: versions before the newest that tickets may ask for; they are kept in host memory.
             fresh: of FRESH, what `refresh` will be asked for; final observations are kept for it.
             embed: `Algorithm.features`.
+            on_version: is told of the weights that act from now on.
+            between_requests: held by whoever uses the model.
         """
-        self.embed = embed
+        self.between_requests = between_requests
+        self.embed, self.on_version = embed, on_version
         self.model, self.name, self.seed, self.lag, self.fresh = model, name, seed, lag, fresh
         self.version = 0
         self.past: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque(maxlen=lag + 1)
@@ -201,18 +208,25 @@ class PolicyRole:
 
     # ------------------------------------------------------------------------------------------------- weights
 
-    @remote(door="beside")
+    @remote(door="weights")
     def load(self, version: int, published: Published) -> None:
-        """Swap in a version, between two requests."""
-        receive(self.model, published)
-        self.adopt(version)
+        """Put a version beside the one that acts, and swap it in between two requests."""
+        received = receive(self.model, published)
+        with self.between_requests:
+            swap_in(self.model, received, published)
+            self._take(version)
 
-    @remote(door="beside")
+    @remote(door="weights")
     def adopt(self, version: int) -> None:
         """The model has the weights of this version already."""
+        with self.between_requests:
+            self._take(version)
+
+    def _take(self, version: int) -> None:
         self.version = version
         if self.lag:
             self._remember()
+        self.on_version(version)
 
     def _by_version(self, wanted: Array, act: Callable[[Array], T]) -> list[tuple[Array, int, T]]:
         """Act for the rows [R] with the weights of the versions that they want (below 0: the newest), and leave

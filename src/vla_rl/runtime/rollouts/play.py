@@ -14,6 +14,8 @@ from vla_rl.runtime.assignments import LaneSlice
 from vla_rl.runtime.rollouts.lanes import Lane
 from vla_rl.runtime.rollouts.streams import Standings
 
+LOOK_S = 0.5
+"""Seconds between two looks at whether to leave, where nothing may be played yet."""
 HELD = 2
 """Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
 can play."""
@@ -96,8 +98,9 @@ class Play:
         self._lane_of = {row: lane.index for lane in lanes for row in range(lane.first_row, lane.first_row + lane.rows)}
         self._own: dict[int, list[Start]] = {}
         """Lane -> tickets of its rows' streams."""
-        self._later: list[Start] = []
-        """Those that go on where others end, which are not played yet."""
+        self._later: list[list[Start]] = []
+        """Those that wait for the end of others, with which they go on, or for a version of the weights."""
+        self._version = 0
         self._standings = Standings()
         self._report = Report()
         self._done: set[int] = set()
@@ -127,21 +130,35 @@ class Play:
             self._done.clear()
             return found
 
+    def reach(self, version: int) -> None:
+        """The policy has these weights now."""
+        with self._changed:
+            self._version = version
+            self._place()
+
     def _add(self, batches: Iterable[Sequence[Start]]) -> None:
         for starts in batches:
             self._left += len(starts)
-            self._later += [start for start in starts if start.row is not None]
-            if anywhere := [start for start in starts if start.row is None]:
-                self._batches.append(_Batch(anywhere))
+            self._later.append(list(starts))
         self._place()
 
     def _place(self) -> None:
-        """Give lanes the tickets of their streams that may be played."""
-        tickets, self._later = [self._standings.placed(start) for start in self._later], []
-        for start in tickets:
-            known, row = start.actions is not None, start.row
-            assert row is not None
-            (self._own.setdefault(self._lane_of[row], []) if known else self._later).append(start)
+        """Let those of the waiting tickets be played that may."""
+        later, self._later = self._later, []
+        for starts in later:
+            anywhere, waiting = [], []
+            for start in map(self._standings.placed, starts):
+                if start.least > self._version or (start.row is not None and start.actions is None):
+                    waiting.append(start)
+                elif start.row is None:
+                    anywhere.append(start)
+                else:
+                    self._own.setdefault(self._lane_of[start.row], []).append(start)
+            if anywhere:
+                self._batches.append(_Batch(anywhere))
+            if waiting:
+                self._later.append(waiting)
+        self._changed.notify_all()
 
     # -------------------------------------------------------------------------------------------- by whoever plays
 
@@ -172,14 +189,14 @@ class Play:
             self._done.update(ticket.finished.number for ticket in done.played)
             for ticket in done.played:
                 self._standings.note(ticket.finished)
-            self._place()
             if done.played:
-                self._changed.notify_all()
+                self._place()
 
     def end(self) -> bool:
-        """Nothing is left; -> False where tickets came meanwhile."""
+        """Nothing is left; -> False where there is something to play, or may soon be."""
         with self._changed:
             if self._left:
+                self._changed.wait_for(lambda: self._own or self._batches, LOOK_S)
                 return False
             self.stop()
             return True

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from time import perf_counter
+from typing import Any
 
 from attrs import define, field
 
@@ -30,6 +31,8 @@ class Tickets:
     """Ticket -> the worker of its policy, and what came of it; until `release`."""
     since: Report = field(factory=Report, init=False)
     """What was done since `forget`; its `played` stays empty."""
+    publishing: list[Ref[Any]] = field(factory=list, init=False)
+    """Weights on their way, for which tickets may wait."""
     seconds: float = field(default=0.0, init=False)
     """That the driver waited since then."""
     _standings: Standings = field(factory=Standings, init=False)
@@ -128,7 +131,10 @@ class Tickets:
             if index not in self._reports and (self._waiting or (self.ahead and own)):
                 worker = self.fleet.workers[index]
                 self._reports[index] = worker.call(Worker.report, own, bool(self._waiting))
-        there = {id(r) for r in self.fleet.backend.ready([*self._plays.values(), *self._reports.values()])}
+        expected = [*self.publishing, *self._plays.values(), *self._reports.values()]
+        there = {id(r) for r in self.fleet.backend.ready(expected)}
+        arrived, self.publishing = self.publishing, [r for r in self.publishing if id(r) not in there]
+        self.fleet.get_all([r for r in arrived if id(r) in there])
         for pending in (self._reports, self._plays):
             for index in [index for index, reference in pending.items() if id(reference) in there]:
                 report = self.fleet.get(pending[index])
