@@ -154,7 +154,7 @@ def test_nothing_acts_with_half_a_version(slow):
         chunk = Chunk(actions=sampled.actions, log_probs=None, replay=sampled.replay)
 
         def difference(version: int, sampled=sampled, chunk=chunk, at=at) -> float:
-            receive(model, weights[version])
+            load(model, weights[version])
             with torch.no_grad():
                 return float((model.chunk_log_probs(sampled.obs, chunk).log_probs - recorded[at]).abs().max())
 
