@@ -37,7 +37,7 @@ from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import FRESH, PolicyRole
 from vla_rl.runtime.roles.sim import SimRole, too_many_faults
-from vla_rl.runtime.rollouts.assemble import Gathered, assemble
+from vla_rl.runtime.rollouts.assemble import Gathered, ages, assemble, mixed_versions
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
 from vla_rl.runtime.rollouts.play import Played
 from vla_rl.runtime.rollouts.streams import Streams
@@ -133,6 +133,13 @@ class Driver:
         if "fresh-log-probs" in self.algorithm.needs and not old:
             rollout = rollout.evolve(fresh_log_probs=rollout.log_probs)
         metrics = self._rollout_metrics(rollout.episodes)
+        if self.tickets.ahead:
+            metrics |= {
+                "rollout/ready_tickets": float(len(self.tickets.played) - len(tickets)),
+                "rollout/playing_tickets": float(self.tickets.playing),
+                "rollout/mixed_versions": mixed_versions(rollout),
+                **{f"rollout/age_{age}": share for age, share in ages(rollout, self.version).items()},
+            }
         if self.windows:
             self.windows.record(step, rollout.episodes)
             weights = self.windows.weights(step, tickets[-1] // self.spec.rollout.group_size)

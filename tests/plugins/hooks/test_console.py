@@ -51,6 +51,15 @@ def test_a_log_file_gets_one_line_for_each_step(tmp_path: Path, capsys: pytest.C
     assert "push [x]" in out and "3:07" in out
 
 
+def test_a_run_whose_rollouts_are_ahead_says_how_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hook = plugin.build(ConsoleConfig(), Context())
+    hook.on_run_start(run=a_run(tmp_path))
+    ahead = {"rollout/ready_tickets": 12.0, "rollout/playing_tickets": 1064.0, "time/step": 4.0, "time/rollout": 1.0}
+    hook.on_update_end(step=1, metrics={**METRICS, **ahead, "policy/lag_mean": 0.8, "policy/lag_max": 1.0})
+    out = capsys.readouterr().out
+    assert "age 0.8 (most 1), ready 12, playing 1,064, learner waited 25%" in out
+
+
 def test_a_terminal_gets_a_panel_that_goes_away_at_the_end(tmp_path: Path) -> None:
     sink = io.StringIO()
     console = Console(file=sink, force_terminal=True, width=100, height=30)

@@ -27,6 +27,12 @@ METRICS = {
     "throughput/env_steps_per_s": "environment steps a second",
     "time/step": "seconds of a training step",
 }
+AHEAD = {
+    "policy/lag_mean": "age of what is trained on, in steps",
+    "rollout/ready_tickets": "tickets that wait to be trained on",
+    "time/rollout": "seconds that learners waited for tickets",
+}
+"""Where rollouts run ahead of training."""
 MIN_STEPS = 3
 """A curve of fewer says nothing."""
 
@@ -116,7 +122,7 @@ def _tasks(run: Gathered) -> str:
 
 def _learning(run: Gathered) -> str:
     figures = ""
-    for name, label in METRICS.items():
+    for name, label in (METRICS | AHEAD if run.series("rollout/ready_tickets") else METRICS).items():
         pairs = run.series(name)
         if len(pairs) >= MIN_STEPS:
             figures += (

@@ -76,6 +76,11 @@ class Tickets:
         news, self._news = self._news, []
         return news
 
+    @property
+    def playing(self) -> int:
+        """Tickets that are not played yet."""
+        return sum(map(len, (*self._given.values(), *self._waiting)))
+
     def forget(self) -> None:
         """Begin to count anew."""
         self.since, self.seconds = Report(), 0.0

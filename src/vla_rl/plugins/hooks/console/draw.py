@@ -70,6 +70,7 @@ def step_line(status: Status) -> str:
         parts.append(f"{metrics['throughput/env_steps_per_s']:,.0f} env steps/s")
     if "throughput/samples_per_s" in metrics:
         parts.append(f"{metrics['throughput/samples_per_s']:,.0f} samples/s")
+    parts += [f"{label} {value}" for label, value in _ahead(metrics).items()]
     parts += [" ".join(f"{role} {share:.0%}" for role, share in status.split.items())] if status.split else []
     return ", ".join([*parts, f"{clock(status.elapsed)} elapsed", f"{clock(status.eta)} to go"])
 
@@ -144,8 +145,21 @@ def _rows(status: Status) -> Iterator[tuple[str, RenderableType]]:
     yield "success", _success(status)
     if metrics:
         yield "learning", _numbers(metrics, {"env/return": "reward"} | NUMBERS)
+    if ahead := _ahead(metrics):
+        yield "ahead", _labelled(ahead)
     if status.split:
         yield "time", _split(status)
+
+
+def _ahead(metrics: Mapping[str, float]) -> dict[str, str]:
+    """How far rollouts are ahead of training, and what the learner waited for them; nothing where they are not."""
+    if "rollout/playing_tickets" not in metrics:
+        return {}
+    found = {"age": f"{metrics.get('policy/lag_mean', 0.0):.2g} (most {metrics.get('policy/lag_max', 0.0):.0f})"}
+    found |= {kind: f"{metrics[f'rollout/{kind}_tickets']:,.0f}" for kind in ("ready", "playing")}
+    if metrics.get("time/step"):
+        found["learner waited"] = f"{metrics.get('time/rollout', 0.0) / metrics['time/step']:.0%}"
+    return found
 
 
 def _bar(done: int, total: int, colour: str) -> RenderableType:
@@ -157,10 +171,13 @@ def _bar(done: int, total: int, colour: str) -> RenderableType:
 
 
 def _numbers(metrics: Mapping[str, float], labels: Mapping[str, str]) -> Text:
+    return _labelled({label: f"{metrics[name]:.3g}" for name, label in labels.items() if name in metrics})
+
+
+def _labelled(values: Mapping[str, str]) -> Text:
     text = Text()
-    for name, label in labels.items():
-        if name in metrics:
-            text.append(f"{label} ", style="dim").append(f"{metrics[name]:.3g}  ")
+    for label, value in values.items():
+        text.append(f"{label} ", style="dim").append(f"{value}  ")
     return text
 
 
