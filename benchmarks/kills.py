@@ -2,12 +2,15 @@
 
     python benchmarks/kills.py                                      # 20 moments of each signal on each backend
     python benchmarks/kills.py --moments 2 --backend ray --signal SIGKILL
+    python benchmarks/kills.py --backend ray --signal SIGKILL WORKER --lag 2    # rollouts run ahead, weights are pinned
 
 A run is killed up to ten times, resumed each time, and at last left to end. Then its metrics (without times) and its
 weights must be those of the undisturbed run, bit by bit, and nothing may be left: no process, no file in the temporary
 folder, no shared memory, nothing in the run's folder that the undisturbed one has not. SIGKILL goes to the driver;
 SIGINT to its process group, as a terminal does it; SIGTERM in turn to the driver, to the group, and to every process
-of the job, the driver being the last. Exits with 1 where something is lost or left.
+of the job, the driver being the last. WORKER is SIGKILL to one of the run's workers, whichever, once there is a
+checkpoint; the run survives it, or goes on from there, by itself. How every ticket ended has to be the same, too. Exits
+with 1 where something is lost or left.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 from attrs import Factory, define, field
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+WORKER = "WORKER"
 AT_MOST = 10
 """Kills of one run."""
 PATIENCE_S = 60.0
@@ -48,6 +53,11 @@ algorithm: {type: grpo}
 train: {steps: 40, lr: 3e-2, micro_batch: 8, global_batch: 16, epochs: 2, checkpoint_every: 3}
 eval: {every: 10}
 hooks: [{type: jsonl}]
+runtime: {restarts: 1000}
+"""
+AHEAD = """
+asynchrony: {max_lag: LAG, swap: pinned}
+placement: {type: disaggregated}
 """
 
 
@@ -108,14 +118,34 @@ class Bench:
             for _ in range(min(AT_MOST, count - outcome.kills)):
                 if self.killed_once(name, folder, outcome):
                     break
-            status = self.start(folder).wait()
-            self.wait_for_the_end(outcome)
-            outcome.runs += 1
-            found = differences(expected, folder) if status == 0 else [f"resumed, it exits with {status}"]
-            outcome.wrong += [f"{folder.name}: {what}" for what in found]
-            outcome.wrong += [f"left in the temporary folder: {left}" for left in (self.home / "t").iterdir()]
-            outcome.wrong += [f"left in shared memory: {left}" for left in self.shared if Path(left).exists()]
+            self.compare(folder, expected, self.start(folder).wait(), outcome)
         return outcome
+
+    def kill_workers(self, count: int, expected: Path) -> Outcome:
+        """Of runs that go on, until so many were killed."""
+        outcome = Outcome()
+        while outcome.kills < count:
+            folder = self.home / f"{WORKER}-{outcome.runs}"
+            process, left = self.start(folder), min(AT_MOST, count - outcome.kills)
+            while not list(folder.glob("checkpoints/step_*")) and process.poll() is None:
+                time.sleep(0.1)
+            while left and process.poll() is None:
+                time.sleep(self.moments.uniform(0.0, self.duration / 2))
+                workers = [other for other in self.alive() if "ray::" in " ".join(other.cmdline())]
+                if workers and process.poll() is None:
+                    self.moments.choice(sorted(workers, key=lambda other: other.pid)).kill()
+                    outcome.kills, left = outcome.kills + 1, left - 1
+            outcome.exits[process.wait()] += 1
+            self.compare(folder, expected, process.returncode, outcome)
+        return outcome
+
+    def compare(self, folder: Path, expected: Path, status: int, outcome: Outcome) -> None:
+        self.wait_for_the_end(outcome)
+        outcome.runs += 1
+        found = differences(expected, folder) if status == 0 else [f"it exits with {status}"]
+        outcome.wrong += [f"{folder.name}: {what}" for what in found]
+        outcome.wrong += [f"left in the temporary folder: {left}" for left in (self.home / "t").iterdir()]
+        outcome.wrong += [f"left in shared memory: {left}" for left in self.shared if Path(left).exists()]
 
     def killed_once(self, name: str, folder: Path, outcome: Outcome) -> bool:
         """Start or resume, and kill. -> whether the run had ended by then, which does not count."""
@@ -175,13 +205,21 @@ def differences(expected: Path, folder: Path) -> list[str]:
     found = [] if metrics(folder) == metrics(expected) else ["its metrics differ"]
     if weights(folder) != weights(expected):
         found.append("its weights differ")
+    if tickets(folder) != tickets(expected):
+        found.append(f"its tickets ended as {tickets(folder)}, not as {tickets(expected)}")
     return found + [f"left in its folder: {name}" for name in sorted(names(folder) - names(expected))]
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    measured = ("time/", "throughput/")
+    ahead = ("rollout/env_steps", "rollout/ready_tickets", "rollout/playing_tickets")
+    measured = ("time/", "throughput/", *ahead)
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(measured)} for line in lines]
+
+
+def tickets(folder: Path) -> dict[str, int]:
+    ended: dict[str, int] = json.loads((folder / "results.json").read_text())["tickets"]
+    return ended
 
 
 def weights(folder: Path) -> dict[str, str]:
@@ -207,18 +245,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=20, help="of each signal on each backend")
     parser.add_argument("--backend", choices=("local", "ray"), nargs="*", default=["local", "ray"])
-    parser.add_argument("--signal", choices=tuple(SIGNALS), nargs="*", default=list(SIGNALS))
+    parser.add_argument("--signal", choices=(*SIGNALS, WORKER), nargs="*", default=list(SIGNALS))
+    parser.add_argument("--lag", type=int, default=0, help="training steps that rollouts run ahead; with ray only")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     print(f"{'backend':8}{'signal':9}{'moments':>8}{'runs':>6}  {'exit status':28}{'exit':>8}{'end':>8}  lost or left")
     wrong = 0
     for backend in options.backend:
         home = Path(tempfile.mkdtemp(prefix="k-"))  # short: paths of sockets end at 107 bytes
-        (home / "spec.yaml").write_text(SPEC)
+        (home / "spec.yaml").write_text(SPEC + (AHEAD.replace("LAG", str(options.lag)) if options.lag else ""))
         bench = Bench(backend, home, moments=random.Random(options.seed))
         expected = bench.undisturbed()
         for name in options.signal:
-            outcome = bench.kill_often(name, options.moments, expected)
+            kill = bench.kill_workers if name == WORKER else partial(bench.kill_often, name)
+            outcome = kill(options.moments, expected)
             exits = ", ".join(f"{count} x {status}" for status, count in sorted(outcome.exits.items()))
             times = f"{outcome.slowest_exit:6.1f} s{outcome.slowest_end:6.1f} s"
             print(f"{backend:8}{name:9}{outcome.kills:8}{outcome.runs:6}  {exits:28}{times}  ", end="")
