@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar, cast
 from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
-Door = Literal["call", "beside", "waiting"]
-"""How a call gets in: one after another; in a second thread, while another call goes on; or in a third, where calls
-wait for something."""
+Door = Literal["call", "beside", "waiting", "lane"]
+"""How a call gets in: one after another; in a second thread, while another call goes on; in a third, where calls wait
+for something; or in one of the threads of lanes that work at the same time."""
 Phase = Literal["act", "learn"]
 """In `act` simulators and policies work, in `learn` learners."""
 
