@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -13,20 +14,26 @@ from vla_rl.toolkit.placement.checks import check_lanes
 Lanes = Literal["stages", "rows"] | int
 
 
+def some_rows(instance: Any, attribute: Any, value: Lanes) -> None:
+    """Validator of a number of rows."""
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"a lane of {value} rows; give 1 or more, rows (a lane each) or stages")
+
+
+def seconds(instance: Any, attribute: Any, value: float | None) -> None:
+    """Validator."""
+    if value is not None and not 0 <= value < inf:
+        raise ValueError(f"a wait of {value} seconds; give 0 or more, or null")
+
+
 @frozen(kw_only=True)
 class WindowSettings:
     """When a policy infers."""
 
     max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Rows of an inference at most; null: all that it acts for."""
-    max_wait: float | None = field(default=0.0, validator=v.optional(v.ge(0)))
+    max_wait: float | None = field(default=0.0, validator=seconds)
     """Seconds that the oldest request waits for a fuller batch; 0: take what waits; null: wait for the whole batch."""
-
-
-def some_rows(instance: Any, attribute: Any, value: Lanes) -> None:
-    """Validator of a number of rows."""
-    if isinstance(value, int) and value < 1:
-        raise ValueError(f"a lane of {value} rows; give 1 or more, rows (a lane each) or stages")
 
 
 def layout(

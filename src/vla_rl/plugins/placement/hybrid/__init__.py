@@ -24,7 +24,9 @@ class HybridConfig(RoleDevices):
     @pipeline_stages.validator
     def _stages(self, attribute: object, value: int) -> None:
         if value > 1 and self.lanes != "stages":
-            raise ValueError(f"has no effect with lanes: {self.lanes}, which overlap by themselves; leave one of both out")
+            raise ValueError(
+                f"has no effect with lanes: {self.lanes}, which overlap by themselves; leave one of both out"
+            )
 
 
 def build(config: HybridConfig, context: Context) -> Placement:
