@@ -52,7 +52,8 @@ def check_acts(plan: Plan) -> None:
         why = "simulates its own rows" if together else "acts for one lane"
         raise DoesNotFit(
             f"the placement plans a window with max_wait {plan.window.max_wait:g} s, and there is nothing to wait for: "
-            f"every policy worker {why}; leave max_wait out, or give a policy several lanes of other sim workers"
+            f"every policy worker {why}; leave it out, or give a policy several lanes of other sim workers "
+            f"(placement.lanes, or more sim workers)"
         )
 
 

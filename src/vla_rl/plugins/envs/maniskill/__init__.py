@@ -40,6 +40,11 @@ class ManiSkillConfig:
     processes: Processes = field(factory=Processes)
     """Processes of the rows, with `backend: cpu`."""
 
+    @property
+    def rows_apart(self) -> bool:
+        """Lanes of single rows need `backend: cpu`: a GPU simulates all rows as one batch."""
+        return self.backend == "cpu" and self.processes.apart is not False
+
 
 def build(config: ManiSkillConfig, context: Context) -> Any:
     from vla_rl.plugins.envs.maniskill.env import make_env
