@@ -45,12 +45,12 @@ class Waiting(ScriptedEnv):
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> Any:
         """With trouble "wait" the first step of the row before takes until the waiting row has made a step."""
+        waits = self.config.trouble == "wait" and self.row == self.config.row - 1
         with changed:
             STEPS[self.row] = STEPS.get(self.row, 0) + 1
             changed.notify_all()
-            if self.config.trouble == "wait" and self.row == self.config.row - 1:
-                if not changed.wait_for(lambda: STEPS.get(self.config.row, 0) > 0, PATIENCE):
-                    raise SimulatorFault("the waiting row did not go on")
+            if waits and not changed.wait_for(lambda: STEPS.get(self.config.row, 0) > 0, PATIENCE):
+                raise SimulatorFault("the waiting row did not go on")
         if self.row == self.config.row and STEPS[self.row] == 3:
             self._break()
         return super().chunk_step(actions, active, stop_at_end)

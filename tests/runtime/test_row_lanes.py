@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from itertools import pairwise
 from pathlib import Path
 
 import fragile
@@ -10,12 +13,16 @@ import ray
 import rows_that_wait
 import torch
 from scripted_runs import read_metrics, scripted_spec
+from test_trace import check_chrome
 
+from vla_rl.cli.report.timeline import timelines
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.backends.backend import CallHung
 from vla_rl.runtime.checks import check_spec
+from vla_rl.runtime.planning.profile import from_trace
 from vla_rl.runtime.start import run
+from vla_rl.runtime.trace import LANE_THREADS
 from vla_rl.testing.scripted import SimulatorFault
 
 RAY = {"runtime": {"backend": "ray"}}
@@ -68,13 +75,32 @@ def test_lanes_of_rows_give_the_numbers_of_lock_step(train, tmp_path, lock_step,
 
 
 @pytest.mark.ray
+def test_the_trace_shows_every_lane(train, tmp_path):
+    """A thread of its own each; a worker is busy while one of its lanes is; a profile has the seconds of a row."""
+    results, _ = train(**ROWS, **SHORT, env={"rows_apart": True, "num_envs": 4, "latency_s": 0.02})
+    data = json.loads((tmp_path / "run" / "trace.json").read_text())
+    threads = check_chrome(data)
+    lanes = [events for (_, thread), events in threads.items() if thread >= LANE_THREADS]
+    assert len(lanes) == 4 and all(any(name == "step" for *_, name in events) for events in lanes)
+    at_once = sorted((start, -minus) for events in lanes for start, minus, name in events if name == "step")
+    assert any(later < start + seconds for (start, seconds), (later, _) in pairwise(at_once))
+    busy = results["roles"]["sim"]
+    assert busy["busy"] + sum(busy["waits_for"].values()) == pytest.approx(1.0, abs=0.01) and busy["bubbles"] >= 0
+    profile = from_trace(data)
+    assert profile.sim.each and profile.sim.mean == pytest.approx(0.02, rel=0.5)
+    assert timelines(data)[0][1].count("worker 0: sim") == 2, "one for each shape of screen"
+
+
+@pytest.mark.ray
 def test_simulators_without_a_line_answer_at_the_same_time_too(train, tmp_path, lock_step):
     """As on another machine: through Ray alone."""
     far = tmp_path / "far.py"
     far.write_text(
+        "import os\n"
         "from vla_rl.runtime.backends import peers\n"
-        "peers.here = lambda: None\n"
-        "peers.Answering.serve = None\n"
+        f"if os.getpid() != {os.getpid()}:\n"
+        "    peers.here = lambda: None\n"
+        "    peers.Answering.serve = None\n"
         "vla_rl_plugins = {}\n"
     )
     spec = waiting("wait")
