@@ -39,11 +39,7 @@ class ManiSkillConfig:
     to go. false: the pixels of ManiSkill's own benchmarks."""
     processes: Processes = field(factory=Processes)
     """Processes of the rows, with `backend: cpu`."""
-
-    @property
-    def rows_apart(self) -> bool:
-        """Lanes of single rows need `backend: cpu`: a GPU simulates all rows as one batch."""
-        return self.backend == "cpu" and self.processes.apart is not False
+    rows_apart = property(checks.rows_apart)
 
 
 def build(config: ManiSkillConfig, context: Context) -> Any:
