@@ -6,6 +6,7 @@ sync      max_lag 0, tickets of equal length
 lag1      max_lag 1, tickets of equal length
 lag2      max_lag 2, lengths with a coefficient of variation (CV) of 0.3
 uneven    max_lag 0, lengths with a CV of 0.6
+window    a lane a row, which is acted for as soon as it waits, against rows in lock-step (measured for itself)
 
 R = 2.7 s of rollout and A = 2.2 s of update: RL-VLA3 (arXiv:2602.05765), tables 3 and 4, pi0 on 8 GPUs 1:1, over 200.
 A step has 4 tickets a row and 48 chunk steps a ticket (in the mean), half simulation and half inference. All are
@@ -18,6 +19,11 @@ times the chunk steps that a row plays in a step. `uneven` is compared with roun
 slowest: the sum over rounds of the longest ticket, of the same draws, ticket n being played by row n mod rows. Each
 ratio is taken within a round of turns; medians of these. `plan_error` is that of `vla-rl plan`, given the latencies of
 `sync` and each case's lengths, in the case where it is largest.
+
+`window` has 16 rows in processes of their own: 0.2 s for a chunk step of a row with a CV of 0.5 (lognormal, every
+draw), 80 ms for an inference and 5 ms more for each row of it. Rows play without a pause (max_lag 1, and an update
+takes next to nothing). Chunk steps a second in lock-step, in lanes of a row (`window_rate`), and in lanes whose policy
+waits for 4 rows or 0.3 s; each beside what `vla-rl plan` expects.
 """
 
 from __future__ import annotations
@@ -27,7 +33,9 @@ import json
 import math
 import os
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 from time import perf_counter
 
 import numpy as np
@@ -93,6 +101,68 @@ CASES = [
 ]
 
 
+ROW_STEP, ROW_CV, INFERENCE, INFERENCE_ROW = 0.2, 0.5, 0.08, 0.005
+"""Seconds: of a row's chunk step, with its CV, of an inference, and of each of its rows."""
+SHORT = 5
+"""Chunk steps of a ticket."""
+
+
+@frozen(kw_only=True)
+class LaneCase(Case):
+    """How rows share inferences."""
+
+    max_lag: int = 1
+    placement: Mapping[str, object]
+
+    def spec(self) -> Spec:
+        changes = {"type": "slots", **self.placement}
+        return parse_spec(
+            {
+                "name": "lanes",
+                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+                "model": {"type": "linear", "latency_s": INFERENCE, "latency_row_s": INFERENCE_ROW},
+                "env": {
+                    "type": "scripted",
+                    "num_envs": ROWS,
+                    "length": SHORT,
+                    "num_states": 10**5,
+                    "latency_s": ROW_STEP,
+                    "latency_sigma": SIGMA,
+                    "rows_apart": True,
+                },
+                "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
+                "asynchrony": {"max_lag": self.max_lag},
+                "algorithm": {"type": "ppo"},
+                "placement": changes,
+                "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": TICKETS * ROWS * SHORT},
+                "hooks": [],
+            }
+        )
+
+    def expected_rate(self) -> float:
+        """Chunk steps a second, as `vla-rl plan` expects them."""
+        random = Random(0)
+        drawn = tuple(ROW_STEP * math.exp(random.gauss(0.0, SIGMA) - SIGMA**2 / 2) for _ in range(20_000))
+        whole = INFERENCE + ROWS * INFERENCE_ROW
+        profile = Profile(
+            chunk_steps=SHORT,
+            sim=Cost(seconds=drawn, each=True),
+            policy=Cost(seconds=whole, rows=ROWS, fixed=INFERENCE / whole),
+            message=0.0,
+        )
+        plan = plan_for(self.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
+        return TICKETS * ROWS * SHORT / expected(plan, self.spec(), profile).iteration
+
+
+SIGMA = math.sqrt(math.log(1 + ROW_CV**2))
+LANES: Mapping[str, object] = {"stages": ROWS, "side_by_side": True}
+LANE_CASES = [
+    LaneCase(name="lockstep", placement={}),
+    LaneCase(name="window", placement={**LANES, "max_wait": 0.0}),
+    LaneCase(name="window_waiting", placement={**LANES, "max_batch": ROWS // 4, "max_wait": 0.3}),
+]
+
+
 @frozen(kw_only=True)
 class Step:
     """A training step: seconds, chunk steps of each ticket, and the age of the oldest chunk."""
@@ -153,7 +223,7 @@ class Running:
         )
 
 
-def measure(cases: list[Case], rounds: int, steps: int) -> list[dict[str, list[Step]]]:
+def measure(cases: Sequence[Case], rounds: int, steps: int) -> list[dict[str, list[Step]]]:
     """Of each round: name -> the measured steps of its turn."""
     running: list[Running] = []
     try:
@@ -197,16 +267,31 @@ def figures_of(turns: dict[str, list[Step]]) -> dict[str, float]:
     return figures | {"plan_error": max(abs(ratio - 1) for ratio in ratios.values())}
 
 
+def lane_figures_of(turns: dict[str, list[Step]]) -> dict[str, float]:
+    """What one round of `LANE_CASES` says."""
+    rates = {name: sum(s.lengths.sum() for s in turn) / sum(s.whole for s in turn) for name, turn in turns.items()}
+    figures = {f"{name}_rate": rate for name, rate in rates.items()}
+    figures |= {f"{case.name}_rate_by_plan": case.expected_rate() for case in LANE_CASES}
+    return figures | {
+        "window_over_lockstep": rates["window"] / rates["lockstep"],
+        "window_waiting_over_lockstep": rates["window_waiting"] / rates["lockstep"],
+    }
+
+
 def lag_beyond_bound(rounds: list[dict[str, list[Step]]]) -> float:
     """Of all steps of all cases, the largest."""
     bounds = {case.name: case.max_lag for case in CASES}
     return max(step.lag - bounds[name] for turns in rounds for name, turn in turns.items() for step in turn)
 
 
+def medians(of_rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(found[name] for found in of_rounds) for name in of_rounds[0]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [case.name for case in CASES]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="sync is always measured")
+    names = [*(case.name for case in CASES), "window"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="the others are compared with sync")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="measured training steps of a turn")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -215,10 +300,14 @@ def main() -> None:
 
     ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
     cases = [case for case in CASES if case.name in {"sync", *options.only}]
-    rounds = measure(cases, options.rounds, options.steps)
-    of_rounds = [figures_of(turns) for turns in rounds]
-    figures = {name: statistics.median(found[name] for found in of_rounds) for name in of_rounds[0]}
-    figures["lag_beyond_bound"] = lag_beyond_bound(rounds)
+    figures: dict[str, float] = {}
+    if options.only != ["window"]:
+        rounds = measure(cases, options.rounds, options.steps)
+        figures |= medians([figures_of(turns) for turns in rounds])
+        figures["lag_beyond_bound"] = lag_beyond_bound(rounds)
+    if "window" in options.only:
+        lanes = measure(LANE_CASES, options.rounds, max(1, options.steps // 2))
+        figures |= medians([lane_figures_of(turns) for turns in lanes])
     for name, value in figures.items():
         print(f"{name:28} {value:10.4f}")
     if options.json:

@@ -40,7 +40,7 @@ def test_a_call_that_hangs_hits_the_deadline_and_is_named(train):
 
 @pytest.mark.ray
 def test_a_hang_in_a_process_of_its_own_is_named(train):
-    with pytest.raises(CallHung, match=r"sim worker 0 \(env 'scripted'\): step has not returned for .* 12 s"):
+    with pytest.raises(CallHung, match=r"sim worker 0, lane 0 \(env 'scripted'\): step has not returned for .* 12 s"):
         train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0}, placement={"type": "slots"})
 
 

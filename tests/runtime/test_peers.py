@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -77,6 +78,57 @@ def test_answers_come_in_the_order_of_calls(served):
     assert waited(tickets[4]) == 8
     assert [ticket.value for ticket in tickets] == [0, 2, 4, 6, 8]
     caller.end()
+
+
+def test_lanes_that_work_at_the_same_time_answer_in_any_order(door):
+    """A call that waits for the next one, and one that nobody waits for when the policy takes its leave."""
+    answering, begun, leaving = Answering(threads=3), threading.Event(), threading.Event()
+    assert answering.connect(POLICY, here(), door[1])
+    line = Line(door[0].accept()[0])
+
+    def call(role, method, number):
+        if method == "wait":
+            assert begun.wait(20)
+        if method == "linger":
+            assert leaving.wait(20)
+        if method == "go":
+            begun.set()
+        return double(role, method, number)
+
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(answering.serve, POLICY, call)
+        caller = Caller(line, lambda wait: serving.result(20) if wait or serving.done() else None)
+        first, second = caller.call("sim", "wait", 1), caller.call("sim", "go", 2)
+        caller.receive()
+        assert second.done and second.value == 4 and not first.done
+        assert waited(first) == 2
+        caller.call("sim", "linger", 3)
+        threading.Timer(0.05, leaving.set).start()
+        caller.end()
+        serving.result(20)
+        again = pool.submit(answering.serve, POLICY, call)
+        caller = Caller(line, lambda wait: again.result(20) if wait or again.done() else None)
+        assert waited(caller.call("sim", "go", 4)) == 8, "not the answer of before"
+        with pytest.raises(SimFault, match="row 5"):
+            waited(caller.call("sim", "break", 5))
+        line.close()
+        again.result(20)
+
+
+def test_a_thread_that_breaks_leaves_nobody_waiting(door, monkeypatch):
+    def broken(order, call):
+        raise MemoryError("no room for the answer")
+
+    monkeypatch.setattr(module, "_result", broken)
+    answering = Answering(threads=2)
+    assert answering.connect(POLICY, here(), door[1])
+    line = Line(door[0].accept()[0])
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(answering.serve, POLICY, double)
+        caller = Caller(line, lambda wait: serving.result(20) if wait or serving.done() else None)
+        with pytest.raises(MemoryError, match="no room"):
+            waited(caller.call("sim", "step", 1))
+    line.close()
 
 
 def test_messages_of_any_size_arrive_whole(served):

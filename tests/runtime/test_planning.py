@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import combinations
+from random import Random
 from statistics import median
 
 import pytest
@@ -105,6 +107,38 @@ def test_a_window_fires_when_its_oldest_request_has_waited():
     assert alone == pytest.approx(32 * 0.2 + 0.05)
 
 
+def drawn(mean, cv, count=2000):
+    """Lognormal seconds."""
+    sigma, random = math.sqrt(math.log(1 + cv**2)), Random(5)
+    return tuple(mean * math.exp(random.gauss(0.0, sigma) - sigma**2 / 2) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "cv", "lock_step", "what_waits", "quarter"),
+    [(16, 0.2, 0.5, 27.5, 44.8, 39.7), (16, 0.2, 1.0, 19.3, 44.8, 39.4), (16, 0.02, 0.1, 87.1, 66.6, 40.0)],
+)
+def test_a_lane_a_row(rows, seconds, cv, lock_step, what_waits, quarter):
+    """Rows a second, with inferences of 80 ms and 5 ms a row: another simulation of the same says so."""
+    inference = Cost(seconds=0.08 + 0.005 * rows, rows=rows, fixed=0.08 / (0.08 + 0.005 * rows))
+    profile = profile_of(Cost(seconds=drawn(seconds, cv), each=True), inference)
+    windows = (Window(max_wait=0.0), Window(max_batch=rows // 4, max_wait=0.3))
+    plans = [apart(), *(apart(rows, side_by_side=True, window=window) for window in windows)]
+    found = [expect(plan, rows, profile, rounds=8, steps=4) for plan in plans]
+    rates = [rows * 8 * 32 / forecast.iteration for forecast in found]
+    assert rates == pytest.approx([lock_step, what_waits, quarter], rel=0.06)
+    assert all(0.0 <= forecast.idle["sim"] < 1.0 for forecast in found)
+
+
+def test_rows_that_step_at_the_same_time_delay_nobody():
+    """Nothing waits: each of 4 rows has a step and an inference of its own, in turn."""
+    plan = apart(4, side_by_side=True, window=Window(max_wait=0.0))
+    free = Cost(seconds=0.1, fixed=1.0)
+    expected = expect(plan, 4, profile_of(free, Cost(seconds=0.0)))
+    assert expected.rollout == pytest.approx(32 * 0.1) and expected.idle["sim"] == pytest.approx(0.0, abs=1e-6)
+    one_by_one = expect(apart(4, window=Window(max_batch=4)), 4, profile_of(free, Cost(seconds=0.0)))
+    assert one_by_one.rollout == pytest.approx(4 * 32 * 0.1)
+
+
 def test_an_iteration_adds_up():
     profile = profile_of(
         0.1,
@@ -170,6 +204,7 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cuda",
             "cpus": 1.0,
             "local": False,
+            "side_by_side": False,
             "rows": {"0": rows},
             "served": {},
         },
@@ -179,6 +214,7 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cuda",
             "cpus": 1.0,
             "local": False,
+            "side_by_side": False,
             "rows": {},
             "served": {"0": rows},
         },
@@ -188,6 +224,7 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cpu",
             "cpus": 4.0,
             "local": False,
+            "side_by_side": False,
             "rows": {},
             "served": {},
         },

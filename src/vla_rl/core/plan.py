@@ -72,8 +72,8 @@ class Slot:
 @frozen(kw_only=True)
 class Window:
     """When a policy worker infers: as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds.
-    `max_wait=None` waits for the batch, `max_batch=None` is all rows (or, with stages, one lane). `max_wait` needs
-    policies that act for several lanes of other workers; elsewhere it is refused."""
+    `max_wait=None` waits for the batch, `max_batch=None` is all rows (or, with stages in lock-step, one lane).
+    `max_wait` needs policies that act for several lanes of other workers; elsewhere it is refused."""
 
     max_batch: int | None = None
     max_wait: float | None = None
@@ -84,6 +84,8 @@ class Plan:
     slots: tuple[Slot, ...]
     stages: int = 1
     """Lanes of each sim worker."""
+    side_by_side: bool = False
+    """Lanes of a sim worker step and reset at the same time, each in a thread; else one after another."""
     window: Window = field(factory=Window)
     offload: frozenset[str] = frozenset()
     """Roles that leave their device while they have nothing to do."""

@@ -65,6 +65,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool) -> list[Assignment]:
             rank=rank.get(i, -1),
             world=len(learners),
             offload=plan.offload,
+            side_by_side=plan.side_by_side,
         )
         for i, slot in enumerate(plan.slots)
     ]
@@ -92,10 +93,12 @@ def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
 
 
 def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
-    """Rows of one inference: as the plan says; with stages a lane, so that they overlap; else all of a policy's."""
+    """Rows of one inference: as the plan says; with stages in lock-step a lane, so that they overlap; else all of a
+    policy's."""
     if plan.window.max_batch is not None:
         return plan.window.max_batch
-    return lanes[0].rows if plan.stages > 1 else sum(lane.rows for lane in lanes) // policies
+    overlapping = plan.stages > 1 and plan.window.max_wait is None and not plan.side_by_side
+    return lanes[0].rows if overlapping else sum(lane.rows for lane in lanes) // policies
 
 
 @frozen(kw_only=True)
@@ -116,11 +119,18 @@ class Assignment:
     """Learner rank and number of ranks."""
     offload: frozenset[str] = frozenset()
     """Roles that leave the device between phases."""
+    side_by_side: bool = False
+    """Lanes of a sim worker, this one or another, step at the same time."""
 
     @property
     def local(self) -> bool:
         """Simulators and policy call each other directly."""
         return bool(self.served) and self.served == self.lanes
+
+    @property
+    def threads(self) -> int:
+        """In which its lanes work at the same time; 0: one after another."""
+        return len(self.lanes) if self.side_by_side else 0
 
     @property
     def sim_workers(self) -> list[int]:

@@ -17,6 +17,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.interpreter import interpreter_problems
+from vla_rl.toolkit.envs.settings import rows_apart
 
 SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
 
@@ -179,6 +180,7 @@ def _of_plan(spec: Spec, training: bool) -> Iterator[Item]:
         return
     try:
         plan = plan_for(spec, _this_machine(spec))
+        yield from _of_lanes(spec, plan)
         yield from _of_asynchrony(spec, plan) if training else ()
     except MeasureFirst:
         return
@@ -198,11 +200,27 @@ def _this_machine(spec: Spec) -> Cluster:
     return Cluster(cpus=float(os.cpu_count() or here.cpus), gpus=here.gpus, memory=here.memory)
 
 
-def check_asynchrony(spec: Spec, plan: Plan) -> None:
-    """For the driver. Raises SpecError where rollouts could not go on while learners train."""
-    found = list(_of_asynchrony(spec, plan))
+def check_plan(spec: Spec, plan: Plan) -> None:
+    """For the driver. Raises SpecError where lanes could not be what the plan says, or rollouts not go on while
+    learners train."""
+    found = [*_of_lanes(spec, plan), *_of_asynchrony(spec, plan)]
     if found:
         raise SpecError(located(found, spec.source))
+
+
+def _of_lanes(spec: Spec, plan: Plan) -> Iterator[Item]:
+    asked = "lanes" if plan.side_by_side else "window"
+    if not plan.side_by_side and plan.window.max_wait is None:
+        return
+    if spec.runtime.backend == "local":
+        text = "one process does one thing after another (runtime.backend: local), so no row waits for another's step"
+        yield ("placement", asked), f"{text}; leave it out, or use runtime.backend: ray"
+    elif plan.side_by_side and not rows_apart(spec.env.config):
+        text = (
+            f"the rows of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
+            f"split it; leave lanes out, or give the simulators more workers (placement.sim_workers)"
+        )
+        yield ("placement", "lanes"), text
 
 
 def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:

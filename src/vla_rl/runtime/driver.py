@@ -25,7 +25,7 @@ from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.backends.backend import Backend
 from vla_rl.runtime.backends.local import LocalBackend
 from vla_rl.runtime.backends.ray import RayBackend
-from vla_rl.runtime.checks import check_asynchrony, check_simulators
+from vla_rl.runtime.checks import check_plan, check_simulators
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
@@ -92,7 +92,7 @@ class Driver:
         try:
             self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
             if not local:
-                check_asynchrony(spec, self.plan)
+                check_plan(spec, self.plan)
             assignments = assign(self.plan, spec.env.num_envs, one_process=local)
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)

@@ -15,7 +15,7 @@ from attrs import frozen
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.backend import Backend, Ref
 from vla_rl.runtime.learning.weights import Published
-from vla_rl.runtime.remote import Phase, declared
+from vla_rl.runtime.remote import Door, Phase, declared
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.sim import SimRole
@@ -110,7 +110,8 @@ class Fleet:
     def send(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
         about = declared(method)
         self.phases.enter(about.phase)
-        door = about.door
+        beside = handle.role == "sim" and about.lane is not None and handle.assignment.side_by_side
+        door: Door = "lane" if beside else about.door
         return self.backend.call(handle.worker, handle.role, method.__name__, *arguments, returns=returns, door=door)
 
     def get(self, reference: Ref[T]) -> T:

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar, cast
 from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
-Door = Literal["call", "beside", "weights", "waiting"]
-"""How a call gets in: one after another; in a second thread, while another call goes on; in a third, where weights
-arrive; or in a fourth, where calls wait for something."""
+Door = Literal["call", "beside", "weights", "waiting", "lane"]
+"""How a call gets in: one after another; or, while another call goes on, in a thread of its own kind: for what is asked
+beside, where weights arrive, where calls wait for something, and one for each lane that works at the same time."""
 Phase = Literal["act", "learn"]
 """In `act` simulators and policies work, in `learn` learners."""
 

@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from attrs import define, evolve, field, frozen
 
 if TYPE_CHECKING:
-    from vla_rl.runtime.assignments import Assignment
+    from vla_rl.runtime.assignments import Assignment, LaneSlice
 
 
 class Event(NamedTuple):
@@ -49,6 +50,8 @@ KEPT_EVENTS = 20_000
 """Events in the file (about 3 MB); older iterations are dropped, and of one that is longer, its first part."""
 HELD_EVENTS = 200_000
 """Events that a worker holds between two fetches; beyond that the oldest are dropped, and counted."""
+LANE_THREADS = 10
+"""Thread of lane 0 in the file, where lanes work at the same time."""
 WRITING_SHARE = 0.01
 """Of the time of a run that may go into writing the file again and again."""
 
@@ -61,16 +64,20 @@ class Recorder:
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=HELD_EVENTS)
         self.count = 0
+        self._changing = Lock()
 
     def add(self, event: Event) -> None:
-        self.count += 1
-        self.events.append(event)
+        with self._changing:
+            self.count += 1
+            self.events.append(event)
 
     def drain(self) -> tuple[list[Event], int]:
-        """-> (events since the last time, number of those that were dropped). Others may be added meanwhile."""
-        count, self.count = self.count, 0
-        events = [self.events.popleft() for _ in range(len(self.events))]
-        return events, max(0, count - len(events))
+        """-> (events since the last time, number of those that were dropped)."""
+        with self._changing:
+            events, count = list(self.events), self.count
+            self.events.clear()
+            self.count = 0
+        return events, count - len(events)
 
 
 def clock() -> tuple[str, float]:
@@ -121,7 +128,7 @@ class Segment:
     end: float
     env_steps: int
     tracks: Mapping[Track, Sequence[Event]]
-    """Ascending, and never two at once."""
+    """Never two at once, but for lanes that work at the same time."""
     tickets: tuple[int, ...] = ()
     """Chunk steps of those that the step consumed."""
 
@@ -211,6 +218,8 @@ class Trace:
     def chrome(self) -> dict[str, Any]:
         """The kept iterations in Chrome's trace format: a process a worker, a thread a role; times in microseconds."""
         events = [*_names([DRIVER, *self.all])]
+        lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.side_by_side}
+        events += [name for track, slices in lanes.items() for name in _lane_names(track, slices)]
         for segment in self.segments:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
             events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
@@ -218,6 +227,8 @@ class Trace:
                 for call in calls:
                     where = None if call.lane is None else {"lane": call.lane}
                     events.append(self._slice(track, "work", call.method, call.start, call.end, where))
+                    if where is not None and track in lanes:
+                        events[-1]["tid"] = LANE_THREADS + call.lane
             for track, start, end, parts in waits(segment):
                 most = max(parts, key=lambda role: parts[role])
                 milliseconds = {f"{role}_ms": round(1e3 * seconds, 3) for role, seconds in parts.items()}
@@ -233,6 +244,7 @@ class Trace:
                 "device": s.slot.device,
                 "cpus": s.slot.cpus,
                 "local": s.local,
+                "side_by_side": s.side_by_side,
                 "rows": {lane.index: lane.rows for lane in s.lanes},
                 "served": {lane.index: lane.rows for lane in s.served},
             }
@@ -265,12 +277,12 @@ class Trace:
             usage = self.usage.setdefault(role, Usage(workers=len(tracks)))
             usage.seconds += len(tracks) * (segment.end - segment.begin)
             calls = [call for track in tracks for call in segment.tracks[track]]
-            busy = sum(call.end - call.start for call in calls)
-            usage.busy += busy
+            spans = [span for track in tracks for span in _spans(segment.tracks[track])]
+            usage.busy += sum(end - start for start, end in spans)
             main = [call for call in calls if call.main]
             if main:
                 first, last = min(call.start for call in main), max(call.end for call in main)
-                within = sum(call.end - call.start for call in calls if first <= call.start and call.end <= last)
+                within = sum(end - start for start, end in spans if first <= start and end <= last)
                 usage.bubbles += len(tracks) * (last - first) - within
         for mask, seconds in together.items():
             for role, worker_seconds in _blamed(mask, self.all).items():
@@ -321,12 +333,23 @@ def _busy(mask: int, tracks: Sequence[Track]) -> list[Track]:
     return [track for i, track in enumerate(tracks) if mask >> i & 1]
 
 
+def _spans(calls: Iterable[Event]) -> list[tuple[float, float]]:
+    """When at least one of the calls went on."""
+    spans: list[tuple[float, float]] = []
+    for start, end in sorted((call.start, call.end) for call in calls):
+        if spans and start < spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        else:
+            spans.append((start, end))
+    return spans
+
+
 def _states(segment: Segment, tracks: Sequence[Track]) -> Iterator[tuple[float, float, int]]:
     """(start, end, bits of the busy tracks), from the segment's begin to its end."""
     changes = []
     for i, track in enumerate(tracks):
-        for call in segment.tracks[track]:
-            changes += [(max(call.start, segment.begin), 1 << i), (min(call.end, segment.end), 1 << i)]
+        for start, end in _spans(segment.tracks[track]):
+            changes += [(max(start, segment.begin), 1 << i), (min(end, segment.end), 1 << i)]
     changes.sort()
     now, mask = segment.begin, 0
     for at, bit in changes:
@@ -353,6 +376,14 @@ def _names(tracks: Iterable[Track]) -> Iterator[dict[str, Any]]:
         track = {"ph": "M", "pid": worker + 1, "tid": _thread(role)}
         yield {**track, "name": "process_name", "args": {"name": "driver" if worker < 0 else f"worker {worker}"}}
         yield {**track, "name": "thread_name", "args": {"name": role}}
+
+
+def _lane_names(track: Track, lanes: Iterable[LaneSlice]) -> Iterator[dict[str, Any]]:
+    """Lanes that work at the same time have a thread each."""
+    for lane in lanes:
+        thread = {"ph": "M", "pid": track[0] + 1, "tid": LANE_THREADS + lane.index}
+        yield {**thread, "name": "process_name", "args": {"name": f"worker {track[0]}"}}
+        yield {**thread, "name": "thread_name", "args": {"name": f"{track[1]}, lane {lane.index}"}}
 
 
 def _thread(role: str) -> int:

@@ -6,7 +6,7 @@ Every process rebuilds its components from the spec; live components are never p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from threading import Lock, get_ident
 from time import monotonic, time
 from typing import Any
@@ -25,7 +25,7 @@ from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
 from vla_rl.runtime.backends.wire import Inbox
 from vla_rl.runtime.checks import ask_plugin, check_critic, check_offload, check_reference, on_this_machine
-from vla_rl.runtime.components import build_algorithm, open_data, values_for
+from vla_rl.runtime.components import build_algorithm, build_env, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device
 from vla_rl.runtime.remote import declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
@@ -66,10 +66,12 @@ class Worker:
         """Of each thread: weights are published while a rollout is played."""
         self.between_requests = Lock()
         """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
+        self.in_lane = {lane.index: Lock() for lane in assignment.lanes}
+        """Held by whoever works in a lane: after an error its policy may ask again while its last call goes on."""
         self.has_to_leave: Callable[[], bool] = lambda: False
         """Whether a rollout or an evaluation ends where it is, with StopRequested."""
         self.peers: RayPeers | None = None
-        self.answering = Answering()
+        self.answering = Answering(assignment.threads)
         self.inboxes = {lane.index: Inbox() for lane in assignment.served}
         self._homes = {lane.index: home for lane, home in zip(assignment.served, assignment.homes, strict=True)}
         self.training = Play(assignment.served)
@@ -101,18 +103,10 @@ class Worker:
         return info
 
     def _make_env(self, index: int) -> SimEnv:
-        spec, lane = self.spec, next(lane for lane in self.assignment.lanes if lane.index == index)
-        context = Context(
-            seed=spec.seed,
-            device=self.assignment.slot.device,
-            chunk=spec.rollout.chunk,
-            num_envs=lane.rows,
-            first_row=lane.first_row,
-        )
-        env: SimEnv = build("env", spec.env.type, spec.env.config, context, spec.plugins)
+        env, name = build_env(self.spec, self.assignment, index), self.spec.env.type
         if "sim" in self.assignment.offload:
-            check_offload(env, spec.env.type)
-        return wrap("env", env, spec.env.type, self.wrappers)
+            check_offload(env, name)
+        return wrap("env", env, name, self.wrappers)
 
     @remote(track="none")
     def open_data(self, info: EnvInfo) -> int:
@@ -197,10 +191,14 @@ class Worker:
 
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         """Call a method of a hosted role; `role` "worker" is this object."""
-        who = "worker" if role == "worker" else f"{role} worker"
-        self.beat(f"{who} {self.assignment.index} ({self._plugin(role)}): {method}")
+        who = self._who(role, method, arguments)
+        self.beat(f"{who} ({self._plugin(role)}): {method}")
         try:
             return self._timed(role, method, arguments)
+        except Exception as exc:
+            if role == "sim" and self.assignment.side_by_side:
+                exc.add_note(f"in {who}")
+            raise
         finally:
             self.beat(IDLE)
 
@@ -283,7 +281,10 @@ class Worker:
     @remote(track="none")
     def close(self) -> None:
         if "sim" in self.roles:
-            self.roles["sim"].close()
+            with ExitStack() as stack:
+                for lane in self.in_lane.values():
+                    stack.enter_context(lane)
+                self.roles["sim"].close()
 
     def beat(self, doing: str | None = None) -> None:
         """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
@@ -296,6 +297,13 @@ class Worker:
         busy = [doing for doing in tuple(self.doings.values()) if doing[0] != IDLE]
         return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
 
+    def _who(self, role: str, method: str, arguments: Sequence[Any]) -> str:
+        """Role, worker and, of simulators, lane of a call."""
+        if role == "worker":
+            return f"worker {self.assignment.index}"
+        lane = declared(getattr(self.roles[role], method)).lane if role == "sim" else None
+        return f"{role} worker {self.assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
+
     def _plugin(self, role: str) -> str:
         return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
 
@@ -305,8 +313,7 @@ class Worker:
         def call(method: str, *arguments: Any) -> Any:
             if self.has_to_leave():
                 raise StopRequested
-            lane = f", lane {arguments[0]}" if name == "sim" else ""
-            self.beat(f"{name} worker {self.assignment.index}{lane} ({self._plugin(name)}): {method}")
+            self.beat(f"{self._who(name, method, arguments)} ({self._plugin(name)}): {method}")
             return self._timed(name, method, arguments)
 
         return call
@@ -315,7 +322,10 @@ class Worker:
         """A call on the trace of its role."""
         called = getattr(self if role == "worker" else self.roles[role], method)
         about = declared(called)
-        with self.between_requests if role == "policy" and about.door != "weights" else nullcontext():
+        guard = self.between_requests if role == "policy" and about.door != "weights" else None
+        if role == "sim" and about.lane is not None:
+            guard = self.in_lane[arguments[about.lane]]
+        with guard or nullcontext():
             start = monotonic()
             try:
                 return called(*arguments)
@@ -372,7 +382,8 @@ class Worker:
             done = Report(env_steps=sum(request.env_steps for request in requests))
             for lane, request in zip(indices, requests, strict=True):
                 self.played.note(lane, request)
-                done.env_seconds[home[lane]] = done.env_seconds.get(home[lane], 0.0) + request.seconds
+                source = lane if self.assignment.side_by_side else home[lane]
+                done.env_seconds[source] = done.env_seconds.get(source, 0.0) + request.seconds
                 done.faults += request.faults
                 done.replayed, done.restarted = done.replayed + request.replayed, done.restarted + request.restarted
             actions = policy(method, mode, indices, *requests)

@@ -23,8 +23,10 @@ class SlotsConfig:
     """Workers that learn."""
     stages: int = field(default=1, validator=v.ge(1))
     """Lanes of each sim worker."""
+    side_by_side: bool = False
+    """Lanes of a worker step at the same time."""
     max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Rows of an inference; none: all of a policy's rows, or one lane with stages."""
+    """Rows of an inference; none: all of a policy's rows, or one lane with stages in lock-step."""
     max_wait: float | None = field(default=None, validator=v.optional(v.ge(0)))
     """Seconds the oldest request waits for a fuller batch; none: as long as it takes."""
     cpus: float = field(default=0.1, validator=v.gt(0))
@@ -43,6 +45,7 @@ class Slots(Placement):
         return Plan(
             slots=tuple(Slot(roles=(role,), cpus=config.cpus) for role in roles),
             stages=config.stages,
+            side_by_side=config.side_by_side,
             window=Window(max_batch=config.max_batch, max_wait=config.max_wait),
         )
 

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from random import Random
 
 
 class Latency:
     """Sleeps of a given mean, lognormal around it."""
 
-    def __init__(self, seconds: float, sigma: float = 0.0, seed: int = 0) -> None:
-        """sigma: standard deviation of the logarithm; with 0.7 one sleep in a hundred takes 5 times the median."""
-        self.seconds, self.sigma, self._random = seconds, sigma, Random(seed)
+    def __init__(self, seconds: float, sigma: float = 0.0, seed: int = 0, row_seconds: float = 0.0) -> None:
+        """sigma: standard deviation of the logarithm; with 0.7 one sleep in a hundred takes 5 times the median.
+        row_seconds: besides, for each row of a call."""
+        self.seconds, self.sigma, self.row_seconds, self._random = seconds, sigma, row_seconds, Random(seed)
 
     def draw(self) -> float:
         """Seconds of the next one."""
         return self.seconds * math.exp(self.sigma * self._random.gauss(0.0, 1.0) - self.sigma**2 / 2)
 
-    def wait(self) -> None:
-        if self.seconds:
-            time.sleep(self.draw())
+    def wait(self, rows: int = 0) -> None:
+        seconds = self.draw() + self.row_seconds * rows
+        if seconds:
+            time.sleep(seconds)
+
+
+def wait_for_slowest(latencies: Iterable[Latency]) -> None:
+    """Side by side."""
+    seconds = max((latency.draw() for latency in latencies), default=0.0)
+    if seconds:
+        time.sleep(seconds)

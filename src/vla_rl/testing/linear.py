@@ -81,7 +81,7 @@ class LinearModel(VLAModel):
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        self._latency.wait()
+        self._latency.wait(len(obs))
         features = self._features(obs)
         log_probs = self._log_softmax(features)
         if greedy:

@@ -27,7 +27,7 @@ from vla_rl.core.types import (
     at_last_action,
     to_numpy,
 )
-from vla_rl.testing.latency import Latency
+from vla_rl.testing.latency import Latency, wait_for_slowest
 
 Outcome = Literal["success", "failure", "truncated"]
 End = tuple[int, Outcome]
@@ -77,6 +77,7 @@ class ScriptedEnv(SimEnv):
         stamp: write (row, episode, step, state) into the first four pixels, see `seen`. Then observations are no
             function of state and step alone.
         latency_s, latency_sigma: sleep so long in each `chunk_step`, see `Latency`.
+        rows_apart: draw this for each row that plays, and sleep as long as the slowest.
         fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
             `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
     """
@@ -100,6 +101,7 @@ class ScriptedEnv(SimEnv):
         stamp: bool = True,
         latency_s: float = 0.0,
         latency_sigma: float = 0.0,
+        rows_apart: bool = False,
         fault: Fault = "none",
         fault_at: int = 0,
     ) -> None:
@@ -120,7 +122,8 @@ class ScriptedEnv(SimEnv):
         self._length, self._length_sigma = length, length_sigma
         self._image, self._first_row, self._holds, self._step_reward = image, first_row, holds, step_reward
         self._stamp, self._fault, self._fault_at = stamp, fault, fault_at
-        self._latency = Latency(latency_s, latency_sigma, seed=1 + first_row)
+        self._rows_apart, drawn = rows_apart, num_envs if rows_apart else 1
+        self._latencies = [Latency(latency_s, latency_sigma, seed=1 + first_row + i) for i in range(drawn)]
         self._calls = 0
         self.seeds = np.zeros(num_envs, np.int64)
         """Seed of the last reset of each row."""
@@ -148,7 +151,8 @@ class ScriptedEnv(SimEnv):
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         actions, running = to_numpy(actions), to_numpy(active).copy()
-        self._latency.wait()
+        playing = np.flatnonzero(running) if self._rows_apart else [0]
+        wait_for_slowest(self._latencies[row] for row in playing)
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
         terminated, truncated, executed, succeeded = (np.zeros(shape, bool) for _ in range(4))
@@ -267,6 +271,9 @@ class ScriptedConfig:
     """Sleep in each chunk step, seconds."""
     latency_sigma: float = 0.0
     """Spread of that, as the standard deviation of its logarithm."""
+    rows_apart: bool = False
+    """Rows are simulators of their own: some can step while others wait, each takes its own time, and a call as long as
+    its slowest row."""
     fault: Fault = "none"
     """How to misbehave from the `fault_at`-th chunk step on."""
     fault_at: int = 0
@@ -283,6 +290,8 @@ class LinearConfig:
     """Sleep in each `sample_chunk`, seconds."""
     latency_sigma: float = 0.0
     """Spread of that, as the standard deviation of its logarithm."""
+    latency_row_s: float = 0.0
+    """Sleep there for each row besides."""
     learn_latency_s: float = 0.0
     """Sleep in each `chunk_log_probs`, seconds."""
 
@@ -308,7 +317,7 @@ def _build_model(config: LinearConfig, context: Context) -> Any:
         device=context.device,
         temperature=context.temperature,
         checkpoint=config.checkpoint,
-        latency=Latency(config.latency_s, config.latency_sigma),
+        latency=Latency(config.latency_s, config.latency_sigma, row_seconds=config.latency_row_s),
         learn_latency=Latency(config.learn_latency_s),
     )
 

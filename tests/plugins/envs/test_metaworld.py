@@ -307,3 +307,16 @@ def test_mujoco_imported_too_early_is_an_error_and_no_crash() -> None:
     surroundings = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=surroundings, check=False)
     assert done.returncode == 1 and "mujoco was imported before MUJOCO_GL was set" in done.stderr
+
+
+@pytest.mark.ray
+def test_lanes_of_a_row_play_what_rows_of_a_lane_play(tmp_path):
+    """Two rows in processes of their own, each with a thread of the worker. Dense rewards tell of all that moved."""
+    apart = SPEC.replace("{backend: local}", "{backend: ray}")
+    lanes = f"{apart}placement: {{type: disaggregated, lanes: rows}}\n"
+    found = []
+    for name, text in (("together", SPEC), ("lanes", lanes)):
+        run(parse_spec(text), tmp_path / name, resume=False)
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        found.append([{k: v for k, v in line.items() if k.startswith(("env/", "rollout/", "eval/"))} for line in lines])
+    assert found[0] == found[1] and found[0][0]["env/return"] > 0 and found[0][1]["eval/episodes"] == 2

@@ -48,15 +48,16 @@ def timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track]:
-    """Those with calls between two times, the driver first."""
+    """Those with calls between two times, the driver first; lanes that work at the same time are one."""
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     roles = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    for (pid, tid), role in sorted(roles.items()):
-        calls = [
-            e
-            for e in events
-            if e.get("cat") == "work" and (e["pid"], e["tid"]) == (pid, tid) and begin <= e["ts"] < end
-        ]
+    of_track: dict[tuple[int, str], list[Event]] = {
+        (pid, name.partition(",")[0]): [] for (pid, _), name in sorted(roles.items())
+    }
+    for e in events:
+        if e.get("cat") == "work" and begin <= e["ts"] < end:
+            of_track[e["pid"], roles[e["pid"], e["tid"]].partition(",")[0]].append(e)
+    for (pid, role), calls in of_track.items():
         if calls:
             name = processes[pid] if pid == 0 else f"{processes[pid]}: {role}"
             yield Track(name=name, role=role, calls=sorted(calls, key=lambda e: e["ts"]))

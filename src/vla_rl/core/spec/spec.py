@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -249,9 +250,24 @@ class _Reader(Structurer):
         taken = sorted(set(core) & keys_of(plugin.config).keys())
         if taken:
             raise problem(f"plugin {name!r} has a setting named {taken[0]!r}, which is core's; rename it", "type")
-        if not plugin.presets:
-            return self.read_class(data, plugin.config, extra_keys=core)
-        return self.read_class(_with_preset(data, plugin.presets, name), plugin.config, extra_keys=[*core, "preset"])
+        try:
+            if not plugin.presets:
+                return self.read_class(data, plugin.config, extra_keys=core)
+            return self.read_class(
+                _with_preset(data, plugin.presets, name), plugin.config, extra_keys=[*core, "preset"]
+            )
+        except Problems as exc:
+            raise Problems([(path, text + self._elsewhere(kind, path, text)) for path, text in exc.items]) from exc
+
+    def _elsewhere(self, kind: str, path: tuple[str | int, ...], text: str) -> str:
+        """Which other plugins have a key that one does not know."""
+        if len(path) != 1 or text != "unknown key":
+            return ""
+        having = []
+        for name in plugins.installed(kind, self._modules):
+            with suppress(PluginError):
+                having += [name] * (path[0] in keys_of(plugins.load(kind, name, self._modules).config))
+        return f"; it is a key of {', '.join(having)}" if having else ""
 
 
 def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[Any, Any]:

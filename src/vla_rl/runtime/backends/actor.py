@@ -58,8 +58,15 @@ class Actor:
 
     waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]
 
+    def lane(self, order: bytes, *referenced: Any) -> Any:
+        """A call in one of as many threads as there are lanes that work at the same time."""
+        return self.call(order, *referenced)
+
+    lane.__ray_concurrency_group__ = "lanes"  # type: ignore[attr-defined]
+
     def meet(self, actors: Mapping[int, Any]) -> None:
-        self.worker.meet(RayPeers(self.worker.assignment.index, actors))
+        own = self.worker.assignment
+        self.worker.meet(RayPeers(own.index, actors, own.side_by_side))
 
     def leave_play(self) -> None:
         self.worker.has_to_leave = lambda: True

@@ -12,20 +12,22 @@ import socket
 import struct
 import tempfile
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import Any
 
 from attrs import define
 
 from vla_rl.runtime.backends.wire import here
+from vla_rl.runtime.remote import Door
 
-LENGTH = struct.Struct("!Q")
+LENGTH = NUMBER = struct.Struct("!Q")
 END, GOOD, FAILED = b"e", b"g", b"f"
-"""First byte of a message; an order that is not END has none."""
+"""First byte of an answer, before its NUMBER; an order begins with its NUMBER, unless it is END."""
 LOOK_S = 1.0
 """How often someone who waits for an answer asks Ray whether the other worker still serves."""
 MIXED_POLL_S = 0.001
@@ -40,10 +42,11 @@ class RemoteTraceback(Exception):
 
 
 class Line:
-    """One end of a stream socket between two workers; messages of bytes, in order."""
+    """One end of a stream socket between two workers; messages of bytes, in order. Any thread may send."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
+        self._sending = Lock()
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -51,17 +54,18 @@ class Line:
     def send(self, message: bytes, while_full: Callable[[], None] | None = None) -> None:
         """Give the whole message; `while_full` takes in what the other end says meanwhile, so that two that send to
         each other do not wait for each other."""
-        for part in (LENGTH.pack(len(message)), message):
-            if while_full is None:
-                self.connection.sendall(part)
-                continue
-            rest = memoryview(part)
-            while rest:
-                try:
-                    rest = rest[self.connection.send(rest, socket.MSG_DONTWAIT) :]
-                except BlockingIOError:
-                    if readable([self], 0.01):
-                        while_full()
+        with self._sending:
+            for part in (LENGTH.pack(len(message)), message):
+                if while_full is None:
+                    self.connection.sendall(part)
+                    continue
+                rest = memoryview(part)
+                while rest:
+                    try:
+                        rest = rest[self.connection.send(rest, socket.MSG_DONTWAIT) :]
+                    except BlockingIOError:
+                        if readable([self], 0.01):
+                            while_full()
 
     def receive(self) -> bytearray:
         """Wait for the next message. Raises EOFError when the other end is gone."""
@@ -69,6 +73,11 @@ class Line:
 
     def close(self) -> None:
         self.connection.close()
+
+    def hang_up(self) -> None:
+        """Both ends read EOF from now on."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _exactly(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -93,10 +102,16 @@ def readable(lines: Iterable[Any], seconds: float | None) -> list[Any]:
 class Answering:
     """The simulators' end of the lines to the policies that act for them, by the policies' workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 0) -> None:
+        """`threads`: calls that go on at the same time; 0: one after another, by whoever serves."""
         self.lines: dict[int, Line] = {}
         self.ended: set[int] = set()
         """Policies whose rollout has ended before their `serve` has begun."""
+        self.pool = ThreadPoolExecutor(threads, "lane") if threads else None
+        self.going: dict[int, list[Future[None]]] = {}
+        """Calls of each policy in threads."""
+        self.broken: BaseException | None = None
+        """What a thread could not tell anybody."""
 
     def connect(self, policy: int, reader: Any, address: str) -> bool:
         """Open a line to a policy's worker, which is `here()` as `reader` says. -> whether that can be."""
@@ -126,23 +141,44 @@ class Answering:
                 line.close()
             raise
         self.ended.discard(policy)
+        if self.broken is not None:
+            broken, self.broken = self.broken, None
+            raise broken
 
     def _answer(self, policy: int, line: Line, call: Callable[..., Any]) -> None:
         try:
             order = line.receive()
-            if order != END:
+            if order != END and self.pool is None:
                 line.send(_result(order, call))
                 return
+            going = [future for future in self.going.get(policy, ()) if not future.done()]
+            if order != END and self.pool is not None:
+                self.going[policy] = [*going, self.pool.submit(self._beside, line, order, call)]
+                return
+            wait(going)  # answers that nobody waits for come before the END, too
             line.send(END)
         except (EOFError, OSError):
             line.close()
             del self.lines[policy]
         self.ended.add(policy)
 
+    def _beside(self, line: Line, order: bytearray, call: Callable[..., Any]) -> None:
+        """In a thread of its own."""
+        try:
+            line.send(_result(order, call))
+        except OSError:
+            pass  # the policy is gone, as whoever serves hears
+        except BaseException as exc:
+            self.broken = exc
+            for other in tuple(self.lines.values()):
+                other.hang_up()
+
 
 def _result(order: bytearray, call: Callable[..., Any]) -> bytes:
+    number = bytes(order[: NUMBER.size])
     try:
-        return GOOD + pickle.dumps(call(*pickle.loads(order)), protocol=5)  # noqa: S301 - from our own workers
+        asked = pickle.loads(memoryview(order)[NUMBER.size :])  # noqa: S301 - from our own workers
+        return b"".join((GOOD, number, pickle.dumps(call(*asked), protocol=5)))
     except Exception as exc:
         where = traceback.format_exc()
         try:
@@ -150,7 +186,7 @@ def _result(order: bytearray, call: Callable[..., Any]) -> bytes:
             pickle.loads(told)  # noqa: S301 - some classes can be written and not be read
         except Exception:
             told = pickle.dumps((RuntimeError(f"{type(exc).__name__}: {exc}"), where))
-        return FAILED + told
+        return FAILED + number + told
 
 
 @define(eq=False)
@@ -163,30 +199,34 @@ class _Ticket:
 
 
 class Caller:
-    """The policy's end of a line, for one rollout: answers come in the order of the calls."""
+    """The policy's end of a line, for one rollout: answers come in any order."""
 
     def __init__(self, line: Line, check: Callable[[bool], None]):
         """`check` raises what has ended the other worker's `serve`; if told so, it waits for the end."""
         self.line, self.check = line, check
-        self.waiting: deque[_Ticket] = deque()
+        self.count = 0
+        self.waiting: dict[int, _Ticket] = {}
+        """By the number of the call."""
 
     def fileno(self) -> int:
         return self.line.fileno()
 
     def call(self, *order: Any) -> _Ticket:
-        ticket = _Ticket(self)
-        self._through(lambda: self.line.send(pickle.dumps(order, protocol=5), self.receive))
-        self.waiting.append(ticket)
+        number, self.count = self.count, self.count + 1
+        ticket = self.waiting[number] = _Ticket(self)
+        message = NUMBER.pack(number) + pickle.dumps(order, protocol=5)
+        self._through(lambda: self.line.send(message, self.receive))
         return ticket
 
     def receive(self) -> None:
-        """Wait for the oldest answer. Raises what the call raised."""
+        """Wait for the next answer. Raises what its call raised."""
         answer = memoryview(self._next())
+        (number,), told = NUMBER.unpack(answer[1 : 1 + NUMBER.size]), answer[1 + NUMBER.size :]
         if answer[:1] == FAILED:
-            error, where = pickle.loads(answer[1:])  # noqa: S301 - from our own workers
+            error, where = pickle.loads(told)  # noqa: S301 - from our own workers
             raise error from RemoteTraceback(where)
-        ticket = self.waiting.popleft()
-        ticket.done, ticket.value = True, pickle.loads(answer[1:])  # noqa: S301 - from our own workers
+        ticket = self.waiting.pop(number)
+        ticket.done, ticket.value = True, pickle.loads(told)  # noqa: S301 - from our own workers
 
     def end(self) -> None:
         """Take leave; answers that nobody waits for any more are dropped."""
@@ -211,11 +251,11 @@ class Caller:
 class RayPeers:
     """Workers that are Ray actors, as another one calls them; how long that takes is watched by the driver."""
 
-    def __init__(self, own: int, actors: Mapping[int, Any]):
-        """`own`: the worker that calls."""
+    def __init__(self, own: int, actors: Mapping[int, Any], side_by_side: bool):
+        """`own`: the worker that calls; `side_by_side`: lanes of the others answer at the same time."""
         import ray
 
-        self.ray, self.own, self.actors = ray, own, actors
+        self.ray, self.own, self.actors, self.side_by_side = ray, own, actors, side_by_side
         self.lines: dict[int, Line] = {}
         self.callers: dict[int, Caller] = {}
 
@@ -261,7 +301,8 @@ class RayPeers:
         """-> a reference."""
         if worker in self.callers:
             return self.callers[worker].call(role, method, *arguments)
-        return self.actors[worker].call.remote(pickle.dumps((role, method, arguments)))
+        door: Door = "lane" if self.side_by_side and role == "sim" else "call"
+        return getattr(self.actors[worker], door).remote(pickle.dumps((role, method, arguments)))
 
     def value_of(self, reference: Any) -> Any:
         """Wait for a result; raises what the call raised, or what Ray says of a worker that died."""

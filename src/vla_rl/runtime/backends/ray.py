@@ -94,8 +94,8 @@ class RayBackend(Backend):
     def _launch(self, assignment: Assignment) -> Any:
         """A worker's actor, on the device that it holds."""
         group, bundle = self.held[assignment.index]
-        groups = {"monitor": 1, "beside": 1, "weights": 1, "waiting": 1}
-        actor = self.ray.remote(concurrency_groups=groups)(Actor)  # type: ignore[call-overload]
+        threads = {"monitor": 1, "beside": 1, "weights": 1, "waiting": 1, "lanes": assignment.threads or 1}
+        actor = self.ray.remote(concurrency_groups=threads)(Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
             "num_cpus": rounded_down(assignment.slot.cpus),
             "num_gpus": assignment.slot.gpus,

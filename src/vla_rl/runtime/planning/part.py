@@ -155,7 +155,7 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
     for worker in workers:
         homes = [of_index[home] for home in worker.homes]
         alone = all(len(home.lanes) == 1 and not home.served and uses[id(servers[home.index])] == 1 for home in homes)
-        if not worker.served or not alone or worker.window.max_wait is not None:
+        if not worker.served or not alone or worker.side_by_side or worker.window.max_wait is not None:
             continue
         lanes, kept = list[LaneSlice](), list[int]()
         home_of = {lane.index: home for lane, home in zip(worker.served, homes, strict=True)}

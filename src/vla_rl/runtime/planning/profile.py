@@ -42,11 +42,17 @@ class Cost:
     parallel."""
     cpus: float | None = field(default=None, validator=v.optional(v.gt(0)))
     """CPUs of the worker, where they bound the time (of simulators, or of models on CPUs); null: they do not."""
+    each: bool = False
+    """Simulators: seconds are those of a row, and rows of a call run side by side: it takes as long as the slowest."""
 
-    def draw(self, random: Random, share: float) -> float:
-        """Seconds of one call on so much more (or less) than was measured."""
-        seconds = random.choice(self.seconds) if isinstance(self.seconds, tuple) else self.seconds
-        return seconds * (self.fixed + (1 - self.fixed) * share)
+    def draw(self, random: Random, share: float, rows: int = 1) -> float:
+        """Seconds of one call on so much more (or less) than was measured; `rows` of it."""
+        if self.each:
+            return max(self._one(random) for _ in range(rows))
+        return self._one(random) * (self.fixed + (1 - self.fixed) * share)
+
+    def _one(self, random: Random) -> float:
+        return random.choice(self.seconds) if isinstance(self.seconds, tuple) else self.seconds
 
     @property
     def mean(self) -> float:
@@ -159,6 +165,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     if not acts or not steps:
         raise UserError(f"{source} holds no training iteration; give that of a run that trained")
     assignments = {assignment["worker"] + 1: assignment for assignment in data["otherData"]["assignments"]}
+    lanes = {pid for pid, assignment in assignments.items() if assignment["side_by_side"]}
     counts = {int(lane): rows for assignment in assignments.values() for lane, rows in assignment["rows"].items()}
     rows, batch = max(counts.values()), statistics.mode(sum(counts[lane] for lane in _lanes(e)) for e in acts)
     lengths = [length for iteration in iterations for length in iteration["tickets"]]
@@ -169,7 +176,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     return Profile(
         chunk_steps=tuple(lengths),
         env_steps=sum(iteration["env_steps"] for iteration in iterations) / len(lengths) or None,
-        sim=Cost(seconds=sim, rows=min(rows, sum(lengths) / len(steps))),
+        sim=Cost(seconds=sim, rows=min(rows, sum(lengths) / len(steps)), each=rows == 1 and bool(lanes)),
         policy=Cost(
             seconds=_seconds(acts), rows=min(batch, sum(lengths) / len(acts)), cpus=_cpus(assignments, "policy")
         ),
@@ -231,21 +238,23 @@ def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]])
     if all(assignment["local"] for assignment in assignments.values() if assignment["rows"]):
         return MESSAGE, 0.0
     came: dict[tuple[str, int], float] = {}
-    free: dict[int, float] = {}
+    free: dict[tuple[int, int | None], float] = {}
     messages: list[float] = []
     turns: list[float] = []
     for event in work:
         name, end = event["name"], _end(event)
         if name not in ROLLOUT:
             continue
-        lanes, idle = _lanes(event), free.get(event["pid"], 0.0)
+        lanes, alone = _lanes(event), name != "act" and assignments[event["pid"]]["side_by_side"]
+        worker = (event["pid"], lanes[0] if alone else None)
+        idle = free.get(worker, 0.0)
         if name != "begin":
             supplier = "sim" if name == "act" else "policy"
             ready = max(came.get((supplier, lane), 0.0) for lane in lanes)
             delay = max(0.0, event["ts"] - max(ready, idle)) / 1e6
             (messages if ready > idle else turns).append(delay)
         came.update({("policy" if name == "act" else "sim", lane): end for lane in lanes})
-        free[event["pid"]] = end
+        free[worker] = end
     return _median(messages), _median(turns)
 
 

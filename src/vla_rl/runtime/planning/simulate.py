@@ -101,6 +101,8 @@ class Simulation:
     _given: dict[int, int] = field(init=False)
     """Worker -> tickets that it holds."""
     _holder: dict[int, int] = field(init=False, factory=dict)
+    _worked: dict[int, float] = field(init=False, factory=dict)
+    """Sim worker -> until when at least one of its lanes works, where they work at the same time."""
     _version: dict[int, int] = field(init=False, factory=dict)
     """Ticket -> training steps that were over when it began."""
     _begun: float = field(init=False, default=0.0)
@@ -192,6 +194,15 @@ class Simulation:
         self._busy[role] += seconds * workers
         return server.free
 
+    def _work_in_lane(self, home: Assignment, lane: Server, seconds: float, after: float) -> float:
+        """The same of a lane that works beside the others of its worker, which is busy while one of them is."""
+        begin = max(self.now, lane.free, after)
+        lane.free = begin + seconds
+        worked = self._worked.get(home.index, 0.0)
+        self._busy["sim"] += max(0.0, lane.free - max(begin, worked))
+        self._worked[home.index] = max(worked, lane.free)
+        return lane.free
+
     # -------------------------------------------------------------------------------------------------- the workers
 
     def _go_on(self, worker: int) -> None:
@@ -230,7 +241,8 @@ class Simulation:
         return drive(lanes, act, MODE, window, tickets, self._value_of, self._ready, lambda: self.now)
 
     def _simulator(self, lane: LaneSlice, home: Assignment, message: float, turn: float) -> Callable[..., _Reference]:
-        profile, server, width = self.profile, self.part.servers[home.index], self.part.widths.get(lane.index, 1)
+        profile, width = self.profile, self.part.widths.get(lane.index, 1)
+        server = Server() if home.side_by_side else self.part.servers[home.index]
         times = self.part.fold / width
 
         def call(method: str, index: int, actions: Any, tickets: Sequence[Start]) -> _Reference:
@@ -239,15 +251,19 @@ class Simulation:
             seconds, finished = 0.0, list[int]()
             if rows.active:
                 share = profile.sim.share(rows.active * times / profile.sim.rows, home.slot.cpus)
-                seconds = profile.sim.draw(self._random, share)
+                seconds = profile.sim.draw(self._random, share, rows.active)
                 rows.steps += 1
                 finished = rows.ends.pop(rows.steps, [])
                 rows.active -= len(finished)
             if fresh := self._fill(rows, lane.rows - rows.active):
                 share = profile.reset.share(fresh * times / profile.reset.rows, home.slot.cpus)
-                seconds += profile.reset.draw(self._random, share)
+                seconds += profile.reset.draw(self._random, share, fresh)
             after = actions.at + message if isinstance(actions, _Reference) else 0.0
-            at = self._work(server, "sim", seconds, max(after, server.free + turn), width)
+            after = max(after, server.free + turn)
+            if home.side_by_side:
+                at = self._work_in_lane(home, server, seconds, after)
+            else:
+                at = self._work(server, "sim", seconds, after, width)
             ending = 0 if isinstance(profile.chunk_steps, tuple) else len(rows.ends.get(rows.steps + 1, ()))
             waiting = len(rows.waiting)
             request = _Request(positions=range(rows.active), ending=ending, waiting=waiting, finished=finished)

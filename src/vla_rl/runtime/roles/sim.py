@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ class SimRole:
         }
         self.faults: list[str] = []
         self.fault_count = 0
+        self._counting = Lock()
         first = next(iter(envs.values()))
         self.states = first.reset_states("train")
         self.train = {
@@ -122,7 +124,7 @@ class SimRole:
         """Execute a chunk in each row that plays, and begin with further tickets."""
         return self._answer(lane, self.running[lane].step(actions, tickets))
 
-    @remote(phase="act")
+    @remote(phase="act", lane=0)
     def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
         """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
 
@@ -198,16 +200,20 @@ class SimRole:
         )
 
     def _on_fault(self, text: str) -> None:
-        self.fault_count += 1
-        self.faults.append(text)
+        with self._counting:
+            self.fault_count += 1
+            self.faults.append(text)
+            count = self.fault_count
         limit = self.spec.runtime.max_faults
-        if self.fault_count > limit:
-            raise too_many_faults(self.fault_count, limit, self.spec.env.type, text)
+        if count > limit:
+            raise too_many_faults(count, limit, self.spec.env.type, text)
 
     def _answer(self, lane: int, request: Request) -> Any:
         """The request, or the message that it travels in."""
-        if self.faults:
-            request, self.faults = evolve(request, faults=tuple(self.faults)), []
+        with self._counting:
+            faults, self.faults = self.faults, []
+        if faults:
+            request = evolve(request, faults=tuple(faults))
         if self.local:
             return request
         obs = None if request.obs is None else request.obs.numpy()

@@ -37,7 +37,7 @@ class Report:
 
     played: list[Played] = field(factory=list)
     env_seconds: dict[int, float] = field(factory=dict)
-    """Of each sim worker."""
+    """Of each sim worker, or of each lane where lanes work at the same time."""
     policy_seconds: dict[int, float] = field(factory=dict)
     """Of each policy's worker."""
     env_steps: int = 0

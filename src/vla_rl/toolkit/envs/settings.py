@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from typing import Any
+
+from attrs import evolve, field, frozen
 from attrs import validators as v
 
 
@@ -18,6 +20,21 @@ class Processes:
     """Episodes after which a row gets a fresh process; null: never."""
     recycle_mib: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Resident memory in MiB above which a row gets a fresh process before its next episode; null: never."""
+
+
+def rows_apart(config: Any) -> bool:
+    """Whether a simulator with these settings can step some of its rows while others reset: `rows_apart` of the
+    settings, where there is such a thing, says it; else that each row has a process of its own (`processes`)."""
+    own, processes = getattr(config, "rows_apart", None), getattr(config, "processes", None)
+    return bool(own) if own is not None else isinstance(processes, Processes) and processes.apart is not False
+
+
+def in_processes(config: Any) -> Any:
+    """These settings, for one row among others of its worker: in a process of its own, as where there are several."""
+    processes = getattr(config, "processes", None)
+    if not isinstance(processes, Processes):
+        return config
+    return evolve(config, processes=evolve(processes, apart=True))
 
 
 SMALLEST, LARGEST = 8, 1024

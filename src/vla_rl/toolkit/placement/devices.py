@@ -22,6 +22,7 @@ from attrs import validators as v
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.toolkit.placement.checks import checked
+from vla_rl.toolkit.placement.lanes import Lanes, WindowSettings, layout, some_rows
 
 Devices = str | int | tuple[int, ...] | None
 ROLES = ("sim", "policy", "learner")
@@ -86,6 +87,12 @@ class RoleDevices:
     sim_workers: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Simulator workers, spread evenly over the devices or nodes of `sim`; workers on one GPU share it equally. Null:
     one each."""
+    lanes: Lanes = field(default="stages", validator=some_rows)
+    """What steps together in a sim worker: all its rows, or with pipeline stages a part of them (stages); each row by
+    itself, while others step and reset (rows); or so many rows at a time."""
+    window: WindowSettings | None = None
+    """When a policy infers; null: when all rows wait (with pipeline stages those of a lane), or, where lanes are rows,
+    as soon as some do."""
     offload: OffloadSettings = field(factory=OffloadSettings)
     """What is moved to host memory between phases."""
 
@@ -151,6 +158,8 @@ def arrange(
     *,
     sim_workers: int | None = None,
     stages: int = 1,
+    lanes: Lanes = "stages",
+    window: WindowSettings | None = None,
     offload: frozenset[str] = frozenset(),
 ) -> Plan:
     """A worker for each device; roles that name the same one live in its worker together.
@@ -176,10 +185,12 @@ def arrange(
     for device, roles in workers:
         of_node.setdefault(device.node, []).append(roles)
     shares = {node.name: _shares(node, of_node[node.name], cluster) for node in cluster.nodes if node.name in of_node}
-    lanes = sum("sim" in roles for _, roles in workers) * stages
-    if lanes < len(of["policy"]):
+    sims = sum("sim" in roles for _, roles in workers)
+    arranged = layout(job, sims, len(of["policy"]), stages, lanes, window)
+    count = sims * int(arranged["stages"])
+    if count < len(of["policy"]):
         raise DoesNotFit(
-            f"{len(of['policy'])} policy workers need a lane each, and there are {lanes}; give the simulators more "
+            f"{len(of['policy'])} policy workers need a lane each, and there are {count}; give the simulators more "
             f"workers (sim, sim_workers) or the policies fewer devices"
         )
     slots = []
@@ -195,7 +206,7 @@ def arrange(
                 index=device.index,
             )
         )
-    return checked(Plan(slots=tuple(slots), stages=stages, offload=offload), cluster, job)
+    return checked(Plan(slots=tuple(slots), offload=offload, **arranged), cluster, job)
 
 
 def _shares(node: Node, here: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:

@@ -39,6 +39,7 @@ class ManiSkillConfig:
     to go. false: the pixels of ManiSkill's own benchmarks."""
     processes: Processes = field(factory=Processes)
     """Processes of the rows, with `backend: cpu`."""
+    rows_apart = property(checks.rows_apart)
 
 
 def build(config: ManiSkillConfig, context: Context) -> Any:

@@ -78,6 +78,11 @@ def no_task(task: str, there: Iterable[str]) -> UserError:
     return UserError(f"no ManiSkill task {task!r}{did_you_mean(task, names)}\n  tasks: {', '.join(names)}")
 
 
+def rows_apart(config: Any) -> bool:
+    """Lanes of single rows need `backend: cpu`: a GPU simulates all rows as one batch."""
+    return bool(config.backend == "cpu" and config.processes.apart is not False)
+
+
 def preflight(config: Any) -> None:
     """Raise UserError unless SAPIEN can draw here and the tasks can be built as the settings say."""
     if find_spec("mani_skill") is None:

@@ -37,6 +37,11 @@ class RobotwinConfig:
     processes: Processes = field(default=Processes(apart=True, deadline_s=900.0), validator=checks.processes_apart)
     """Processes of the classic API's rows; the vector API obeys `deadline_s` alone."""
 
+    @property
+    def rows_apart(self) -> bool:
+        """Lanes of single rows need the rows in processes of `api: classic`."""
+        return self.api == "classic"
+
 
 def build(config: RobotwinConfig, context: Context) -> Any:
     from vla_rl.plugins.envs.robotwin.env import make_env

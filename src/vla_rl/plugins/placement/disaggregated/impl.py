@@ -30,4 +30,12 @@ class Disaggregated(Placement):
         for i, role in enumerate(missing):
             each = len(left) // len(missing)
             of[role] = left[i * each : len(left) if i == len(missing) - 1 else (i + 1) * each]
-        return arrange(cluster, job, of, sim_workers=config.sim_workers, offload=config.offload.roles)
+        return arrange(
+            cluster,
+            job,
+            of,
+            sim_workers=config.sim_workers,
+            lanes=config.lanes,
+            window=config.window,
+            offload=config.offload.roles,
+        )

@@ -21,6 +21,13 @@ class HybridConfig(RoleDevices):
     pipeline_stages: int = field(default=1, validator=v.ge(1))
     """Lanes of each sim worker: with 2, one lane simulates while the policy acts for the other."""
 
+    @pipeline_stages.validator
+    def _stages(self, attribute: object, value: int) -> None:
+        if value > 1 and self.lanes != "stages":
+            raise ValueError(
+                f"has no effect with lanes: {self.lanes}, which overlap by themselves; leave one of both out"
+            )
+
 
 def build(config: HybridConfig, context: Context) -> Placement:
     from vla_rl.plugins.placement.hybrid.impl import Hybrid

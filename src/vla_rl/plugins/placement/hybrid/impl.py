@@ -37,5 +37,7 @@ class Hybrid(Placement):
             of,
             sim_workers=config.sim_workers,
             stages=config.pipeline_stages,
+            lanes=config.lanes,
+            window=config.window,
             offload=config.offload.roles,
         )

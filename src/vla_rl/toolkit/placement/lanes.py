@@ -1,0 +1,55 @@
+"""Lanes of simulator workers and the window of policies, as specs say them."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, Literal
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core.plan import DoesNotFit, Job, Window
+from vla_rl.toolkit.placement.checks import check_lanes
+
+Lanes = Literal["stages", "rows"] | int
+
+
+def some_rows(instance: Any, attribute: Any, value: Lanes) -> None:
+    """Validator of a number of rows."""
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"a lane of {value} rows; give 1 or more, rows (a lane each) or stages")
+
+
+def seconds(instance: Any, attribute: Any, value: float | None) -> None:
+    """Validator."""
+    if value is not None and not 0 <= value < inf:
+        raise ValueError(f"a wait of {value} seconds; give 0 or more, or null")
+
+
+@frozen(kw_only=True)
+class WindowSettings:
+    """When a policy infers."""
+
+    max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Rows of an inference at most; null: all that it acts for."""
+    max_wait: float | None = field(default=0.0, validator=seconds)
+    """Seconds that the oldest request waits for a fuller batch; 0: take what waits; null: wait for the whole batch."""
+
+
+def layout(
+    job: Job, sims: int, policies: int, stages: int, lanes: Lanes, window: WindowSettings | None
+) -> dict[str, Any]:
+    """`stages`, `side_by_side` and `window` of a plan with so many sim and policy workers. Raises DoesNotFit."""
+    alone = lanes != "stages"
+    if alone:
+        check_lanes(job, sims, 1)
+        rows, of_lane = job.num_envs // sims, 1 if lanes == "rows" else int(lanes)
+        if rows % of_lane:
+            raise DoesNotFit(
+                f"the {rows} rows of a sim worker cannot be divided into lanes of {of_lane}; set placement.lanes to a "
+                f"number that divides {rows}, or to rows"
+            )
+        stages = rows // of_lane
+    waits = 0.0 if alone and sims * stages > policies else None
+    chosen = Window(max_wait=waits) if window is None else Window(max_batch=window.max_batch, max_wait=window.max_wait)
+    return {"stages": stages, "side_by_side": alone, "window": chosen}
