@@ -12,6 +12,10 @@ Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
 Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
 Granularity = Literal["token", "action", "chunk"]
+RLINF_NEEDS_STEP = (
+    "aggregation: rlinf weighs by the longest trajectory of the step; set algorithm.aggregation: step-mean or "
+    "trajectory-mean"
+)
 
 
 @frozen(kw_only=True, slots=False)
@@ -157,6 +161,11 @@ class GroupSettings(PolicySettings):
     filter_truncated: bool = False
     """Drop groups in which any member hit the step limit."""
 
+    @property
+    def needs_step(self) -> str:
+        """For `Algorithm.scope_advice`: what needs the whole step; "", nothing does."""
+        return RLINF_NEEDS_STEP if self.aggregation == "rlinf" else ""
+
 
 @frozen(kw_only=True, slots=False)
 class CriticSettings(PolicySettings):
@@ -189,3 +198,10 @@ class CriticSettings(PolicySettings):
     def _allowed_pair(self, _: object, advantage: str) -> None:
         if advantage == "action" and self.log_prob == "chunk":
             raise ValueError("advantage: action cannot be used with log_prob: chunk; use log_prob: action or token")
+
+    @property
+    def needs_step(self) -> str:
+        """As in `GroupSettings`."""
+        if self.normalize_advantages:
+            return "advantages are normalised over all of the step; set algorithm.normalize_advantages: false"
+        return RLINF_NEEDS_STEP if self.aggregation == "rlinf" else ""
