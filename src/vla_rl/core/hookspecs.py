@@ -167,10 +167,7 @@ class Algorithm(ABC):
     corrects: bool = False
     """Data count by how old they are, and so may be trained on more than once."""
     scope: str = "step"
-    """What rewards, filters and advantages of a group depend on: "group", on nothing of other groups, and the loss is
-    linear in its weights, so that `asynchrony.stream` may train on it while others are played; "step", on the whole."""
-    scope_advice: str = ""
-    """With "step", for the message: which setting makes it so, and what to set instead."""
+    """"group": rewards, filters and advantages of a group need no other. Else "step", or why, and what to set instead."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
     camera: str | None = None

@@ -225,22 +225,15 @@ def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
 def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     """Where groups cannot be trained on before the step is whole."""
     if algorithm.scope != "group":
-        advice = algorithm.scope_advice or "its scope is 'step'; choose another algorithm"
-        yield (
-            ("asynchrony", "stream"),
-            (
-                f"learners cannot begin before a step is whole: algorithm {spec.algorithm.type!r} may need all of it "
-                f"({advice}), or asynchrony.stream: false"
-            ),
-        )
+        why = "its scope is 'step'; choose another" if algorithm.scope == "step" else algorithm.scope
+        text = f"algorithm {spec.algorithm.type!r} needs the whole step before learners can begin: {why}"
+        yield ("asynchrony", "stream"), f"{text}, or asynchrony.stream: false"
     if spec.train.global_batch is not None:
-        yield (
-            ("train", "global_batch"),
-            (
-                "with asynchrony.stream an optimiser step has all of its training step's samples, as which of them are in a "
-                "smaller one is drawn from all; remove it, or set asynchrony.stream: false"
-            ),
+        text = (
+            "with asynchrony.stream an optimiser step has all samples of its training step: which of them a smaller one "
+            "has is drawn from all; remove it, or set asynchrony.stream: false"
         )
+        yield ("train", "global_batch"), text
 
 
 def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:

@@ -1,5 +1,5 @@
-"""The driver's part of `asynchrony.stream`: groups that are played are judged, and learners make their passes over them,
-while the rest of the step is played. The optimiser steps once all are there.
+"""The driver's part of `asynchrony.stream`: groups that are played are judged, and learners make their passes over
+them, while the rest of the step is played. The optimiser steps once all are there.
 
 Samples go to the learners in the order of their tickets, and in full micro-batches of all ranks, so which sample is in
 which micro-batch is the same whatever was played when.

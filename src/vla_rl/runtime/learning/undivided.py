@@ -150,9 +150,10 @@ class Undivided:
     def _check_linear(self, scores: Scores, batch: Batch, whole: Loss, value: Loss | None) -> None:
         """With half the weights of the policy, and with half those of the critic, there is half as much of each part.
         Raises PluginError where there is not."""
-        of_values = {} if value is None else _numbers(value)
+        of_all, of_values = _numbers(whole), {} if value is None else _numbers(value)
         half = self.loss(scores, evolve(batch, weights=batch.weights / 2))
-        pairs = [(_numbers(half), {n: (t + of_values.get(n, 0.0)) / 2 for n, t in _numbers(whole).items()}, _numbers(whole))]
+        wanted = {name: (number + of_values.get(name, 0.0)) / 2 for name, number in of_all.items()}
+        pairs = [(_numbers(half), wanted, of_all)]
         if value is not None and batch.value_weights is not None:
             nothing = torch.zeros_like(batch.weights)
             half = self.loss(scores, evolve(batch, weights=nothing, value_weights=batch.value_weights / 2))

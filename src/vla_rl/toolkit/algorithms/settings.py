@@ -12,10 +12,7 @@ Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
 Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
 Granularity = Literal["token", "action", "chunk"]
-RLINF_NEEDS_STEP = (
-    "aggregation: rlinf weighs by the longest trajectory of the step; set algorithm.aggregation: step-mean or "
-    "trajectory-mean"
-)
+OF_STEP = "aggregation: rlinf weighs by its longest trajectory; set algorithm.aggregation: step-mean or trajectory-mean"
 
 
 @frozen(kw_only=True, slots=False)
@@ -162,9 +159,9 @@ class GroupSettings(PolicySettings):
     """Drop groups in which any member hit the step limit."""
 
     @property
-    def needs_step(self) -> str:
-        """For `Algorithm.scope_advice`: what needs the whole step; "", nothing does."""
-        return RLINF_NEEDS_STEP if self.aggregation == "rlinf" else ""
+    def scope(self) -> str:
+        """`Algorithm.scope`."""
+        return OF_STEP if self.aggregation == "rlinf" else "group"
 
 
 @frozen(kw_only=True, slots=False)
@@ -200,8 +197,8 @@ class CriticSettings(PolicySettings):
             raise ValueError("advantage: action cannot be used with log_prob: chunk; use log_prob: action or token")
 
     @property
-    def needs_step(self) -> str:
-        """As in `GroupSettings`."""
+    def scope(self) -> str:
+        """`Algorithm.scope`."""
         if self.normalize_advantages:
-            return "advantages are normalised over all of the step; set algorithm.normalize_advantages: false"
-        return RLINF_NEEDS_STEP if self.aggregation == "rlinf" else ""
+            return "advantages are normalised over all of it; set algorithm.normalize_advantages: false"
+        return OF_STEP if self.aggregation == "rlinf" else "group"

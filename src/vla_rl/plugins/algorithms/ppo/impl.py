@@ -23,7 +23,7 @@ class PPO(Algorithm):
         self.config = config
         self.needs = frozenset({"values", *config.needs})
         self.corrects = config.corrects
-        self.scope, self.scope_advice = ("step" if config.needs_step else "group"), config.needs_step
+        self.scope = config.scope
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:
