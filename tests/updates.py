@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 from attrs import frozen
 
@@ -37,6 +38,20 @@ class Update:
         light = {name: None if array is None else array[own.samples] for name, array in self.light.items()}
         heavy = self.heavy.take(own.samples) if len(own.samples) else None
         return learner.update(step, heavy, light, own.steps)
+
+    def train_in_parts(self, learner: LearnerRole, rank: int, step: int, parts: int) -> dict[str, Any]:
+        """The same, of one optimiser step, begun with parts of its samples."""
+        of_ranks = [np.array_split(np.arange(len(share.steps[0].micro_batches)), parts) for share in self.shares]
+        own = self.shares[rank]
+        (whole,) = own.steps
+        for i in range(parts):
+            micro_batches = [whole.micro_batches[k] for k in of_ranks[rank][i]]
+            samples = np.sort(np.concatenate([np.zeros(0, np.int64), *micro_batches]))
+            light = {n: None if a is None else a[own.samples][samples] for n, a in self.light.items()}
+            heavy = self.heavy.take(own.samples[samples]) if len(samples) else None
+            indices = [np.searchsorted(samples, of_batch) for of_batch in micro_batches]
+            learner.feed(heavy, light, indices, max(len(of_rank[i]) for of_rank in of_ranks), i == 0)
+        return learner.update(step, None, {}, [attrs.evolve(whole, micro_batches=(), passes=0, fed=True)])
 
 
 def update_of(

@@ -57,6 +57,9 @@ class Work:
     steps: int = 4
     lopsided: bool = False
     """Rank 0 has all samples."""
+    global_batch: int | None = 17
+    parts: int = 0
+    """In so many parts samples come, where an optimiser step has all of them."""
     acting: bool = False
     """Policies act with the learners' models."""
     imitation: int = 0
@@ -73,7 +76,7 @@ def update_at(algorithm: Algorithm, work: Work, step: int) -> Update:
         INFO,
         world=work.world,
         micro_batch=MICRO_BATCH,
-        global_batch=17,
+        global_batch=work.global_batch,
         lopsided=work.lopsided,
     )
 
@@ -101,7 +104,8 @@ def learn(work: Work, rank: int, address: str) -> dict:
     done = role.load(work.load) if work.load else 0
     losses, norms = [], []
     for step in range(done + 1, work.steps + 1):
-        result = update_at(algorithm, work, step).train(role, rank, step)
+        update = update_at(algorithm, work, step)
+        result = update.train_in_parts(role, rank, step, work.parts) if work.parts else update.train(role, rank, step)
         losses.append(result["sums"].get("loss/total", 0.0))
         norms.append(result["maxima"]["policy/grad_norm"])
     if work.imitation:

@@ -60,6 +60,16 @@ def test_a_rank_without_samples_keeps_step_with_the_others(groups):
     same(groups.run(world=2, sharding="full", lopsided=True), groups.run())
 
 
+@pytest.mark.parametrize(
+    ("world", "sharding", "lopsided"),
+    [(1, "replicated", False), (2, "replicated", True), (2, "full", False), (2, "full", True)],
+)
+def test_parts_of_a_step_are_the_whole(groups, world, sharding, lopsided):
+    """Losses of policy and critic have divisors of their own, known at the end."""
+    whole = groups.run(global_batch=None)
+    same(groups.run(global_batch=None, parts=3, world=world, sharding=sharding, lopsided=lopsided), whole)
+
+
 def test_policies_act_with_gathered_weights(groups):
     """Every rank by itself, as often as it likes, between two updates."""
     got = groups.run(world=2, sharding="full", acting=True)

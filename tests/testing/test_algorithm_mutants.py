@@ -192,6 +192,27 @@ class MeanOverAllValues(Critic):
         return attrs.evolve(made, advantages=made.advantages - rollout.values.mean() * rollout.valid)
 
 
+@found_by("advantages: advantages: expected the same for a group whatever others there are")
+class NormalisedInSecret(Ppo):
+    def __init__(self):
+        super().__init__()
+        self.scope = "group"
+
+
+@found_by("select: expected the same for a group whatever others there are")
+class TopGroups(Grpo):
+    def select(self, rollout):
+        scores = rollout.rewards.sum((0, 2))
+        return super().select(rollout) & (scores.view(-1, 4).mean(1) >= scores.mean()).repeat_interleave(4)
+
+
+@found_by("advantages: weights: expected the same for a group whatever others there are")
+class RelativeLengths(GRPO):
+    def __init__(self):
+        super().__init__(GRPOConfig(aggregation="rlinf"))
+        self.scope = "group"
+
+
 @found_by("finite numbers")
 class DividedByTheStd(Reinforce):
     def advantages(self, rollout):
@@ -447,6 +468,10 @@ class SquaredTarget(Reinforce):
 
 class GroupStandardised(Grpo):
     """A group's mean, and the deviation of the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.scope = "step"
 
     def advantages(self, rollout):
         made = GRPO(GRPOConfig(normalize_by_std=False)).advantages(rollout)

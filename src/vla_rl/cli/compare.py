@@ -40,10 +40,11 @@ def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
         there = evolve(spec, placement=placement)
         try:
             plan = plan_for(there, cluster, lambda spec, cluster: profile)
-            if spec.asynchrony.max_lag and not apart(plan):
+            if (spec.asynchrony.max_lag or spec.asynchrony.stream) and not apart(plan):
+                key = f"max_lag {spec.asynchrony.max_lag}" if spec.asynchrony.max_lag else "stream"
                 raise DoesNotFit(
-                    f"asynchrony.max_lag {spec.asynchrony.max_lag} needs learners in workers of their own, from which "
-                    f"nothing is offloaded; set it to 0, or choose disaggregated"
+                    f"asynchrony.{key} needs learners in workers of their own, from which nothing is offloaded; leave "
+                    f"it out, or choose disaggregated"
                 )
             forecast = expected(plan, there, profile)
         except (DoesNotFit, UserError) as exc:

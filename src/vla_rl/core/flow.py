@@ -17,6 +17,7 @@ no thread, no clock, no process; a run and `vla-rl plan` drive the same code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Literal
 
 from attrs import define, frozen
@@ -96,6 +97,12 @@ class Flow:
         groups = range(self.cursor, min(self.cursor + self.wanted, self.next))
         return sorted(number for group in groups for number in self.missing[group])
 
+    @property
+    def ready(self) -> list[int]:
+        """Groups that are played of those that the running step will consume next, up to the first that is not."""
+        groups = range(self.cursor, self.cursor + self.wanted)
+        return list(takewhile(lambda group: not self.missing.get(group, {-1}), groups))
+
     def tickets_of(self, groups: Sequence[int]) -> list[int]:
         size = self.group_size
         return [number for group in groups for number in range(group * size, (group + 1) * size)]
@@ -127,8 +134,8 @@ class Flow:
     def take(self) -> list[int] | None:
         """The groups that the running step consumes next, once they are played: as many as it still wants. None: not
         yet; [], it has what it gets, and `finish` may be called."""
-        groups = list(range(self.cursor, self.cursor + self.wanted))
-        if any(self.missing.get(group, {-1}) for group in groups):
+        groups = self.ready
+        if len(groups) < self.wanted:
             return None
         self.cursor += len(groups)
         for group in groups:

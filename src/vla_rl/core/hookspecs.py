@@ -166,6 +166,8 @@ class Algorithm(ABC):
     """Of "values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames": provided, or refused early."""
     corrects: bool = False
     """Data count by how old they are, and so may be trained on more than once."""
+    scope: str = "step"
+    """"group": rewards, filters and advantages of a group need no other. Else "step", or why, and what to set instead."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
     camera: str | None = None

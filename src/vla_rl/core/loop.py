@@ -89,6 +89,7 @@ def collect(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, torch.Ten
     while True:
         runtime.play(step, flow.issue())
         while (groups := flow.take()) is None:
+            runtime.feed(step, [*taken, *flow.tickets_of(flow.ready)])
             for number in runtime.finished(flow.needed):
                 flow.add(number)
         taken += flow.tickets_of(groups)

@@ -46,6 +46,10 @@ class Runtime(Protocol):
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         """What came of these. -> (its light part, metrics)."""
 
+    def feed(self, step: int, tickets: Sequence[int]) -> None:
+        """These were played, first of all that the step consumes: with `asynchrony.stream` learners may begin with what
+        the algorithm makes of them. Does not wait; what goes wrong, `update` raises."""
+
     def update(self, kept: Rollout, keep: np.ndarray[Any, Any], advantages: Advantages) -> dict[str, float]:
         """Train on the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to. -> metrics."""
 

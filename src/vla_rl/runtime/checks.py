@@ -149,7 +149,8 @@ def _of_training(spec: Spec) -> Iterator[Item]:
 
 def _of_needs(spec: Spec) -> list[Item]:
     try:
-        return _needs(build_algorithm(spec), spec)
+        algorithm = build_algorithm(spec)
+        return [*_needs(algorithm, spec), *(_of_stream(algorithm, spec) if spec.asynchrony.stream else ())]
     except PluginError as exc:
         return [(("algorithm",), str(exc))]
 
@@ -224,16 +225,33 @@ def _of_lanes(spec: Spec, plan: Plan) -> Iterator[Item]:
 
 
 def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
-    wrong = ""
-    if spec.runtime.backend == "local":
+    wrong, local = "", spec.runtime.backend == "local"
+    if local and spec.asynchrony.max_lag:
         wrong = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
-    elif any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
+    elif not local and any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
         wrong = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
     elif plan.offload:
         wrong = f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
     if wrong and spec.asynchrony.max_lag:
         text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
         yield ("asynchrony", "max_lag"), text
+    elif wrong and spec.asynchrony.stream:
+        text = f"learners cannot begin while the rest of a step is played: {wrong}, or asynchrony.stream: false"
+        yield ("asynchrony", "stream"), text
+
+
+def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
+    """Where groups cannot be trained on before the step is whole."""
+    if algorithm.scope != "group":
+        why = "its scope is 'step'; choose another" if algorithm.scope == "step" else algorithm.scope
+        text = f"algorithm {spec.algorithm.type!r} needs the whole step before learners can begin: {why}"
+        yield ("asynchrony", "stream"), f"{text}, or asynchrony.stream: false"
+    if spec.train.global_batch is not None:
+        text = (
+            "with asynchrony.stream an optimiser step has all samples of its training step: which of them a smaller one "
+            "has is drawn from all; remove it, or set asynchrony.stream: false"
+        )
+        yield ("train", "global_batch"), text
 
 
 def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:

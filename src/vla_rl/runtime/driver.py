@@ -29,6 +29,7 @@ from vla_rl.runtime.checks import check_plan, check_simulators
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
+from vla_rl.runtime.learning.feeding import Feeding
 from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
 from vla_rl.runtime.learning.update import update
 from vla_rl.runtime.planning.plan import plan_for
@@ -97,7 +98,9 @@ class Driver:
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
             self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text))
-            self.tickets = Tickets(self.fleet, self.restarts, ahead=spec.asynchrony.max_lag > 0)
+            asynchrony = spec.asynchrony
+            self.tickets = Tickets(self.fleet, self.restarts, asynchrony.max_lag > 0, each=asynchrony.stream)
+            self.feeding = Feeding(self.fleet, spec, self.algorithm) if asynchrony.stream else None
             self.info = self._start(imitation)
         except BaseException:
             self.backend.close()
@@ -123,15 +126,11 @@ class Driver:
     @traced
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         """What came of these. -> (its light part, metrics)."""
-        played = [self.tickets.played[number] for number in tickets]
-        old = any((ticket.chosen["versions"] != self.version).any() for _, ticket in played)
-        if self.algorithm.needs & FRESH and old:
-            played = self._refreshed(played)
+        judged = self.feeding.judged if self.feeding else []
+        played = [*judged, *self._newest(tickets[len(judged) :])]
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
         self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
         rollout = self.gathered.rollout
-        if "fresh-log-probs" in self.algorithm.needs and not old:
-            rollout = rollout.evolve(fresh_log_probs=rollout.log_probs)
         metrics = self._rollout_metrics(rollout.episodes)
         if self.tickets.ahead:
             metrics |= {
@@ -146,12 +145,27 @@ class Driver:
             metrics |= {f"sampling/weight/{task}": weight for task, weight in weights.items()}
         return rollout, metrics
 
+    def feed(self, step: int, tickets: Sequence[int]) -> None:
+        """These were played, first of all that the step consumes: with `stream` learners may begin."""
+        if self.feeding is not None:
+            further = tickets[len(self.feeding.judged) :]
+            if self.feeding.worthwhile([self.tickets.played[number] for number in further]):
+                self._judge(step, further)
+
+    @traced
+    def _judge(self, step: int, tickets: Sequence[int]) -> None:
+        assert self.feeding is not None
+        self.feeding.feed(step, self._newest(tickets))
+
     @traced
     def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
         """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
         assert self.gathered is not None
         before = perf_counter()
-        metrics = update(self.fleet, self.spec, self.gathered, kept, keep, advantages)
+        if self.feeding is None:
+            metrics = update(self.fleet, self.spec, self.gathered, kept, keep, advantages)
+        else:
+            metrics = self.feeding.update(self.gathered, kept, keep, advantages)
         return metrics | {"time/update": perf_counter() - before}
 
     def finish(self, trained: bool) -> dict[str, float]:
@@ -159,6 +173,8 @@ class Driver:
         -> metrics."""
         assert self.gathered is not None
         before, (gathered, self.gathered) = perf_counter(), (self.gathered, None)
+        if self.feeding:
+            self.feeding.end(trained)
         numbers = gathered.numbers.tolist()
         for number in numbers:
             self.streams.consume(self.tickets.played[number][1].finished)
@@ -355,6 +371,16 @@ class Driver:
         state = draw_state(self.train_states, spec.seed, ticket.group, weights=weights)
         frames = "frames" in self.algorithm.needs
         return Start(state=state, number=ticket.number, record=frames, version=version, least=self.version)
+
+    def _newest(self, tickets: Sequence[int]) -> list[tuple[int, Played]]:
+        """What came of these, with values and log-probs of the newest weights as far as the algorithm needs them."""
+        played, needs = [self.tickets.played[number] for number in tickets], self.algorithm.needs & FRESH
+        if needs and any((ticket.chosen["versions"] != self.version).any() for _, ticket in played):
+            return self._refreshed(played)
+        if "fresh-log-probs" not in needs:
+            return played
+        recorded = [(w, {**ticket.chosen, "fresh_log_probs": ticket.chosen["log_probs"]}) for w, ticket in played]
+        return [(w, evolve(ticket, chosen=chosen)) for (w, chosen), (_, ticket) in zip(recorded, played, strict=True)]
 
     def _refreshed(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:
         """With values, those of final observations included (AcceRL eq. 3-4), and log-probs of the newest weights, as

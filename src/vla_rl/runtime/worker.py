@@ -233,11 +233,18 @@ class Worker:
     @remote(phase="learn", main=True, track="last")
     def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
         """Train this rank: heavy samples from the own store (`wanted`), then from other policies (`parts`)."""
+        result: Result = self.roles["learner"].update(step, self._heavy(wanted, parts), light, steps)
+        return result
+
+    @remote(phase="learn", main=True, track="last")
+    def feed(self, wanted: Any, light: Any, micro_batches: Any, passes: int, first: bool, *parts: Heavy | None) -> None:
+        """Begin with a part of a training step's samples; heavy ones as for `update`."""
+        self.roles["learner"].feed(self._heavy(wanted, parts), light, micro_batches, passes, first)
+
+    def _heavy(self, wanted: Any, parts: Sequence[Heavy | None]) -> Heavy | None:
         own = None if wanted is None else self.roles["policy"].take_heavy(wanted, bool(parts))
         there = [part for part in (own, *parts) if part is not None]
-        heavy = Heavy.concat(there) if there else None
-        result: Result = self.roles["learner"].update(step, heavy, light, steps)
-        return result
+        return Heavy.concat(there) if there else None
 
     @remote(track="none")
     def rendezvous(self) -> str:

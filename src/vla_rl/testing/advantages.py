@@ -26,6 +26,7 @@ WON = (True, True, True, False, True, True, False, False, True, False, False, Fa
 HUGE = 1000.0
 """Beside it, what the rollout holds otherwise is noise, whatever advantages are divided by."""
 NOISE = 0.05
+PER_COLUMN = ("groups", "success", "features")
 TENSORS = ("advantages", "weights", "counts", "returns", "value_weights", "value_counts")
 
 
@@ -38,8 +39,8 @@ class AdvantageCase:
     values: ValueGranularity
     features: int
 
-    def rollout(self, won: tuple[bool, ...] = WON, ends: int = STEPS * CHUNK) -> Rollout:
-        """Episodes of one length; values are small, so that rewards tell."""
+    def rollout(self, won: tuple[bool, ...] = WON, ends: int | list[int] = STEPS * CHUNK) -> Rollout:
+        """Episodes of these lengths; values are small, so that rewards tell."""
         made = synthetic.rollout(
             chunk_steps=STEPS,
             chunk=CHUNK,
@@ -48,7 +49,7 @@ class AdvantageCase:
             values=self.values,
             features=self.features,
             fresh="fresh-log-probs" in self.algorithm.needs,
-            ends=[ends] * len(won),
+            ends=[ends] * len(won) if isinstance(ends, int) else ends,
             won=won,
         )
         if made.values is None or made.next_values is None:
@@ -84,6 +85,8 @@ def check_advantages(case: AdvantageCase) -> None:
     ]
     if case.values != "none":
         checks.append(_baseline)
+    if case.algorithm.scope == "group":
+        checks.append(_scope)
     for check in checks:
         with case.f.section(check.__name__.strip("_").replace("_", " ")):
             check(case)
@@ -194,6 +197,33 @@ def _groups(case: AdvantageCase) -> None:
     apart = rollout.evolve(groups=torch.arange(len(WON)))
     same = _same(case.advantages(rollout).advantages, case.advantages(apart).advantages, 1e-5)
     f.expect(same, where, "no use of groups, which `needs` lacks", "some", "add 'groups' to needs")
+
+
+def _scope(case: AdvantageCase) -> None:
+    """Each group by itself, as long as its longest trajectory."""
+    ends = [(STEPS - n // SIZE) * CHUNK for n in range(len(WON))]
+    rollout, remedy = case.rollout(ends=ends), "leave out scope, or let it name the setting that looks at others"
+    expected = "the same for a group whatever others there are, as scope is 'group'"
+    shaped = case.algorithm.shape_rewards(rollout)
+    kept, whole = case.algorithm.select(shaped), case.algorithm.advantages(shaped)
+    for g in range(len(WON) // SIZE):
+        columns = np.arange(g * SIZE, (g + 1) * SIZE)
+        alone = take_columns(rollout, columns)
+        alone = case.algorithm.shape_rewards(_shorter(alone, STEPS - g))
+        same = torch.equal(case.algorithm.select(alone), kept[columns])
+        case.f.expect(same, "select", expected, "another choice", remedy)
+        made = case.algorithm.advantages(alone)
+        for name in ("advantages", "weights", "returns", "value_weights"):
+            tensor = getattr(whole, name)
+            part = None if tensor is None else tensor[: STEPS - g, columns]
+            same = _same(part, getattr(made, name), 1e-4)
+            case.f.expect(same, f"advantages: {name}", expected, "others", remedy)
+
+
+def _shorter(rollout: Rollout, steps: int) -> Rollout:
+    """Its first chunk steps, after which nothing is valid."""
+    fields = {name: tensor for name, tensor in attrs.asdict(rollout, recurse=False).items() if name not in PER_COLUMN}
+    return rollout.evolve(**{n: t[:steps] for n, t in fields.items() if isinstance(t, torch.Tensor)})
 
 
 def _invalid(case: AdvantageCase) -> None:

@@ -133,6 +133,10 @@ class AsynchronySpec:
     """Which weights act: at each chunk the newest (request), or in a whole ticket those of max_lag steps before its own
     (pinned: the run is reproducible, and policies keep max_lag versions more in host memory)."""
 
+    stream: bool = False
+    """Learners begin with groups that are played while the rest of the step is; the optimiser still steps once all are
+    there, with the same gradient. For algorithms whose `scope` is "group"; learners need workers of their own."""
+
     @swap.validator
     def _swap(self, attribute: Any, value: str) -> None:
         if value == "pinned" and not self.max_lag:

@@ -11,10 +11,13 @@ import numpy as np
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.assignments import ranks_of
-from vla_rl.runtime.fleet import Fleet, by_reference
+from vla_rl.runtime.backends.backend import Ref
+from vla_rl.runtime.fleet import Fleet, Handle, by_reference
 from vla_rl.runtime.learning.steps import Share, share_out
+from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.rollouts.assemble import Gathered, Samples, find_samples, light_arrays
+from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.worker import Worker
 from vla_rl.toolkit.algorithms.statistics import read_all
 
@@ -28,17 +31,13 @@ def update(
     samples = find_samples(kept, keep, gathered)
     light = light_arrays(kept, advantages, samples)
     shares = _shares(fleet, spec, kept.step, samples, light)
-    policy_at = {policy.worker: policy for policy in fleet.policies}
-    own: list[Array | None] = []
-    taken = []
     # An update waits for those of all ranks: every take stands in front of every update.
-    for learner, share in zip(fleet.learners, shares, strict=True):
-        makers, places = samples.workers[share.samples], samples.places[share.samples]
-        wanted = {int(worker): places[makers == worker] for worker in np.unique(makers)}
-        own.append(wanted.pop(learner.worker, None))
-        taken.append([policy_at[w].call(PolicyRole.take_heavy, of_worker, True) for w, of_worker in wanted.items()])
+    taken = [
+        take(fleet, learner, samples.workers[share.samples], samples.places[share.samples])
+        for learner, share in zip(fleet.learners, shares, strict=True)
+    ]
     pending = []
-    for learner, share, mine, parts in zip(fleet.learners, shares, own, taken, strict=True):
+    for learner, share, (mine, parts) in zip(fleet.learners, shares, taken, strict=True):
         of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
         arrived = (by_reference(part) for part in parts)
         worker = fleet.worker_of(learner)
@@ -47,9 +46,20 @@ def update(
     return {
         "update/samples": float(len(samples.steps)),
         "update/optimizer_steps": float(len(shares[0].steps)),
-        **_joined(results),
+        **joined(results),
         "time/learner": max(result["seconds"] for result in results),
     }
+
+
+def take(
+    fleet: Fleet, learner: Handle[LearnerRole], makers: Array, places: Array
+) -> tuple[Array | None, list[Ref[Heavy | None]]]:
+    """The heavy parts of samples, each worker's in ascending places. -> (places of those in the learner's own worker,
+    the others on their way, by worker)."""
+    policy_at = {policy.worker: policy for policy in fleet.policies}
+    wanted = {int(worker): places[makers == worker] for worker in np.unique(makers)}
+    own = wanted.pop(learner.worker, None)
+    return own, [policy_at[w].call(PolicyRole.take_heavy, of_worker, True) for w, of_worker in wanted.items()]
 
 
 def _shares(fleet: Fleet, spec: Spec, step: int, samples: Samples, light: dict[str, Array | None]) -> list[Share]:
@@ -73,7 +83,7 @@ def _shares(fleet: Fleet, spec: Spec, step: int, samples: Samples, light: dict[s
     )
 
 
-def _joined(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def joined(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The metrics of all ranks: sums added, maxima compared, statistics read."""
     metrics: dict[str, float] = {}
     for result in results:

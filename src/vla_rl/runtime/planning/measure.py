@@ -9,6 +9,7 @@ from attrs import evolve
 
 from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.plan import Cluster, Plan, Slot
+from vla_rl.core.spec.sections import AsynchronySpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.state import State
 from vla_rl.runtime.driver import Driver
@@ -34,7 +35,7 @@ def measure(spec: Spec, cluster: Cluster) -> Profile:
         resample=None,
     )
     train = evolve(spec.train, steps=2)
-    short = evolve(spec, env=evolve(spec.env, num_envs=rows), rollout=rollout, train=train)
+    short = evolve(spec, env=evolve(spec.env, num_envs=rows), rollout=rollout, train=train, asynchrony=AsynchronySpec())
     slot = Slot(
         roles=("sim", "policy", "learner"),
         device="cuda" if cluster.gpus else "cpu",

@@ -160,7 +160,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     spans = [(e["ts"], _end(e)) for e in events if e["name"] in names]
     inside = [e for e in events if e["cat"] == "work" and any(begin <= e["ts"] < end for begin, end in spans)]
     work = [e for e in inside if e["pid"]]
-    begins, steps, updates = ([e for e in work if e["name"] == name] for name in ("begin", "step", "update"))
+    begins, steps = ([e for e in work if e["name"] == name] for name in ("begin", "step"))
     acts = _choosing(work)
     if not acts or not steps:
         raise UserError(f"{source} holds no training iteration; give that of a run that trained")
@@ -180,7 +180,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
         policy=Cost(
             seconds=_seconds(acts), rows=min(batch, sum(lengths) / len(acts)), cpus=_cpus(assignments, "policy")
         ),
-        learner=Cost(seconds=_seconds(updates) or 0.0, rows=ranks, cpus=_cpus(assignments, "learner")),
+        learner=Cost(seconds=_learning(work, spans) or 0.0, rows=ranks, cpus=_cpus(assignments, "learner")),
         reset=Cost(seconds=reset, rows=rows),
         publish=publish,
         message=message,
@@ -188,6 +188,17 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
         rest=max(0.0, _rest(work, spans) - publish),
         **data["otherData"].get("model", {}),
     )
+
+
+def _learning(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """Of each rank in each iteration: the update, with the parts of it that were begun before."""
+    found: dict[tuple[int, int], float] = {}
+    for event in work:
+        if event["name"] in ("feed", "update"):
+            iteration = next(i for i, (begin, end) in enumerate(spans) if begin <= event["ts"] < end)
+            rank = iteration, event["pid"]
+            found[rank] = found.get(rank, 0.0) + event["dur"] / 1e6
+    return tuple(found.values())
 
 
 def _choosing(work: Sequence[Event]) -> list[Event]:

@@ -17,10 +17,11 @@ from attrs import asdict
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores, Statistic
+from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores
 from vla_rl.runtime.learning.holding import Holding, Replicas
 from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
-from vla_rl.runtime.learning.steps import ImitationStep, OptimizerStep
+from vla_rl.runtime.learning.steps import UNDIVIDED, ImitationStep, OptimizerStep
+from vla_rl.runtime.learning.undivided import Light, Tally, Undivided
 from vla_rl.runtime.learning.weights import Published, Publisher
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.heavy import Heavy
@@ -71,6 +72,7 @@ class LearnerRole:
         actor = [p for n, p in named if n not in self.of_critic]
         groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
         self.optimizer = torch.optim.AdamW(groups, lr=self.train.lr, weight_decay=self.train.weight_decay)
+        self.fed = self._begin()
 
     def open_door(self, host: str) -> str:
         """For rank 0: let the others in at this address of the machine. -> the address for `join`."""
@@ -98,9 +100,7 @@ class LearnerRole:
 
     # ------------------------------------------------------------------------------------------------- learning
 
-    def update(
-        self, step: int, heavy: Heavy | None, light: Mapping[str, Array | None], steps: Sequence[OptimizerStep]
-    ) -> dict[str, Any]:
+    def update(self, step: int, heavy: Heavy | None, light: Light, steps: Sequence[OptimizerStep]) -> dict[str, Any]:
         """All optimiser steps of one iteration.
 
         Args:
@@ -111,39 +111,71 @@ class LearnerRole:
         before = perf_counter()
         self.group.release()
         self._set_rates(self.train.factor(step))
-        sums = {"loss/total": torch.zeros((), device=self.device)}
-        maxima: dict[str, torch.Tensor] = {}
-        statistics: dict[str, Statistic] = {}
-        norms: list[float] = []
+        tally, norms = Tally({"loss/total": torch.zeros((), device=self.device)}), list[float]()
+        if any(optimizer_step.fed for optimizer_step in steps):
+            before -= self.fed.seconds
+            heavy, light, steps = self.fed.again(steps)
         for optimizer_step in steps:
-            self.optimizer.zero_grad(set_to_none=True)
-            total = torch.zeros((), device=self.device)
-            for indices in optimizer_step.micro_batches:
-                assert heavy is not None
-                self.beat()
-                batch = self.collate(heavy, light, indices, optimizer_step)
-                loss = self._loss(batch)
-                loss.total.backward()
-                total = total + loss.total.detach()
-                for name, value in loss.metrics.items():
-                    sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value / len(steps)
-                for name, value in loss.maxima.items():
-                    maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
-                for name, statistic in loss.statistics.items():
-                    statistics[name] = statistics[name] + statistic if name in statistics else statistic
-            sums["loss/total"] += total / len(steps)
-            for _ in range(self._idle(optimizer_step.passes, len(optimizer_step.micro_batches))):
-                self.beat()
-                self._loss(self._blank_batch(light, optimizer_step)).total.backward()
+            if optimizer_step.fed:
+                total = self.fed.divide(optimizer_step, tally, len(steps))
+            else:
+                total = self._passes(heavy, light, optimizer_step, tally, len(steps))
             norms.append(self._optimizer_step(f"step {step}", total, step <= self.train.critic_warmup_steps))
+        self.fed = self._begin()  # frees what it kept
         self._let_act()
         self.version += 1
         return {
-            "sums": {name: float(value) for name, value in sums.items()},
-            "maxima": {**{name: float(v) for name, v in maxima.items()}, "policy/grad_norm": max(norms, default=0.0)},
-            "statistics": {name: statistic.cpu() for name, statistic in statistics.items()},
+            "sums": {name: float(value) for name, value in tally.sums.items()},
+            "maxima": {**{n: float(v) for n, v in tally.maxima.items()}, "policy/grad_norm": max(norms, default=0.0)},
+            "statistics": {name: statistic.cpu() for name, statistic in tally.statistics.items()},
             "seconds": perf_counter() - before,
         }
+
+    def feed(self, heavy: Heavy | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool) -> None:
+        """The passes of a part of a training step's samples, before the rest is there; `update` steps the optimiser.
+
+        Args:
+            heavy, light: as in `update`.   micro_batches, passes: as in `OptimizerStep`.
+            first: no other of the training step came before it.
+        """
+        self.group.release()
+        if first:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.fed = self._begin()
+        with self.fed.part(heavy, light, micro_batches, passes):
+            for indices in micro_batches:
+                assert heavy is not None
+                self.beat()
+                batch = self.collate(heavy, light, indices, UNDIVIDED)
+                self.fed.add(self._scores(batch), batch)
+            for _ in range(self._idle(passes, len(micro_batches))):
+                self.beat()
+                batch = self._blank_batch(light, UNDIVIDED)
+                self.fed.add(self._scores(batch), batch, counts=False)
+
+    def _begin(self) -> Undivided:
+        return Undivided(self.parameters, self.algorithm.loss, keep=self.train.epochs > 1)
+
+    def _passes(
+        self, heavy: Heavy | None, light: Light, optimizer_step: OptimizerStep, tally: Tally, steps: int
+    ) -> torch.Tensor:
+        """Forward and backward of all micro-batches of one of so many optimiser steps. -> the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for indices in optimizer_step.micro_batches:
+            assert heavy is not None
+            self.beat()
+            batch = self.collate(heavy, light, indices, optimizer_step)
+            loss = self._loss(batch)
+            loss.total.backward()
+            total = total + loss.total.detach()
+            tally.add_sums(loss.metrics, steps)
+            tally.add(loss.maxima, loss.statistics)
+        tally.add_sums({"loss/total": total}, steps)
+        for _ in range(self._idle(optimizer_step.passes, len(optimizer_step.micro_batches))):
+            self.beat()
+            self._loss(self._blank_batch(light, optimizer_step)).total.backward()
+        return total
 
     @remote()
     def skip(self) -> None:
@@ -230,19 +262,20 @@ class LearnerRole:
         return passes - own if self.group.lockstep else 0
 
     def _loss(self, batch: Batch) -> Loss:
+        return self.algorithm.loss(self._scores(batch), batch)
+
+    def _scores(self, batch: Batch) -> Scores:
         scores = self.group.run(lambda: asdict(self.model.chunk_log_probs(batch.obs, batch.chunk), recurse=False))
-        return self.algorithm.loss(Scores(**scores), batch)
+        return Scores(**scores)
 
     def _imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
         return self.group.run(lambda: self.model.imitation_loss(obs, actions))
 
-    def _blank_batch(self, light: Mapping[str, Array | None], optimizer_step: OptimizerStep) -> Batch:
+    def _blank_batch(self, light: Light, optimizer_step: OptimizerStep) -> Batch:
         zeros = {n: None if a is None else np.zeros((1, *a.shape[1:]), a.dtype) for n, a in light.items()}
         return self.collate(self.filler, zeros, np.zeros(1, np.int64), optimizer_step)
 
-    def collate(
-        self, heavy: Heavy, light: Mapping[str, Array | None], indices: Array, optimizer_step: OptimizerStep
-    ) -> Batch:
+    def collate(self, heavy: Heavy, light: Light, indices: Array, optimizer_step: OptimizerStep) -> Batch:
         """One micro-batch of the rank's samples."""
         heavy = heavy.take(indices)
 

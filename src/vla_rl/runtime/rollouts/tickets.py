@@ -27,6 +27,8 @@ class Tickets:
     restarts: Restarts
     ahead: bool
     """Reports are wanted while others are played."""
+    each: bool = False
+    """Of every ticket at once."""
     played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
     """Ticket -> the worker of its policy, and what came of it; until `release`."""
     since: Report = field(factory=Report, init=False)
@@ -133,9 +135,9 @@ class Tickets:
         wanted = frozenset(needed)
         for index in self._plays:
             own = [number for number in self._given[index] if number in wanted]
-            if index not in self._reports and (self._waiting or (self.ahead and own)):
+            if index not in self._reports and (self._waiting or ((self.ahead or self.each) and own)):
                 worker = self.fleet.workers[index]
-                self._reports[index] = worker.call(Worker.report, own, bool(self._waiting))
+                self._reports[index] = worker.call(Worker.report, own, self.each or bool(self._waiting))
         expected = [*self.publishing, *self._plays.values(), *self._reports.values()]
         there = {id(r) for r in self.fleet.backend.ready(expected)}
         arrived, self.publishing = self.publishing, [r for r in self.publishing if id(r) not in there]

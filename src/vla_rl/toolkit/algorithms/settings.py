@@ -12,6 +12,7 @@ Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
 Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
 Granularity = Literal["token", "action", "chunk"]
+OF_STEP = "aggregation: rlinf weighs by its longest trajectory; set algorithm.aggregation: step-mean or trajectory-mean"
 
 
 @frozen(kw_only=True, slots=False)
@@ -157,6 +158,11 @@ class GroupSettings(PolicySettings):
     filter_truncated: bool = False
     """Drop groups in which any member hit the step limit."""
 
+    @property
+    def scope(self) -> str:
+        """`Algorithm.scope`."""
+        return OF_STEP if self.aggregation == "rlinf" else "group"
+
 
 @frozen(kw_only=True, slots=False)
 class CriticSettings(PolicySettings):
@@ -189,3 +195,10 @@ class CriticSettings(PolicySettings):
     def _allowed_pair(self, _: object, advantage: str) -> None:
         if advantage == "action" and self.log_prob == "chunk":
             raise ValueError("advantage: action cannot be used with log_prob: chunk; use log_prob: action or token")
+
+    @property
+    def scope(self) -> str:
+        """`Algorithm.scope`."""
+        if self.normalize_advantages:
+            return "advantages are normalised over all of it; set algorithm.normalize_advantages: false"
+        return OF_STEP if self.aggregation == "rlinf" else "group"

@@ -29,6 +29,7 @@ class GIPO(Algorithm):
         self.config = config
         fresh = {"fresh-values"} if config.recompute_values else set()
         self.needs = frozenset({"values", *fresh, *config.needs})
+        self.scope = config.scope
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:

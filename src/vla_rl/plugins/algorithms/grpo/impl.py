@@ -18,6 +18,7 @@ class GRPO(Algorithm):
         self.config = config
         self.needs = frozenset({"groups", *config.needs})
         self.corrects = config.corrects
+        self.scope = config.scope
 
     def select(self, rollout: Rollout) -> Tensor:
         """Drop whole groups: by success rate, by equal scores, by truncation."""

@@ -27,6 +27,7 @@ class PPO(Algorithm):
         self.config = config
         self.needs = frozenset({"values", *config.needs})
         self.corrects = config.corrects
+        self.scope = config.scope
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:

@@ -21,6 +21,8 @@ from vla_rl.toolkit.algorithms.losses import by_action, by_chunk, entries_of, po
 class SRPO(Algorithm):
     """The encoder is loaded where `features` is called first, and nowhere else."""
 
+    scope = "failures are compared with all successes of the step; choose grpo"
+
     def __init__(self, config: SRPOConfig, device: str):
         self.config, self.device = config, config.device or device
         self.needs = frozenset({"groups", "frames", *config.needs})
