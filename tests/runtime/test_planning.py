@@ -187,6 +187,9 @@ def test_profiles_are_read_strictly(tmp_path):
         load_profile([file])
     file.write_text('{"chunk_steps": 4, "sim": {"seconds": [0.1, 0.2], "rows": 8}, "policy": {"seconds": 0.1}}')
     assert load_profile([file]).sim == Cost(seconds=(0.1, 0.2), rows=8)
+    file.write_text('{"chunk_steps": 4, "sim": {"seconds": 0.1}, "policy": {"seconds": 0.1, "each": true}}')
+    with pytest.raises(UserError, match="policy: each: true is for sim and reset"):
+        load_profile([file])
     with pytest.raises(UserError, match=r"absent.json cannot be read.*RUN/trace.json"):
         load_profile([tmp_path / "absent.json"])
     file.write_text("{")

@@ -125,7 +125,7 @@ def _print(
     assumed = [
         f"{name} time {'does not depend on' if cost.fixed == 1 else 'is proportional to'} the rows of a call"
         for name, cost in (("simulation", profile.sim), ("inference", profile.policy))
-        if cost.fixed in (0.0, 1.0)
+        if cost.fixed in (0.0, 1.0) and not cost.each
     ]
     if assumed:
         console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/plan.md)[/]")

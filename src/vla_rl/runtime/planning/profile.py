@@ -66,6 +66,11 @@ class Cost:
 NOTHING = Cost(seconds=0.0)
 
 
+def _whole(instance: Any, attribute: Any, value: Cost) -> None:
+    if value.each:
+        raise ValueError("each: true is for sim and reset, whose rows run side by side; give seconds of a call")
+
+
 @frozen(kw_only=True)
 class Profile:
     """What the simulation needs to know of a job."""
@@ -76,9 +81,9 @@ class Profile:
     """Environment steps (single actions) of a ticket; null: chunk_steps times rollout.chunk."""
     sim: Cost
     """A chunk step of simulation."""
-    policy: Cost
+    policy: Cost = field(validator=_whole)
     """An inference."""
-    learner: Cost = NOTHING
+    learner: Cost = field(default=NOTHING, validator=_whole)
     """All optimiser steps of one iteration; `rows` are learner ranks."""
     reset: Cost = NOTHING
     """The reset of rows that take tickets."""
@@ -165,8 +170,8 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     if not acts or not steps:
         raise UserError(f"{source} holds no training iteration; give that of a run that trained")
     assignments = {assignment["worker"] + 1: assignment for assignment in data["otherData"]["assignments"]}
-    lanes = {pid for pid, assignment in assignments.items() if assignment["side_by_side"]}
     counts = {int(lane): rows for assignment in assignments.values() for lane, rows in assignment["rows"].items()}
+    each = max(counts.values()) == 1 and any(assignment["side_by_side"] for assignment in assignments.values())
     rows, batch = max(counts.values()), statistics.mode(sum(counts[lane] for lane in _lanes(e)) for e in acts)
     lengths = [length for iteration in iterations for length in iteration["tickets"]]
     sim, reset = _without_resets(_seconds(steps), _seconds(begins), len(lengths) / rows - len(begins))
@@ -176,12 +181,12 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     return Profile(
         chunk_steps=tuple(lengths),
         env_steps=sum(iteration["env_steps"] for iteration in iterations) / len(lengths) or None,
-        sim=Cost(seconds=sim, rows=min(rows, sum(lengths) / len(steps)), each=rows == 1 and bool(lanes)),
+        sim=Cost(seconds=sim, rows=min(rows, sum(lengths) / len(steps)), each=each),
         policy=Cost(
             seconds=_seconds(acts), rows=min(batch, sum(lengths) / len(acts)), cpus=_cpus(assignments, "policy")
         ),
         learner=Cost(seconds=_learning(work, spans) or 0.0, rows=ranks, cpus=_cpus(assignments, "learner")),
-        reset=Cost(seconds=reset, rows=rows),
+        reset=Cost(seconds=reset, rows=rows, each=each),
         publish=publish,
         message=message,
         turn=turn,
