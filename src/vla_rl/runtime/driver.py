@@ -108,9 +108,11 @@ class Driver:
 
     @traced
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
-        """Have tickets played that were issued while `step` ran. Does not wait."""
-        per_step = self.spec.rollout.groups(self.spec.env.num_envs)
-        batches = [list(of_step) for _, of_step in groupby(tickets, lambda ticket: ticket.group // per_step)]
+        """Have tickets played that were issued while `step` ran: first those of earlier steps; where learners begin
+        with the first tickets, first those before one more for each row. Does not wait."""
+        rows, rollout = self.spec.env.num_envs, self.spec.rollout
+        size = rows if self.feeding else rollout.groups(rows) * rollout.group_size
+        batches = [list(batch) for _, batch in groupby(tickets, lambda ticket: ticket.number // size)]
         self.tickets.play([[self._start_of(ticket, step) for ticket in batch] for batch in batches])
 
     @traced

@@ -18,6 +18,6 @@ class Latency:
         """Seconds of the next one."""
         return self.seconds * math.exp(self.sigma * self._random.gauss(0.0, 1.0) - self.sigma**2 / 2)
 
-    def wait(self) -> None:
+    def wait(self, times: int = 1) -> None:
         if self.seconds:
-            time.sleep(self.draw())
+            time.sleep(times * self.draw())
