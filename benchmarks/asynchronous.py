@@ -1,11 +1,12 @@
 """What running ahead of training brings, on Ray, with the seconds that RL-VLA3 publishes as latencies.
 
-    python benchmarks/asynchronous.py [--only sync lag1 lag2 uneven] [--rounds 3] [--steps 6] [--json FILE]
+    python benchmarks/asynchronous.py [--only sync lag1 lag2 uneven streamed] [--rounds 3] [--steps 6] [--json FILE]
 
 sync      max_lag 0, tickets of equal length
 lag1      max_lag 1, tickets of equal length
 lag2      max_lag 2, lengths with a coefficient of variation (CV) of 0.3
 uneven    max_lag 0, lengths with a CV of 0.6
+streamed  max_lag 0, lengths with a CV of 0.3, the learner begins while tickets are played
 window    a lane a row, which is acted for as soon as it waits, against rows in lock-step (measured for itself)
 
 R = 2.7 s of rollout and A = 2.2 s of update: RL-VLA3 (arXiv:2602.05765), tables 3 and 4, pi0 on 8 GPUs 1:1, over 200.
@@ -55,6 +56,8 @@ ROLLOUT, UPDATE = 536.8 / 200, 441.3 / 200
 """Seconds of a training step."""
 ROWS, TICKETS, LENGTH = 16, 4, 48
 """Tickets of a row, and chunk steps of a ticket."""
+PART = 2 * LENGTH
+"""Samples of a micro-batch of `streamed`."""
 WARM_UP = 2
 """Training steps before the measured ones of a turn, at least; more where more is played ahead."""
 ENDLESS = 10**6
@@ -66,14 +69,17 @@ class Case:
     max_lag: int = 0
     cv: float = 0.0
     """Of the tickets' lengths."""
+    stream: bool = False
+    """The update's seconds are then those of its samples: as many in the mean."""
 
     def spec(self) -> Spec:
-        latency = ROLLOUT / (TICKETS * LENGTH) / 2
+        latency, samples = ROLLOUT / (TICKETS * LENGTH) / 2, TICKETS * ROWS * LENGTH
+        update = {"sample_latency_s": UPDATE / samples} if self.stream else {"learn_latency_s": UPDATE}
         return parse_spec(
             {
                 "name": "asynchronous",
                 "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
-                "model": {"type": "linear", "latency_s": latency, "learn_latency_s": UPDATE},
+                "model": {"type": "linear", "latency_s": latency, **update},
                 "env": {
                     "type": "scripted",
                     "num_envs": ROWS,
@@ -84,10 +90,10 @@ class Case:
                     "latency_s": latency,
                 },
                 "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
-                "asynchrony": {"max_lag": self.max_lag},
-                "algorithm": {"type": "ppo"},
+                "asynchrony": {"max_lag": self.max_lag, "stream": self.stream},
+                "algorithm": {"type": "ppo", "normalize_advantages": not self.stream},
                 "placement": {"type": "slots"},
-                "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": 10 * TICKETS * ROWS * LENGTH},
+                "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": PART if self.stream else 10 * samples},
                 "hooks": [],
             }
         )
@@ -98,6 +104,7 @@ CASES = [
     Case(name="lag1", max_lag=1),
     Case(name="lag2", max_lag=2, cv=0.3),
     Case(name="uneven", cv=0.6),
+    Case(name="streamed", cv=0.3, stream=True),
 ]
 
 
@@ -253,7 +260,7 @@ def figures_of(turns: dict[str, list[Step]]) -> dict[str, float]:
     chunk_step = rollout / mean("sync", "chunk_steps")
     figures = {f"{name}_s": mean(name, "whole") for name in turns}
     figures |= {"rollout_s": rollout, "update_s": update, "chunk_step_ms": 1e3 * chunk_step}
-    for name, key in (("lag1", "lag1_share"), ("lag2", "lag2_varied_share")):
+    for name, key in (("lag1", "lag1_share"), ("lag2", "lag2_varied_share"), ("streamed", "streamed_share")):
         if name in turns:
             figures[key] = max(chunk_step * mean(name, "chunk_steps"), update) / figures[f"{name}_s"]
     if "uneven" in turns:

@@ -150,6 +150,20 @@ def test_nothing_is_played_for_steps_that_never_come():
     assert play_all(flow) == [0, 1, 2, 3]
 
 
+def test_what_is_ready_are_the_first_groups():
+    """Also those that were played ahead, and never more than the running step wants."""
+    flow = Flow(per_step=3, steps=9, group_size=2, max_lag=1)
+    flow.issue()
+    for number, ready in ((3, []), (2, []), (8, []), (9, []), (0, []), (1, [0, 1]), (4, [0, 1]), (5, [0, 1, 2])):
+        flow.add(number)
+        assert flow.ready == ready and (flow.take() == [0, 1, 2] if len(ready) == 3 else flow.take() is None)
+    flow.finish()
+    assert flow.ready == []
+    for number, ready in ((6, []), (7, [3, 4])):
+        flow.add(number)
+        assert flow.ready == ready
+
+
 def test_a_ticket_is_played_once():
     flow = Flow(per_step=3, steps=2, max_lag=1)
     first = flow.issue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from math import log, sqrt
+from math import inf, log, sqrt
 from pathlib import Path
 from random import Random
 
@@ -13,7 +13,7 @@ from attrs import evolve
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.runtime.assignments import assign
-from vla_rl.runtime.planning.forecast import expected, forecast
+from vla_rl.runtime.planning.forecast import expected, forecast, overlap, seconds_of
 from vla_rl.runtime.planning.part import part_of
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
@@ -44,11 +44,12 @@ def job(cv, tickets, update):
     return Profile(chunk_steps=steps, sim=sim, policy=Cost(seconds=0.0), learner=learner, message=0.0), seconds
 
 
-def shares(cv, tickets, update):
-    """Of the bound that each lag reaches."""
+def shares(cv, tickets, update, part_size=0.0):
+    """Of the bound that each lag reaches; with parts of so many tickets that are trained on before the others."""
     profile, seconds = job(cv, tickets, update)
     there = assign(PLAN, ROWS, one_process=False)
-    found = [forecast(PLAN, there, profile, tickets=tickets, chunk=1, max_lag=lag) for lag in LAGS]
+    job_of = {"tickets": tickets, "chunk": 1, "part_size": part_size}
+    found = [forecast(PLAN, there, profile, max_lag=lag, **job_of) for lag in LAGS]
     assert all(expected.lag <= lag for lag, expected in enumerate(found))
     return [max(seconds, update * seconds) / expected.iteration for expected in found]
 
@@ -68,6 +69,36 @@ def shares(cv, tickets, update):
 def test_what_a_lag_reaches(tickets, cv, update, published):
     """An independent simulation of lognormal tickets on 64 lanes; seconds of an update by those of a rollout."""
     assert shares(cv, tickets, update) == pytest.approx(published, abs=0.035)
+
+
+@pytest.mark.parametrize(
+    ("tickets", "cv", "published"),
+    [
+        (64, 0.3, (0.38, 0.74, 0.97)),
+        (256, 0.3, (0.67, 1.00)),
+        (256, 0.6, (0.51, 0.94)),
+        (256, 1.0, (0.36, 0.67, 0.90)),
+    ],
+)
+def test_what_a_lag_reaches_with_streamed_updates(tickets, cv, published):
+    """Another simulation: lognormal tickets on 64 lanes, trained on in eighths, in the order of their numbers."""
+    assert shares(cv, tickets, 1.0, tickets / 8)[: len(published)] == pytest.approx(published, abs=0.035)
+
+
+def test_a_spec_that_streams():
+    """Parts are full micro-batches; the bound is that of the whole update."""
+    changes = ["placement={type: disaggregated}", "env.num_envs=64", "rollout.episodes=256", "train.global_batch=null"]
+    profile, _ = job(0.3, 256, 1.0)
+    found = {}
+    for stream, micro_batch in ((False, 32), (True, 64 * MEAN), (True, 32)):
+        spec = load_spec(EXAMPLE, [*changes, f"asynchrony.stream={stream}".lower(), f"train.micro_batch={micro_batch}"])
+        found[stream, micro_batch] = overlap(PLAN, spec, profile)
+        assert seconds_of(PLAN, spec, profile) == found[stream, micro_batch].by_lag[0].iteration
+    whole, coarse, fine = found.values()
+    assert whole.bound == coarse.bound == fine.bound
+    assert whole.share(0) < coarse.share(0) - 0.1 < fine.share(0) - 0.12
+    shared = Plan(slots=(Slot(roles=("sim", "policy", "learner")),))
+    assert seconds_of(shared, spec, profile) == inf
 
 
 def rules(cv, tickets, update, lag, steps=400):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -16,11 +19,13 @@ from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.flow import Ledger
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.loop import flow_of
+from vla_rl.core.manager import hookimpl
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.state import State
 from vla_rl.core.types import Advantages, Loss, Plugin
 from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.planning.profile import from_trace
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.start import run
 
@@ -143,16 +148,36 @@ def test_a_real_model(tmp_path, piecemeal):
     same(tmp_path, read_metrics(tmp_path / "streamed"), tolerance=5e-6)
 
 
+@hookimpl(wraps="env")
+def chunk_step():
+    """The simulators of one process die, once, where they are told to."""
+    file, Dying.steps = os.environ.get("SIMULATORS_DIE"), Dying.steps + 1
+    if file and Dying.steps == 40:
+        with suppress(FileExistsError):
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), signal.SIGKILL)
+    return (yield)
+
+
+class Dying:
+    steps = 0
+    """Of this process."""
+
+
 @pytest.mark.ray
-def test_learners_train_while_tickets_are_played(train, tmp_path):
-    """Two of them; and the trace shows it."""
+def test_learners_train_while_tickets_are_played(train, tmp_path, monkeypatch):
+    """Two of them, a sim worker is killed meanwhile, and the trace shows it."""
+    monkeypatch.setenv("SIMULATORS_DIE", str(tmp_path / "died"))
     changes = changed({"algorithm": {"type": "ppo", **UNNORMALISED}, "train": {"micro_batch": 4, "max_grad_norm": 1.0}})
     train("whole", **changes)
+    changes["plugins"] = [__file__, "vla_rl.testing.scripted", "vla_rl.testing.apart"]
     apart = {"runtime": {"backend": "ray"}, "placement": {"type": "slots", "learner": 2, "policy": 2, "sim": 2}}
     uneven = {"env": {**LENGTHS, "num_envs": 4, "latency_s": 0.03, "latency_sigma": 0.5}}
     _, got = train("streamed", **{**changes, **STREAM, **apart, **uneven})
     same(tmp_path, got, tolerance=1e-5)
-    trace = json.loads((tmp_path / "streamed" / "trace.json").read_text())["traceEvents"]
+    assert (tmp_path / "died").exists()
+    data = json.loads((tmp_path / "streamed" / "trace.json").read_text())
+    trace, worked = data["traceEvents"], 0.0
     spans = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in trace if e.get("cat") == "iteration"}
     for step in (1, 2, 3):
         begin, end = spans[f"training {step}"]
@@ -161,7 +186,10 @@ def test_learners_train_while_tickets_are_played(train, tmp_path):
         for rank in (5, 6):
             fed = [e for e in calls if e["name"] == "feed" and e["pid"] == rank]
             assert len(fed) > 2 and fed[0]["ts"] < played
-            assert fed[-1]["ts"] < next(e["ts"] for e in calls if e["name"] == "update" and e["pid"] == rank)
+            update = next(e for e in calls if e["name"] == "update" and e["pid"] == rank)
+            assert fed[-1]["ts"] < update["ts"]
+            worked += (step > 1) * (update["dur"] + sum(e["dur"] for e in fed)) / 1e6
+    assert from_trace(data).learner.mean == pytest.approx(worked / 4), "for a forecast: all of it, of a rank and step"
 
 
 @pytest.mark.ray

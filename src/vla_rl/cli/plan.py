@@ -138,7 +138,8 @@ def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None) -> Non
         return
     candidate, found = further
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column(f"max_lag, {candidate.name}", no_wrap=True)
+    streamed = ", streamed" if spec.asynchrony.stream else ""
+    table.add_column(f"max_lag, {candidate.name}{streamed}", no_wrap=True)
     for title in ("step", "of the best", "oldest chunk"):
         table.add_column(title, justify="right", no_wrap=True)
     for lag, expected in found.by_lag.items():

@@ -167,7 +167,7 @@ class Algorithm(ABC):
     corrects: bool = False
     """Data count by how old they are, and so may be trained on more than once."""
     scope: str = "step"
-    """"group": rewards, filters and advantages of a group need no other. Else "step", or why, and what to set instead."""
+    """"group": rewards, filters and advantages of a group need no other. Else "step", or why and what to set."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
     camera: str | None = None

@@ -248,8 +248,8 @@ def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
         yield ("asynchrony", "stream"), f"{text}, or asynchrony.stream: false"
     if spec.train.global_batch is not None:
         text = (
-            "with asynchrony.stream an optimiser step has all samples of its training step: which of them a smaller one "
-            "has is drawn from all; remove it, or set asynchrony.stream: false"
+            "with asynchrony.stream an optimiser step has all samples of its training step: those of a smaller one are "
+            "drawn from all; remove it, or set asynchrony.stream: false"
         )
         yield ("train", "global_batch"), text
 

@@ -98,9 +98,9 @@ class Driver:
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
             self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text))
-            asynchrony = spec.asynchrony
-            self.tickets = Tickets(self.fleet, self.restarts, asynchrony.max_lag > 0, each=asynchrony.stream)
-            self.feeding = Feeding(self.fleet, spec, self.algorithm) if asynchrony.stream else None
+            ahead, stream = spec.asynchrony.max_lag > 0, spec.asynchrony.stream
+            self.tickets = Tickets(self.fleet, self.restarts, ahead=ahead, each=stream)
+            self.feeding = Feeding(self.fleet, spec, self.algorithm) if stream else None
             self.info = self._start(imitation)
         except BaseException:
             self.backend.close()
@@ -110,9 +110,11 @@ class Driver:
 
     @traced
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
-        """Have tickets played that were issued while `step` ran. Does not wait."""
-        per_step = self.spec.rollout.groups(self.spec.env.num_envs)
-        batches = [list(of_step) for _, of_step in groupby(tickets, lambda ticket: ticket.group // per_step)]
+        """Have tickets played that were issued while `step` ran, in batches one after another: those of a step, or
+        where learners begin before it is whole, one for each row. Does not wait."""
+        rows, rollout = self.spec.env.num_envs, self.spec.rollout
+        size = rows if self.feeding else rollout.groups(rows) * rollout.group_size
+        batches = [list(batch) for _, batch in groupby(tickets, lambda ticket: ticket.number // size)]
         self.tickets.play([[self._start_of(ticket, step) for ticket in batch] for batch in batches])
 
     @traced
@@ -150,10 +152,11 @@ class Driver:
         if self.feeding is not None:
             further = tickets[len(self.feeding.judged) :]
             if self.feeding.worthwhile([self.tickets.played[number] for number in further]):
-                self._judge(step, further)
+                self.judge(step, further)
 
     @traced
-    def _judge(self, step: int, tickets: Sequence[int]) -> None:
+    def judge(self, step: int, tickets: Sequence[int]) -> None:
+        """Let learners begin with these."""
         assert self.feeding is not None
         self.feeding.feed(step, self._newest(tickets))
 

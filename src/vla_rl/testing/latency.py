@@ -20,8 +20,9 @@ class Latency:
         """Seconds of the next one."""
         return self.seconds * math.exp(self.sigma * self._random.gauss(0.0, 1.0) - self.sigma**2 / 2)
 
-    def wait(self, rows: int = 0) -> None:
-        seconds = self.draw() + self.row_seconds * rows
+    def wait(self, times: int = 1, rows: int = 0) -> None:
+        """So many draws of it, and what so many rows take."""
+        seconds = times * self.draw() + self.row_seconds * rows
         if seconds:
             time.sleep(seconds)
 

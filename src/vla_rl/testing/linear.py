@@ -30,7 +30,7 @@ class LinearModel(VLAModel):
 
     An environment without a state is seen through its cameras, averaged to 4 x 4 pixels. `values` adds a linear
     critic [B] ("chunk") or [B, C] ("action"). Weights start near zero, so that every bin is about equally likely.
-    `latency`: of each `sample_chunk`; `learn_latency`: of each `chunk_log_probs`.
+    `latency`: of each `sample_chunk`; `learn_latency`: of each `chunk_log_probs`, `sample_latency`: of its rows.
     """
 
     def __init__(
@@ -46,11 +46,13 @@ class LinearModel(VLAModel):
         checkpoint: str | Path | None = None,
         latency: Latency | None = None,
         learn_latency: Latency | None = None,
+        sample_latency: Latency | None = None,
     ) -> None:
         if not 2 <= bins <= 256:
             raise ValueError(f"bins is {bins}; it must be from 2 to 256")
         self._chunk, self._bins, self._values, self._temperature = chunk, bins, values, temperature
         self._latency, self._learn_latency = latency or Latency(0.0), learn_latency or Latency(0.0)
+        self._sample_latency = sample_latency or Latency(0.0)
         self.tokens_per_action = env.action_dim
         self._cameras, self._has_state = tuple(env.cameras), env.state_dim > 0
         inputs = env.state_dim or 3 * POOL * POOL * len(env.cameras)
@@ -81,7 +83,7 @@ class LinearModel(VLAModel):
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        self._latency.wait(len(obs))
+        self._latency.wait(rows=len(obs))
         features = self._features(obs)
         log_probs = self._log_softmax(features)
         if greedy:
@@ -99,6 +101,7 @@ class LinearModel(VLAModel):
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         self._learn_latency.wait()
+        self._sample_latency.wait(times=len(obs))
         features = self._features(obs)
         log_probs = self._log_softmax(features)
         tokens = torch.as_tensor(chunk.replay["tokens"], device=self._device)

@@ -294,6 +294,8 @@ class LinearConfig:
     """Sleep there for each row besides."""
     learn_latency_s: float = 0.0
     """Sleep in each `chunk_log_probs`, seconds."""
+    sample_latency_s: float = 0.0
+    """Sleep in it for each sample, seconds."""
 
 
 def _build_env(config: ScriptedConfig, context: Context) -> ScriptedEnv:
@@ -319,6 +321,7 @@ def _build_model(config: LinearConfig, context: Context) -> Any:
         checkpoint=config.checkpoint,
         latency=Latency(config.latency_s, config.latency_sigma, row_seconds=config.latency_row_s),
         learn_latency=Latency(config.learn_latency_s),
+        sample_latency=Latency(config.sample_latency_s),
     )
 
 

@@ -36,6 +36,7 @@ class Forecast:
     rollout: float
     """Seconds that a step waits for its tickets; without overlap, that they take. With what is offloaded by it."""
     update: float
+    """Of optimiser steps, after the step's tickets are there."""
     publish: float
     iteration: float
     """Seconds from one update to the next."""
@@ -103,6 +104,7 @@ def forecast(
     tickets: int | None = None,
     chunk: int,
     max_lag: int = 0,
+    part_size: float = 0.0,
     row_memory: int = 0,
     steps: int | None = None,
 ) -> Forecast:
@@ -112,6 +114,7 @@ def forecast(
         tickets: of a training step; None: one a row.
         chunk: actions of a chunk step.
         max_lag: `asynchrony.max_lag`.
+        part_size: tickets that learners begin with before the step is whole (`asynchrony.stream`); 0: none.
         row_memory: host bytes of a simulator row.
         steps: training steps whose mean is taken, after some to begin with; None: as many as needed.
     """
@@ -121,7 +124,7 @@ def forecast(
     part = part_of(plan, assignments, profile, tickets, acting + learning)
     measured = _steps(part, profile, max_lag) if steps is None else steps
     before = min(max_lag + 1, max(LAGS) + 1) * (max_lag > 0)
-    found = Simulation(part, profile, max_lag).run(before + measured)
+    found = Simulation(part, profile, max_lag, part_size * part.tickets / tickets).run(before + measured)
     begin, busy = (found[before - 1].end, found[before - 1].busy) if before else (0.0, dict.fromkeys(ROLES, 0.0))
     seconds = found[-1].end - begin
     worked = {role: found[-1].busy[role] - busy[role] for role in ROLES}
@@ -139,13 +142,18 @@ def forecast(
     )
 
 
-def expected(plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = None) -> Forecast:
-    """What the plan is expected to do with a spec's job; `max_lag` in place of the spec's. Raises UserError where its
-    lanes cannot share the rows.
+def expected(
+    plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = None, stream: bool | None = None
+) -> Forecast:
+    """What the plan is expected to do with a spec's job; `max_lag` and `stream` in place of the spec's. Raises
+    UserError where its lanes cannot share the rows.
 
     The local backend has one process whatever the plan says; this is what Ray would do.
     """
-    rollout, rows = spec.rollout, spec.env.num_envs
+    rollout, rows, length = spec.rollout, spec.env.num_envs, profile.steady.chunk_steps
+    assert isinstance(length, int)
+    streams = spec.asynchrony.stream if stream is None else stream
+    samples = spec.train.micro_batch * len(plan.hosting("learner"))
     return forecast(
         plan,
         assign(plan, rows, one_process=False),
@@ -153,6 +161,7 @@ def expected(plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = Non
         tickets=rollout.groups(rows) * rollout.group_size,
         chunk=rollout.chunk,
         max_lag=spec.asynchrony.max_lag if max_lag is None else max_lag,
+        part_size=max(1.0, samples / length) if streams else 0.0,
         row_memory=load("env", spec.env.type, spec.plugins).row_memory,
     )
 
@@ -160,11 +169,11 @@ def expected(plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = Non
 def seconds_of(plan: Plan, spec: Spec, profile: Profile) -> float:
     """Of an iteration, to compare many plans by: with `max_lag` the longer of rollout and update, and infinite for a
     plan that cannot do both at once."""
+    if (spec.asynchrony.max_lag or spec.asynchrony.stream) and not apart(plan):
+        return math.inf
     if not spec.asynchrony.max_lag:
         return expected(plan, spec, profile).iteration
-    if not apart(plan):
-        return math.inf
-    alone = expected(plan, spec, profile, 0)
+    alone = expected(plan, spec, profile, 0, stream=False)
     return max(alone.rollout, alone.iteration - alone.rollout)
 
 
@@ -177,7 +186,7 @@ def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
     """What running ahead brings under a plan whose learners have workers of their own."""
     by_lag = {lag: expected(plan, spec, profile, lag) for lag in LAGS}
     free = evolve(profile, learner=NOTHING, publish=0.0, rest=0.0)
-    alone = by_lag[0]
+    alone = expected(plan, spec, profile, 0, stream=False) if spec.asynchrony.stream else by_lag[0]
     return Overlap(
         rollout=min(expected(plan, spec, free, FAR).iteration, alone.rollout),
         training=alone.iteration - alone.rollout,

@@ -85,6 +85,8 @@ class Simulation:
     part: Part
     profile: Profile
     max_lag: int
+    part_size: float = 0.0
+    """Tickets that are worth to be trained on before the step is whole; 0: none."""
     flow: Flow = field(init=False)
     steps: list[Step] = field(init=False, factory=list)
     now: float = field(init=False, default=0.0)
@@ -107,6 +109,8 @@ class Simulation:
     """Ticket -> training steps that were over when it began."""
     _begun: float = field(init=False, default=0.0)
     _training: bool = field(init=False, default=False)
+    _fed: int = field(init=False, default=0)
+    """Tickets of the step that learners have begun with."""
     _held: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
@@ -133,6 +137,7 @@ class Simulation:
         self._waiting.extend(Start(state=STATE, number=ticket.number) for ticket in self.flow.issue())
         self._held = max(self._held, self.flow.held * self.part.fold)
         self._hand_out()
+        self._feed()
         self._train()
 
     def _played(self, numbers: Sequence[int]) -> None:
@@ -141,6 +146,7 @@ class Simulation:
             self._given[self._holder.pop(number)] -= 1
         if not self._training:
             self._hand_out()
+            self._feed()
             self._train()
 
     def _hand_out(self) -> None:
@@ -160,6 +166,14 @@ class Simulation:
                 self._plays[worker].begin([starts])
                 self._at(self.now, lambda worker=worker: self._go_on(worker))  # type: ignore[misc]
 
+    def _feed(self) -> None:
+        """Learners begin with what is there, in the order of numbers."""
+        fresh = len(self.flow.ready) - self._fed
+        if self.part_size and fresh >= self.part_size:
+            self._fed += fresh
+            for learner in self.part.learners:
+                self._update(learner, fresh / self.part.tickets)
+
     def _train(self) -> None:
         """Once the step's tickets are there."""
         groups = self.flow.take()
@@ -168,7 +182,8 @@ class Simulation:
         self._training = True
         rollout = self.now - self._begun
         lag = self.flow.step - min(self._version.pop(number) for number in groups)
-        done = max(self._update(learner) for learner in self.part.learners)
+        left, self._fed = 1 - self._fed / self.part.tickets, 0
+        done = max(self._update(learner, left) for learner in self.part.learners)
         update, profile = done - self.now, self.profile
         end = done + self.part.moving + profile.rest + (profile.publish if self.part.publishes else 0.0)
 
@@ -182,11 +197,12 @@ class Simulation:
 
         self._at(end, over)
 
-    def _update(self, learner: Assignment) -> float:
-        """-> when a rank is done."""
+    def _update(self, learner: Assignment, part: float) -> float:
+        """So much of the step's. -> when a rank is done."""
         cost = self.profile.learner
         share = cost.share(cost.rows / len(self.part.learners), learner.slot.cpus)
-        return self._work(self.part.servers[learner.index], "learner", cost.draw(self._random, share), self.now)
+        seconds = part * cost.draw(self._random, share)
+        return self._work(self.part.servers[learner.index], "learner", seconds, self.now)
 
     def _work(self, server: Server, role: str, seconds: float, after: float, workers: int = 1) -> float:
         """-> when the call is done."""

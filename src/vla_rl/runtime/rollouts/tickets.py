@@ -28,7 +28,7 @@ class Tickets:
     ahead: bool
     """Reports are wanted while others are played."""
     each: bool = False
-    """Of every ticket at once."""
+    """And of every ticket at once."""
     played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
     """Ticket -> the worker of its policy, and what came of it; until `release`."""
     since: Report = field(factory=Report, init=False)
