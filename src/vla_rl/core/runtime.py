@@ -46,8 +46,12 @@ class Runtime(Protocol):
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         """What came of these. -> (its light part, metrics)."""
 
-    def update(self, kept: Rollout, keep: np.ndarray[Any, Any], advantages: Advantages) -> dict[str, float]:
-        """Train on the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to. -> metrics."""
+    def prepare(self, kept: Rollout, keep: np.ndarray[Any, Any]) -> Rollout:
+        """What is trained on: the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to, behind those
+        that are trained on again; with values and log-probs of the newest weights as the algorithm needs them."""
+
+    def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
+        """Train on what was prepared last. -> metrics."""
 
     def finish(self, trained: bool) -> dict[str, float]:
         """The step of the last rollout is over: forget what it was made of, and publish the weights, or say that they

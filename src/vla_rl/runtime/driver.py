@@ -30,16 +30,16 @@ from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
 from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
+from vla_rl.runtime.learning.supply import Supply
 from vla_rl.runtime.learning.update import update
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.policy import FRESH, PolicyRole
+from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.sim import SimRole, too_many_faults
 from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
-from vla_rl.runtime.rollouts.play import Played
 from vla_rl.runtime.rollouts.task_windows import TaskWindows
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
@@ -85,6 +85,10 @@ class Driver:
         self.faults = self._new_faults = 0
         self.gathered: Gathered | None = None
         """The last rollout, until its step is over."""
+        self.chosen: Gathered | None = None
+        """What is trained on next ..."""
+        self.preparing = 0.0
+        """... and the seconds that it took to have it ready."""
         self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
@@ -95,7 +99,9 @@ class Driver:
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
             self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text))
-            self.tickets = Tickets(self.fleet, self.restarts, ahead=spec.asynchrony.max_lag > 0)
+            self.supply = Supply(self.fleet, spec, self.algorithm.needs)
+            arrived = self.supply.send if self.supply.early else None
+            self.tickets = Tickets(self.fleet, self.restarts, ahead=spec.asynchrony.max_lag > 0, arrived=arrived)
             self.info = self._start(imitation)
         except BaseException:
             self.backend.close()
@@ -122,14 +128,9 @@ class Driver:
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         """What came of these. -> (its light part, metrics)."""
         played = [self.tickets.played[number] for number in tickets]
-        old = any((ticket.chosen["versions"] != self.version).any() for _, ticket in played)
-        if self.algorithm.needs & FRESH and old:
-            played = self._refreshed(played)
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
         self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
         rollout = self.gathered.rollout
-        if "fresh-log-probs" in self.algorithm.needs and not old:
-            rollout = rollout.evolve(fresh_log_probs=rollout.log_probs)
         metrics = self._rollout_metrics(rollout.episodes)
         if self.windows:
             self.windows.record(step, rollout.episodes)
@@ -138,12 +139,23 @@ class Driver:
         return rollout, metrics
 
     @traced
-    def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
-        """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
+    def prepare(self, kept: Rollout, keep: Array) -> Rollout:
+        """What is trained on: the columns `keep` (indices) of the last rollout, which `kept` is cut to, behind those
+        that are trained on again."""
         assert self.gathered is not None
         before = perf_counter()
-        metrics = update(self.fleet, self.spec, self.gathered, kept, keep, advantages)
-        return metrics | {"time/update": perf_counter() - before}
+        self.tickets.forget()
+        self.chosen = self.supply.prepare(self.version, self.gathered, kept, keep)
+        self.preparing = perf_counter() - before
+        return self.chosen.rollout
+
+    @traced
+    def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
+        """Train on what was prepared. -> metrics."""
+        assert self.chosen is not None
+        before, (chosen, self.chosen) = perf_counter(), (self.chosen, None)
+        metrics = update(self.fleet, self.spec, evolve(chosen, rollout=prepared), advantages, self.tickets.get_all)
+        return {**self.supply.metrics, **metrics, "time/update": self.preparing + perf_counter() - before}
 
     def finish(self, trained: bool) -> dict[str, float]:
         """Forget what the last rollout was made of, and publish the weights, or say that they are the same.
@@ -151,14 +163,16 @@ class Driver:
         assert self.gathered is not None
         before, (gathered, self.gathered) = perf_counter(), (self.gathered, None)
         self.tickets.release(gathered.numbers.tolist())
-        self.tickets.forget()
+        metrics = self.supply.finish(gathered, trained)
+        if not trained:
+            self.tickets.forget()
         self._new_faults = 0
         self.version += 1
         if trained:
             self.publish()
         else:
             self.fleet.skip(self.version)
-        return {"time/publish": perf_counter() - before} | self.fleet.phases.metrics()
+        return metrics | {"time/publish": perf_counter() - before} | self.fleet.phases.metrics()
 
     # ----------------------------------------------------------------------------------- evaluation and imitation
 
@@ -327,20 +341,6 @@ class Driver:
             weights=weights if spec.rollout.auto_reset != "off" else None,
             version=max(0, before - spec.behind) if spec.behind else -1,
         )
-
-    def _refreshed(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:
-        """With values, those of final observations included (AcceRL eq. 3-4), and log-probs of the newest weights, as
-        the algorithm needs them."""
-        of_worker: dict[int, list[int]] = {policy.worker: [] for policy in self.fleet.policies}
-        for worker, ticket in played:
-            of_worker[worker].append(ticket.finished.number)
-        asked = [policy.call(PolicyRole.refresh, of_worker[policy.worker]) for policy in self.fleet.policies]
-        fresh = {
-            number: values
-            for policy, answers in zip(self.fleet.policies, self.fleet.get_all(asked), strict=True)
-            for number, values in zip(of_worker[policy.worker], answers, strict=True)
-        }
-        return [(w, evolve(ticket, chosen={**ticket.chosen, **fresh[ticket.finished.number]})) for w, ticket in played]
 
     def _report_faults(self, texts: list[str]) -> None:
         """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""

@@ -11,6 +11,7 @@ from threading import Lock, get_ident
 from time import monotonic, time
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import evolve, frozen
 
@@ -27,18 +28,19 @@ from vla_rl.runtime.backends.wire import Inbox
 from vla_rl.runtime.checks import ask_plugin, check_critic, check_offload, check_reference, on_this_machine
 from vla_rl.runtime.components import build_algorithm, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device
+from vla_rl.runtime.learning.scoring import Named
 from vla_rl.runtime.remote import declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.offload import Offload
-from vla_rl.runtime.roles.policy import FRESH, PolicyRole
+from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.precision import Autocast
 from vla_rl.runtime.roles.sim import SimRole
-from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.rollouts.lanes import Call, Lane, Mode, drive
 from vla_rl.runtime.rollouts.play import Play, Played, Report
 from vla_rl.runtime.rollouts.progress import Progress
-from vla_rl.runtime.trace import Event, Recorder, clock
+from vla_rl.runtime.trace import RECEIVER, Event, Recorder, clock
 
+Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
 TRAINING = Mode(purpose="action", greedy=False, keep=True)
 IDLE = "idle"
@@ -168,13 +170,14 @@ class Worker:
         model = wrap("model", component, spec.model.type, [*self.wrappers, *narrow])
         if "reference" in self.algorithm.needs:
             check_reference(model, spec, info)
+        needs = self.algorithm.needs
         if "policy" in slot.roles:
             self.roles["policy"] = PolicyRole(
                 model,
                 name=spec.model.type,
                 seed=spec.seed,
                 lag=spec.behind,
-                fresh=self.algorithm.needs & FRESH,
+                finals="fresh-values" in needs or ("values" in needs and spec.asynchrony.replay.uses > 1),
                 embed=self.algorithm.features,
             )
         if "learner" in slot.roles:
@@ -230,14 +233,17 @@ class Worker:
             self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
         return play.report((), False)
 
+    @remote(track="none", door="beside")
+    def keep(self, places: Array, host: bool) -> None:
+        """What the policy of this worker made is the learner's too, where it lies; `host`: in host memory."""
+        parts = self.roles["policy"].parts(places)
+        self.roles["learner"].buffer.add(self.assignment.index, [p.numpy() for p in parts] if host else parts)
+
     @remote(phase="learn", main=True, track="last")
-    def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
-        """Train this rank: heavy samples from the own store (`wanted`), then from other policies (`parts`)."""
-        own = None if wanted is None else self.roles["policy"].take_heavy(wanted, bool(parts))
-        there = [part for part in (own, *parts) if part is not None]
-        heavy = Heavy.concat(there) if there else None
-        result: Result = self.roles["learner"].update(step, heavy, light, steps)
-        return result
+    def update(self, step: int, named: Named, light: Any, steps: Any) -> Result:
+        """Train this rank on samples that lie with it."""
+        learner: LearnerRole = self.roles["learner"]
+        return learner.update(step, learner.buffer.heavy(*named), light, steps)
 
     @remote(track="none")
     def rendezvous(self) -> str:
@@ -320,7 +326,7 @@ class Worker:
             finally:
                 if about.track != "none":
                     roles = self.assignment.slot.roles
-                    track = {"own": role, "first": roles[0], "last": roles[-1]}[about.track]
+                    track = {"own": role, "first": roles[0], "last": roles[-1], "beside": RECEIVER}[about.track]
                     lane = None if about.lane is None else arguments[about.lane]
                     self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
 

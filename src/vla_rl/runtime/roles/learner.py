@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,15 +19,18 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores, Statistic
+from vla_rl.runtime.learning.buffer import Buffer, Rows
 from vla_rl.runtime.learning.holding import Holding, Replicas
 from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
+from vla_rl.runtime.learning.scoring import Asked, Found, Scoring
 from vla_rl.runtime.learning.steps import ImitationStep, OptimizerStep
 from vla_rl.runtime.learning.weights import Published, Publisher
 from vla_rl.runtime.remote import remote
-from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.runtime.rollouts.heavy import Heavy, Part
 from vla_rl.toolkit.data.samples import Held
 
 Array = np.ndarray[Any, Any]
+HeavyRows = Heavy | Rows[Heavy]
 
 
 class LearnerRole:
@@ -58,6 +62,7 @@ class LearnerRole:
         """At which rank 0 lets the others in."""
         self.group: Holding = Replicas(world)
         self.publisher = Publisher()
+        self.buffer = Buffer()
         self._start_optimizer()
 
     def _start_optimizer(self) -> None:
@@ -99,7 +104,7 @@ class LearnerRole:
     # ------------------------------------------------------------------------------------------------- learning
 
     def update(
-        self, step: int, heavy: Heavy | None, light: Mapping[str, Array | None], steps: Sequence[OptimizerStep]
+        self, step: int, heavy: HeavyRows | None, light: Mapping[str, Array | None], steps: Sequence[OptimizerStep]
     ) -> dict[str, Any]:
         """All optimiser steps of one iteration.
 
@@ -144,6 +149,26 @@ class LearnerRole:
             "statistics": {name: statistic.cpu() for name, statistic in statistics.items()},
             "seconds": perf_counter() - before,
         }
+
+    @remote(phase="learn")
+    def score(self, asked: Asked) -> Found:
+        """Values and log-probs of samples that lie here, by the weights as they are; all ranks together."""
+        self.group.release()
+        filler = self.filler if self.group.lockstep else None
+        found = Scoring(self.model, self.group, self.buffer, filler, self.beat).answer(asked)
+        self._let_act()
+        return found
+
+    @remote(track="beside", door="beside")
+    def receive(self, policy: int, part: Part, copied: bool) -> None:
+        """Keep what the policy of another worker made; `copied`: not where it came in, which others may need."""
+        self.buffer.add(policy, [deepcopy(part) if copied else part])
+
+    @remote(track="none", door="beside")
+    def release(self, places: Mapping[int, Array]) -> int:
+        """Forget these samples, by worker, as far as they lie here. -> bytes that are left."""
+        self.buffer.release(places)
+        return self.buffer.bytes
 
     @remote()
     def skip(self) -> None:
@@ -241,10 +266,10 @@ class LearnerRole:
         return self.collate(self.filler, zeros, np.zeros(1, np.int64), optimizer_step)
 
     def collate(
-        self, heavy: Heavy, light: Mapping[str, Array | None], indices: Array, optimizer_step: OptimizerStep
+        self, rows: HeavyRows, light: Mapping[str, Array | None], indices: Array, optimizer_step: OptimizerStep
     ) -> Batch:
         """One micro-batch of the rank's samples."""
-        heavy = heavy.take(indices)
+        heavy = rows.take(indices)
 
         def tensor(name: str) -> Any:
             array = light[name]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from time import perf_counter
+from typing import Any, TypeVar
 
 from attrs import define, field
 
@@ -18,6 +19,8 @@ from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.rollouts.play import Played, Report, most_held
 from vla_rl.runtime.worker import Worker
 
+T = TypeVar("T")
+
 
 @define
 class Tickets:
@@ -25,6 +28,8 @@ class Tickets:
     restarts: Restarts
     ahead: bool
     """Reports are wanted while others are played."""
+    arrived: Callable[[int, Sequence[Played]], None] | None = None
+    """Is told at once, with the worker of their policy, of tickets that were played, also while `get_all` waits."""
     played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
     """Ticket -> the worker of its policy, and what came of it; until `release`."""
     since: Report = field(factory=Report, init=False)
@@ -62,6 +67,17 @@ class Tickets:
         self.seconds += perf_counter() - before
         news, self._news = self._news, []
         return news
+
+    def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
+        """As the fleet's."""
+        left = list(references) if self.arrived else []
+        while left and (self._plays or self._reports):
+            try:
+                self._wait((), left)
+            except WorkerDied as exc:
+                self._recover(exc)
+            self._hand_out()
+        return self.fleet.get_all(references)
 
     def forget(self) -> None:
         """Begin to count anew."""
@@ -104,15 +120,21 @@ class Tickets:
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
         self._plays[index] = worker.call(Worker.play, batches)
 
-    def _wait(self, needed: Collection[int]) -> None:
+    def _wait(self, needed: Collection[int], others: list[Ref[Any]] | None = None) -> None:
+        """Wait until there is news of tickets, or one of `others` is there, which is taken out then."""
+        others = [] if others is None else others
         assert self._plays or self._reports, f"tickets {list(needed)[:5]} are waited for, and nobody plays"
-        wanted = frozenset(needed)
+        wanted, early = frozenset(needed), bool(self._waiting or self.arrived)
         for index in self._plays:
             own = [number for number in self._given[index] if number in wanted]
-            if index not in self._reports and (self._waiting or (self.ahead and own)):
+            if index not in self._reports and (early or (self.ahead and own)):
                 worker = self.fleet.workers[index]
-                self._reports[index] = worker.call(Worker.report, own, bool(self._waiting))
-        there = {id(r) for r in self.fleet.backend.ready([*self._plays.values(), *self._reports.values()])}
+                self._reports[index] = worker.call(Worker.report, own, early)
+        ready = self.fleet.backend.ready([*self._plays.values(), *self._reports.values(), *others])
+        there = {id(r) for r in ready}
+        for reference in [reference for reference in others if id(reference) in there]:
+            others.remove(reference)
+            self.fleet.get(reference)
         for pending in (self._reports, self._plays):
             for index in [index for index, reference in pending.items() if id(reference) in there]:
                 report = self.fleet.get(pending[index])
@@ -125,6 +147,8 @@ class Tickets:
             self.played[number] = worker, ticket
             del self._given[worker][number]
             self._news.append(number)
+        if report.played and self.arrived:
+            self.arrived(worker, report.played)
         self.since.add(report)
 
     def _recover(self, error: WorkerDied) -> None:
