@@ -32,6 +32,7 @@ from vla_rl.runtime.hardware import describe
 from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
 from vla_rl.runtime.learning.supply import Supply
 from vla_rl.runtime.learning.update import update
+from vla_rl.runtime.planning.memory import check_memory
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.restarts import Restarts
@@ -112,6 +113,8 @@ class Driver:
     @traced
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
         """Have tickets played that were issued while `step` ran. Does not wait."""
+        if not self.supply.fits:
+            self._check_memory()
         per_step = self.spec.rollout.groups(self.spec.env.num_envs)
         batches = [list(of_step) for _, of_step in groupby(tickets, lambda ticket: ticket.group // per_step)]
         self.tickets.play([[self._start_of(ticket, step) for ticket in batch] for batch in batches])
@@ -341,6 +344,12 @@ class Driver:
             weights=weights if spec.rollout.auto_reset != "off" else None,
             version=max(0, before - spec.behind) if spec.behind else -1,
         )
+
+    def _check_memory(self) -> None:
+        """Of what runs ahead, or is trained on again."""
+        sample = self.fleet.get(self.fleet.learners[0].call(LearnerRole.sample_bytes))
+        check_memory(self.spec, self.plan, self.backend.cluster(), self.info, sample)
+        self.supply.fits = True
 
     def _report_faults(self, texts: list[str]) -> None:
         """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""

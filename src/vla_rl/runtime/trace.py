@@ -218,9 +218,10 @@ class Trace:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
             events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
             for track, calls in segment.tracks.items():
+                kind = "beside" if track[1] == RECEIVER else "work"
                 for call in calls:
                     where = None if call.lane is None else {"lane": call.lane}
-                    events.append(self._slice(track, "work", call.method, call.start, call.end, where))
+                    events.append(self._slice(track, kind, call.method, call.start, call.end, where))
             for track, start, end, parts in waits(segment):
                 most = max(parts, key=lambda role: parts[role])
                 milliseconds = {f"{role}_ms": round(1e3 * seconds, 3) for role, seconds in parts.items()}

@@ -55,7 +55,7 @@ def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track
         calls = [
             e
             for e in events
-            if e.get("cat") == "work" and (e["pid"], e["tid"]) == (pid, tid) and begin <= e["ts"] < end
+            if e.get("cat") in ("work", "beside") and (e["pid"], e["tid"]) == (pid, tid) and begin <= e["ts"] < end
         ]
         if calls:
             name = processes[pid] if pid == 0 else f"{processes[pid]}: {role}"

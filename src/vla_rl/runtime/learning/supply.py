@@ -34,6 +34,8 @@ class Supply:
         self.early = spec.asynchrony.max_lag > 0 and len(fleet.learners) == 1
         """Heavy parts move as soon as their tickets are played. Which of several learners will train on a sample shows
         when the step is whole: each gets equally many."""
+        self.fits = not (spec.asynchrony.max_lag or self.again)
+        """What learners will hold at most was compared with the memory that there is."""
         self.replay = Replay(section, spec.rollout.groups(spec.env.num_envs), spec.seed)
         self.held: dict[int, Gathered] = {}
         """Group -> its columns, of those that may be trained on again."""

@@ -26,7 +26,7 @@ from vla_rl.runtime.learning.scoring import Asked, Found, Scoring
 from vla_rl.runtime.learning.steps import ImitationStep, OptimizerStep
 from vla_rl.runtime.learning.weights import Published, Publisher
 from vla_rl.runtime.remote import remote
-from vla_rl.runtime.rollouts.heavy import Heavy, Part
+from vla_rl.runtime.rollouts.heavy import Heavy, Part, blank
 from vla_rl.toolkit.data.samples import Held
 
 Array = np.ndarray[Any, Any]
@@ -169,6 +169,14 @@ class LearnerRole:
         """Forget these samples, by worker, as far as they lie here. -> bytes that are left."""
         self.buffer.release(places)
         return self.buffer.bytes
+
+    @remote()
+    def sample_bytes(self) -> int:
+        """Of the heavy part of a sample."""
+        if self.group.lockstep:
+            return self.filler.nbytes
+        obs, chunk = blank(self.model, self.info)
+        return Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay).nbytes
 
     @remote()
     def skip(self) -> None:
