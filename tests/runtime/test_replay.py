@@ -205,11 +205,12 @@ def test_nothing_is_left_of_what_nobody_trains_on():
         assert left == 0 == lies_there(made)
 
 
-def test_a_resumed_run_fills_its_buffer_anew(train, tmp_path):
+def test_a_resumed_run_fills_its_buffer_anew(train, tmp_path, caplog):
     changes = {**GIPO, **replaying(2), "eval": SHORT}
     train("parts", **changes, train={"steps": 2, "epochs": 1, "checkpoint_every": 1})
     results, metrics = train("parts", resume=True, **changes, train={"steps": 4, "epochs": 1, "checkpoint_every": 1})
     steps = steps_of(metrics)
+    assert "replay/refilled: a checkpoint holds no replay buffer" in caplog.text
     assert [line["replay/share"] > 0 for line in steps] == [False, True, False, True]
     assert results["tickets"]["refilled"] == 1 and results["tickets"]["reused"] == 2 * 16
     state = json.loads((tmp_path / "parts/checkpoints/last/trainer/state.json").read_text())
