@@ -92,6 +92,8 @@ class Driver:
         """What is trained on next ..."""
         self.preparing = 0.0
         """... and the seconds that it took to have it ready."""
+        self.fits = spec.asynchrony.max_lag == 0 and spec.asynchrony.replay.uses == 1
+        """What learners will hold at most was compared with the memory that there is, or need not be."""
         self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
@@ -115,8 +117,7 @@ class Driver:
     @traced
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
         """Have tickets played that were issued while `step` ran. Does not wait."""
-        if not self.supply.fits:
-            self._check_memory()
+        self._check_memory()
         per_step = self.spec.rollout.groups(self.spec.env.num_envs)
         batches = [list(of_step) for _, of_step in groupby(tickets, lambda ticket: ticket.group // per_step)]
         self.tickets.play([[self._start_of(ticket, step) for ticket in batch] for batch in batches])
@@ -350,10 +351,12 @@ class Driver:
         )
 
     def _check_memory(self) -> None:
-        """Of what runs ahead, or is trained on again."""
+        """Once, before the first ticket, where rollouts run ahead or are trained on again."""
+        if self.fits:
+            return
         sample = self.fleet.get(self.fleet.learners[0].call(LearnerRole.sample_bytes))
         check_memory(self.spec, self.plan, self.backend.cluster(), self.info, sample)
-        self.supply.fits = True
+        self.fits = True
 
     def _report_faults(self, texts: list[str]) -> None:
         """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""

@@ -241,9 +241,12 @@ class Worker:
 
     @remote(phase="learn", main=True, track="last")
     def update(self, step: int, named: Named, light: Any, steps: Any) -> Result:
-        """Train this rank on samples that lie with it."""
+        """Train this rank on samples that lie with it. They are put together once; what is kept for long is gathered
+        for each micro-batch, so that there are not two of it."""
         learner: LearnerRole = self.roles["learner"]
-        return learner.update(step, learner.buffer.heavy(*named), light, steps)
+        rows = learner.buffer.heavy(*named)
+        once = self.spec.asynchrony.replay.uses == 1 and len(rows)
+        return learner.update(step, rows.take(np.arange(len(rows))) if once else rows, light, steps)
 
     @remote(track="none")
     def rendezvous(self) -> str:

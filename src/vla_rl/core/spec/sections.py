@@ -143,10 +143,6 @@ class ReplaySpec:
         if self.uses == 1 and value != attribute.default:
             raise ValueError("has no effect with uses: 1, where nothing is trained on again")
 
-    def groups(self, per_step: int) -> int:
-        """That the buffer keeps at most, where a step has `per_step`."""
-        return self.capacity or (self.uses - 1) * per_step
-
 
 @frozen(kw_only=True)
 class AsynchronySpec:

@@ -31,11 +31,10 @@ class Supply:
         """`needs`: of the algorithm."""
         section = spec.asynchrony.replay
         self.fleet, self.needs, self.again = fleet, needs, section.uses > 1
+        self.policy_at = {policy.worker: policy for policy in fleet.policies}
         self.early = spec.asynchrony.max_lag > 0 and len(fleet.learners) == 1
         """Heavy parts move as soon as their tickets are played. Which of several learners will train on a sample shows
         when the step is whole: each gets equally many."""
-        self.fits = not (spec.asynchrony.max_lag or self.again)
-        """What learners will hold at most was compared with the memory that there is."""
         self.replay = Replay(section, spec.rollout.groups(spec.env.num_envs), spec.seed)
         self.held: dict[int, Gathered] = {}
         """Group -> its columns, of those that may be trained on again."""
@@ -57,23 +56,18 @@ class Supply:
         numbers = [ticket.finished.number for ticket in played]
         self._move(0, worker, np.concatenate([ticket.chosen["sample"] for ticket in played]))
         self._sent.update(numbers)
-        (policy,) = (policy for policy in self.fleet.policies if policy.worker == worker)
-        self._coming.append(policy.call(PolicyRole.release, numbers))
+        self._coming.append(self.policy_at[worker].call(PolicyRole.release, numbers))
 
     def prepare(self, version: int, gathered: Gathered, kept: Rollout, keep: Array) -> Gathered:
         """What is trained on, which lies with the learners then: of a step's rollout what `kept` is cut to (columns
         `keep`, indices), behind what is trained on again."""
-        own = self._moved(gathered.cut(kept, keep))
-        groups, versions = kept.groups, kept.versions.masked_fill(~kept.samples, version)
-        self._new = {group: int(versions[:, groups == group].min()) for group in groups.unique().tolist()}
-        self._leaving = self.replay.expire(version)
-        self._repeated = self.replay.choose(kept.step, len(self._new))
-        whole = joined([*(self.held[group] for group in self._repeated), own])
-        again = np.arange(len(whole.numbers)) < len(whole.numbers) - len(own.numbers)
+        whole = own = self._moved(gathered.cut(kept, keep))
         if self.again:
-            for group in self._new:
-                columns = (groups == group).nonzero().flatten().numpy()
-                self.held[group] = own.cut(take_columns(kept, columns).evolve(episodes=()), columns)
+            self._leaving = self.replay.expire(version)
+            self._repeated = self.replay.choose(kept.step, len(kept.groups.unique()))
+            whole = joined([*(self.held[group] for group in self._repeated), own])
+            self._hold(own, version)
+        again = np.arange(len(whole.numbers)) < len(whole.numbers) - len(own.numbers)
         self.metrics = self._metrics(whole.rollout, again, version)
         return evolve(whole, rollout=self._refreshed(whole, again, version))
 
@@ -92,6 +86,15 @@ class Supply:
         return {"replay/groups": float(len(self.held)), "replay/mib": sum(held) / 2**20} if self.again else {}
 
     # ------------------------------------------------------------------------------------------------------ inside
+
+    def _hold(self, own: Gathered, version: int) -> None:
+        """Keep the light part of a step's own groups."""
+        rollout = own.rollout
+        oldest = rollout.versions.masked_fill(~rollout.samples, version).amin(0)
+        for group in rollout.groups.unique().tolist():
+            columns = (rollout.groups == group).nonzero().flatten().numpy()
+            self._new[group] = int(oldest[columns].min())
+            self.held[group] = own.cut(take_columns(rollout, columns).evolve(episodes=()), columns)
 
     def _moved(self, own: Gathered) -> Gathered:
         """With the learner of each sample; the samples lie there then."""
@@ -116,8 +119,7 @@ class Supply:
         if learner.worker == worker:
             self._coming.append(learner.call(Worker.keep, places, mixed or self.again))
             return
-        (policy,) = (policy for policy in self.fleet.policies if policy.worker == worker)
-        part = by_reference(policy.call(PolicyRole.take, places))
+        part = by_reference(self.policy_at[worker].call(PolicyRole.take, places))
         copied = self.early or self.again
         self._coming.append(self.fleet.learners[rank].call(LearnerRole.receive, worker, part, copied))
 
@@ -142,4 +144,4 @@ class Supply:
         samples = rollout.samples.numpy()
         ages = (version - rollout.versions.numpy())[:, again][samples[:, again]]
         of_ages = {"replay/age_mean": float(ages.mean()), "replay/age_max": float(ages.max())} if len(ages) else {}
-        return {"replay/share": len(ages) / samples.sum(), **of_ages}
+        return {"replay/share": len(ages) / float(samples.sum()), **of_ages}

@@ -8,6 +8,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.learning.replay import most_held
 
 
 def groups_held(spec: Spec) -> int:
@@ -16,7 +17,7 @@ def groups_held(spec: Spec) -> int:
     asynchrony, rows = spec.asynchrony, spec.env.num_envs
     per_step = spec.rollout.groups(rows)
     ahead = (asynchrony.max_lag + 1) * per_step + spec.rollout.further_groups(rows)
-    return ahead + (asynchrony.replay.groups(per_step) if asynchrony.replay.uses > 1 else 0)
+    return ahead + most_held(asynchrony.replay, per_step)
 
 
 def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:
