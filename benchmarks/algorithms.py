@@ -80,12 +80,12 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
         for step in range(steps + 1):
             rollout, kept_columns, _ = collect(runtime, flow, step + 1)
             keep = kept_columns.nonzero().flatten().numpy()
-            kept = take_columns(rollout, keep)
+            kept = runtime.prepare(take_columns(rollout, keep), keep)
             before = perf_counter()
             advantages = judge.advantages(kept)
             own = perf_counter() - before
             losses.clear()
-            total = runtime.update(kept, keep, advantages)["time/learner"] - sum(losses)
+            total = runtime.update(kept, advantages)["time/learner"] - sum(losses)
             runtime.finish(trained=True)
             flow.finish()
             if step:  # the first warms up

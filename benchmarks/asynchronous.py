@@ -216,8 +216,8 @@ class Running:
     def step(self) -> Step:
         runtime, step, begun = self.runtime, self.flow.step + 1, perf_counter()
         rollout, _, played = collect(runtime, self.flow, step)
-        columns = np.arange(rollout.valid.shape[1])
-        metrics = runtime.update(rollout, columns, runtime.algorithm.advantages(rollout))
+        prepared = runtime.prepare(rollout, np.arange(rollout.valid.shape[1]))
+        metrics = runtime.update(prepared, runtime.algorithm.advantages(prepared))
         runtime.finish(trained=True)
         self.flow.finish()
         whole, waited = perf_counter() - begun, played["time/rollout"]

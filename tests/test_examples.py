@@ -54,6 +54,16 @@ def test_rollouts_go_on_while_ppo_trains(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ray
+def test_gipo_trains_on_trajectories_twice(tmp_path):
+    short = ["train.steps=3", "env.num_envs=16", "eval={before: false, episodes_per_task: 1}"]
+    results = start("tabletop_accerl", tmp_path / "run", *SHORT, *short)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["policy/lag_max"] for line in lines if "policy/lag_max" in line] == [0, 1, 2]
+    assert results["tickets"]["reused"] == 2 * 16 and any("sampling/weight/pick_red" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.sim
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install 'vla-rl[libero]'")

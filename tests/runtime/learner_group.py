@@ -18,9 +18,11 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context
+from vla_rl.runtime.learning.scoring import Asked
 from vla_rl.runtime.learning.steps import ImitationStep
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.precision import Autocast
+from vla_rl.runtime.rollouts.heavy import Heavy, Part
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -64,6 +66,8 @@ class Work:
     """Policies act with the learners' models."""
     imitation: int = 0
     """Optimiser steps of imitation, instead of updates."""
+    scoring: bool = False
+    """Samples are scored too; rank 0 has most of them."""
     load: Path | None = None
     save: Path | None = None
 
@@ -121,6 +125,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
                 ]
             )
         )
+    scored = score(role, update_at(algorithm, work, 1).heavy, rank, work.world) if work.scoring else None
     moments = [value for state in role.optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])]
     held = sum(_local(t).numel() for t in (*role.parameters.values(), *moments))
     acting = None
@@ -134,7 +139,40 @@ def learn(work: Work, rank: int, address: str) -> dict:
     if work.world > 1:
         torch.distributed.destroy_process_group()
     kinds = {p.dtype for p in role.parameters.values()}
-    return {"loss": losses, "norm": norms, "weights": weights, "held": held, "acting": acting, "kinds": kinds}
+    return {
+        "loss": losses,
+        "norm": norms,
+        "weights": weights,
+        "held": held,
+        "acting": acting,
+        "kinds": kinds,
+        **(scored or {}),
+    }
+
+
+def score(role: LearnerRole, heavy: Heavy, rank: int, world: int) -> dict:
+    """-> what this rank finds of its share of 10 samples, by place, of which the odd ones have final observations."""
+    own = np.array_split(np.arange(10), world) if world == 1 else [np.arange(7), np.arange(7, 10)]
+    passes = tuple(-(-max(map(len, parts)) // 2) for parts in (own, [part[part % 2 == 1] for part in own], own))
+    places, ended = own[rank], own[rank][own[rank] % 2 == 1]
+    part = Part(places=places, heavy=heavy.take(places), ended=ended, finals=heavy.obs.take(ended + 10))
+    role.receive(3, part, True)
+
+    def batches(places):
+        return [(np.full(len(part), 3), part) for part in np.split(places, range(2, len(places), 2))]
+
+    recorded = np.zeros((2, CHUNK, role.model.tokens_per_action), np.float32)
+    found = role.score(
+        Asked(
+            values=batches(places),
+            finals=batches(ended),
+            log_probs=[(batch, recorded[: len(batch[1])]) for batch in batches(places)],
+            passes=passes,
+        )
+    )
+    assert role.release({3: places, 4: places}) == 0
+    scored = {"values": found.values, "next_values": found.next_values, "log_probs": found.log_probs}
+    return {name: np.concatenate(parts) for name, parts in scored.items()}
 
 
 def _local(tensor):
@@ -160,5 +198,10 @@ class Groups:
                 "loss": np.sum([result["loss"] for result in results], 0),
                 "held": [result["held"] for result in results],
                 "acting": [result["acting"] for result in results],
+                "scored": {
+                    name: np.concatenate([result[name] for result in results])
+                    for name in ("values", "next_values", "log_probs")
+                    if name in results[0]
+                },
             }
         return self.done[wanted]

@@ -78,8 +78,8 @@ def advance(runtime, step: int, keep=None):
     """Play a rollout and train on all of it, or on its columns `keep`. -> (rollout, metrics)."""
     rollout, metrics = play(runtime, step)
     columns = np.arange(rollout.valid.shape[1]) if keep is None else keep
-    kept = take_columns(rollout, columns)
-    metrics |= runtime.update(kept, columns, runtime.algorithm.advantages(kept))
+    kept = runtime.prepare(take_columns(rollout, columns), columns)
+    metrics |= runtime.update(kept, runtime.algorithm.advantages(kept))
     finish(runtime)
     return rollout, metrics
 
@@ -90,15 +90,20 @@ def finish(runtime, trained: bool = True):
     runtime.flow.finish("trained" if trained else "void")
 
 
+def prepared(runtime, rollout):
+    """The rollout as it is trained on."""
+    return runtime.prepare(rollout, np.arange(rollout.valid.shape[1]))
+
+
 def heavy_of(runtime, rollout):
     """The heavy part of a rollout's samples in time-major order; one policy has played it, and it is not over."""
     places = runtime.gathered.places[rollout.samples.numpy()]
-    heavy = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyRole.take_heavy, np.sort(places), True))
-    return heavy.take(np.argsort(np.argsort(places)))
+    part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyRole.take, np.sort(places)))
+    return part.heavy.take(np.argsort(np.argsort(places)))
 
 
 def assert_no_heavy_rows(runtime):
     """Of tickets that are over; there is one of number 0."""
     for policy in runtime.fleet.policies:
         with pytest.raises(KeyError):
-            runtime.fleet.get(policy.call(PolicyRole.take_heavy, np.zeros(1, np.int64), True))
+            runtime.fleet.get(policy.call(PolicyRole.take, np.zeros(1, np.int64)))

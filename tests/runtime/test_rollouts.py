@@ -4,22 +4,30 @@ which nothing is left to train on."""
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from scripted_runs import advance, finish, heavy_of, play, scripted_spec, weights_of
+from attrs import evolve
+from scripted_runs import advance, finish, heavy_of, play, prepared, scripted_spec, weights_of
 
+from vla_rl.core.catalogue import build
 from vla_rl.core.episodes import Finished, Request
 from vla_rl.core.errors import UserError
 from vla_rl.core.selection import Selection
-from vla_rl.core.spec.spec import SpecError, parse_spec
-from vla_rl.core.types import Chunk
+from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.spec.spec import SpecError, component, parse_spec
+from vla_rl.core.types import Chunk, Context
 from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.learning.refresh import refreshed
 from vla_rl.runtime.learning.weights import Publisher
+from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.rollouts.assemble import assemble
 from vla_rl.runtime.rollouts.lanes import Mode
+from vla_rl.runtime.rollouts.play import Played
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -36,6 +44,23 @@ def request(**fields):
     none = np.zeros(0, np.int64)
     nothing = {"finished": (), "again": (), "steps": 0, "ending": 0, "waiting": 0, "seconds": 0.0, "env_steps": 0}
     return Request(**fields, keys=fields["numbers"], final_numbers=none, final_versions=none, final=None, **nothing)
+
+
+def learner_of(model, algorithm):
+    """A learner without any others."""
+    settings = component("algorithm", algorithm).config
+    judge = build("algorithm", algorithm, settings, Context(chunk=2))
+    train = TrainSpec(steps=1, lr=1e-2, micro_batch=4)
+    about = {"name": "linear", "device": "cpu", "world": 1, "info": synthetic.env_info(), "acting": False}
+    return LearnerRole(model, judge, train, **about, beat=lambda: None)
+
+
+class Alone:
+    """The fleet, as far as learners are asked something, of one."""
+
+    def __init__(self, learner):
+        self.learners = [SimpleNamespace(call=lambda method, *arguments: method(learner, *arguments))]
+        self.get_all = list
 
 
 @contextmanager
@@ -129,7 +154,7 @@ def test_a_lag_acts_with_the_weights_of_the_past():
             assert all(torch.equal(after[name], before[name]) for name in before)
             seen[step] = rollout
             if step < 4:
-                made.update(rollout, np.arange(16), made.algorithm.advantages(rollout))
+                made.update(prepared(made, rollout), made.algorithm.advantages(rollout))
             finish(made, trained=step < 4)
     assert [seen[step].versions.max().item() for step in seen] == [0, 0, 0, 1]
     with runtime(algorithm={"type": "ppo"}, rollout=PPO) as made:
@@ -199,7 +224,7 @@ def test_values_are_those_of_the_current_critic(advantage):
         algorithm = {"type": name, "advantage": advantage, "time_limit": "bootstrap"}
         with runtime(algorithm=algorithm, rollout={**fixed, "lag": 1}, env={"length": 3}, train={"lr": 0.1}) as made:
             advance(made, 1)
-            rollout, _ = play(made, 2)
+            rollout = prepared(made, play(made, 2)[0])
             heavy = heavy_of(made, rollout)
             model = LinearModel(made.info, 2, values=advantage)
             model.load_weights(weights_of(made).items())
@@ -217,10 +242,10 @@ def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
     def refuse(self, *arguments):
         raise AssertionError("revalued")
 
-    monkeypatch.setattr("vla_rl.runtime.roles.policy.PolicyRole.refresh", refuse)
+    monkeypatch.setattr("vla_rl.runtime.roles.learner.LearnerRole.score", refuse)
     with runtime(algorithm={"type": "gipo"}, rollout=PPO) as made:
         advance(made, 1)
-        play(made, 2)
+        prepared(made, play(made, 2)[0])
 
 
 # ------------------------------------------------------------------------------------- log-probs of the newest weights
@@ -238,7 +263,7 @@ CORRECTIONS = [
 def played_under_a_lag(made):
     """-> (the rollout of version 0 when the newest is 1, its scores by the newest, [T, N, ...])."""
     advance(made, 1)
-    rollout, _ = play(made, 2)
+    rollout = prepared(made, play(made, 2)[0])
     heavy = heavy_of(made, rollout)
     model = LinearModel(made.info, 2, values="chunk")
     model.load_weights(weights_of(made).items())
@@ -257,7 +282,7 @@ def test_fresh_log_probs_are_those_of_the_newest_weights():
         torch.testing.assert_close(rollout.fresh_log_probs, log_probs)
         assert float((rollout.fresh_log_probs - rollout.log_probs).abs().max()) > 0.05
         torch.testing.assert_close(rollout.values, values)  # V-trace needs these too
-        metrics = made.update(rollout, np.arange(rollout.valid.shape[1]), made.algorithm.advantages(rollout))
+        metrics = made.update(rollout, made.algorithm.advantages(rollout))
         first = rollout.fresh_log_probs - rollout.log_probs
         assert metrics["policy/behaviour_weight_p95"] == pytest.approx(float(first.exp().quantile(0.95)), rel=0.05)
 
@@ -281,11 +306,11 @@ def test_what_the_newest_weights_chose_is_not_scored_again(monkeypatch):
         assert not counts
         with runtime(algorithm={"type": "ppo", "correction": "decoupled"}, rollout={**PPO, "lag": lag}) as made:
             advance(made, 1)
-            rollout, _ = play(made, 2)
+            rollout = prepared(made, play(made, 2)[0])
             assert torch.equal(rollout.fresh_log_probs, rollout.log_probs) == (lag == 0)
     assert sum(counts) == rollout.samples.sum()
     with runtime(algorithm={"type": "ppo"}, rollout={**PPO, "lag": 1}) as made:
-        assert play(made, 1)[0].fresh_log_probs is None
+        assert prepared(made, play(made, 1)[0]).fresh_log_probs is None
 
 
 def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
@@ -293,7 +318,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     counts = without_scoring(monkeypatch)
     info = synthetic.env_info()
     model, donor = LinearModel(info, 2), LinearModel(info, 2, seed=1)
-    policy = PolicyRole(model, name="linear", seed=0, fresh=frozenset({"fresh-log-probs"}))
+    policy = PolicyRole(model, name="linear", seed=0)
     obs = synthetic.observation(info, 3)
 
     def act(rows):
@@ -304,15 +329,24 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     act([0, 1, 2])
     policy.load(1, Publisher().publish(donor, 1, True))
     act([0, 2])
-    ended = [Finished(number=n, light={}, episodes=(), frames=None) for n in range(3)]
-    recorded = [light["log_probs"] for light in policy.results(ended, False)]
-    fresh = [light["fresh_log_probs"] for light in policy.refresh(range(3))]
-    assert counts == [3] and [len(of_ticket) for of_ticket in fresh] == [2, 1, 2]
-    for now, then in zip(fresh, recorded, strict=True):
-        assert np.array_equal(now[1:], then[1:]) and not np.isclose(now[0], then[0], atol=1e-4).all()
+    played = []
+    for number, length in enumerate([2, 1, 2]):
+        flags = {name: np.zeros((length, 2), bool) for name in ("terminated", "truncated")}
+        light = {"rewards": np.zeros((length, 2), np.float32), "valid": np.ones((length, 2), bool), **flags}
+        ended = Finished(number=number, light=light, episodes=(), frames=None)
+        played.append((0, Played(finished=ended, chosen=policy.results([ended], False)[0])))
+    gathered = assemble(1, played, 1)
+    recorded, nobody = gathered.rollout.log_probs, np.zeros(3, bool)
+    learner = learner_of(donor, "grpo")
+    (places,) = gathered.places_of().values()
+    learner.buffer.add(0, policy.parts(np.sort(places)))
+    chosen = evolve(gathered, ranks=0 * gathered.places)
+    fresh = refreshed(Alone(learner), chosen, values=nobody, log_probs=~nobody, version=1, size=None).fresh_log_probs
+    assert counts == [3] and gathered.rollout.samples.sum(0).tolist() == [2, 1, 2]
+    assert torch.equal(fresh[1], recorded[1]) and not torch.isclose(fresh[0], recorded[0], atol=1e-4).all()
     tokens = policy.store[0].heavy.replay["tokens"]
     wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, replay={"tokens": tokens})).log_probs
-    np.testing.assert_allclose(np.stack([now[0] for now in fresh]), wanted.detach().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(fresh[0], wanted.detach(), rtol=1e-6)
     policy.release([0, 1])
     assert sorted(policy.tickets) == [2] and sorted(policy.store) == [0, 1]
     policy.release([2])

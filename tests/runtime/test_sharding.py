@@ -80,6 +80,20 @@ def test_policies_act_with_gathered_weights(groups):
 
 
 @pytest.mark.parametrize("sharding", ["replicated", "full"])
+@pytest.mark.parametrize("acting", [False, True])
+def test_ranks_score_together(groups, sharding, acting):
+    """Values, those of final observations, and log-probs, of unequal shares."""
+    alone = groups.run(scoring=True)
+    got = groups.run(world=2, sharding=sharding, acting=acting, scoring=True)
+    same(got, alone)
+    sizes = {name: len(array) for name, array in alone["scored"].items()}
+    assert sizes == {"values": 10, "next_values": 5, "log_probs": 10}
+    for name, wanted in alone["scored"].items():
+        np.testing.assert_allclose(got["scored"][name], wanted, **CLOSE)
+        assert np.ptp(wanted) > 1e-3
+
+
+@pytest.mark.parametrize("sharding", ["replicated", "full"])
 def test_imitation_is_the_same_too(groups, sharding):
     same(groups.run(world=4, sharding=sharding, imitation=5, steps=0), groups.run(imitation=5, steps=0))
 

@@ -34,6 +34,7 @@ class ReinforcementLearning(Session):
         runtime, algorithm, state, events = self.runtime, self.runtime.algorithm, self.state, self.events
         if self.spec.warmup is not None and not state.warmed_up:
             self.warm_up()
+        self.flow.ledger.refilled += self.spec.asynchrony.replay.uses > 1 and state.step > 0
         while self.milestone():
             begun, step = perf_counter(), state.step + 1
 
@@ -44,9 +45,10 @@ class ReinforcementLearning(Session):
             self.progress("update")
             columns = self.selection.choose(rollout, keep, metrics)
             if len(columns):
-                chosen = take_columns(rollout, columns)
+                chosen = runtime.prepare(take_columns(rollout, columns), columns)
                 advantages = algorithm.advantages(chosen)
-                metrics |= {**advantages.metrics, **runtime.update(chosen, columns, advantages)}
+                metrics |= {**advantages.metrics, **runtime.update(chosen, advantages)}
+                self.flow.ledger.reused += chosen.valid.shape[1] - len(columns)
             metrics |= runtime.finish(trained=bool(len(columns)))
             self.flow.finish("trained" if len(columns) else "void")
             state.step, state.env_steps = step, state.env_steps + int(metrics["rollout/env_steps"])

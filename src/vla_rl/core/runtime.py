@@ -50,8 +50,12 @@ class Runtime(Protocol):
         """These were played, first of all that the step consumes: with `asynchrony.stream` learners may begin with what
         the algorithm makes of them. Does not wait; what goes wrong, `update` raises."""
 
-    def update(self, kept: Rollout, keep: np.ndarray[Any, Any], advantages: Advantages) -> dict[str, float]:
-        """Train on the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to. -> metrics."""
+    def prepare(self, kept: Rollout, keep: np.ndarray[Any, Any]) -> Rollout:
+        """What is trained on: the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to, behind those
+        that are trained on again; with values and log-probs of the newest weights as the algorithm needs them."""
+
+    def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
+        """Train on what was prepared last. -> metrics."""
 
     def finish(self, trained: bool) -> dict[str, float]:
         """The step of the last rollout is over: forget what it was made of, and publish the weights, or say that they

@@ -252,6 +252,12 @@ def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
             "drawn from all; remove it, or set asynchrony.stream: false"
         )
         yield ("train", "global_batch"), text
+    if spec.asynchrony.replay.uses > 1:
+        text = (
+            "learners cannot begin with a part of what is trained on again; leave out asynchrony.replay, or set "
+            "asynchrony.stream: false"
+        )
+        yield ("asynchrony", "stream"), text
 
 
 def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
@@ -284,4 +290,31 @@ def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
     if rollout.resample is not None and "groups" not in algorithm.needs:
         text = f"it replaces groups that are filtered; algorithm {name!r} has none"
         found.append((("rollout", "resample"), text))
-    return found
+    return [*found, *_of_replay(algorithm, spec)]
+
+
+def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
+    """What is trained on more than once."""
+    replay, per_step = spec.asynchrony.replay, spec.rollout.groups(spec.env.num_envs)
+    if replay.uses == 1:
+        return
+    section = ("asynchrony", "replay")
+    if not algorithm.corrects:
+        text = (
+            f"algorithm {spec.algorithm.type!r}, as it is set, takes old data for new, so nothing can be trained on "
+            f"{replay.uses} times; use gipo, or a `correction` (decoupled, truncated, v-trace) where the algorithm has "
+            f"one, or uses: 1"
+        )
+        yield (*section, "uses"), text
+    needed = (replay.uses - 1) * per_step
+    said = f"uses: {replay.uses} trains on {needed} earlier groups in a step ({replay.uses - 1} x {per_step})"
+    if replay.capacity is not None and replay.capacity < needed:
+        yield (*section, "capacity"), f"{replay.capacity} groups are too few: {said}; give at least {needed}"
+    elif replay.sampling == "uniform" and (replay.capacity or 0) <= needed:
+        kept = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
+        text = f"there is nothing to draw from: {said}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
+        yield (*section, "sampling"), text
+    lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
+    if replay.max_age is not None and replay.max_age <= lag:
+        text = f"a chunk may be {lag} steps old when it is trained on first; give more than {lag}"
+        yield (*section, "max_age"), text

@@ -3,6 +3,7 @@ through here."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -31,16 +32,17 @@ from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
 from vla_rl.runtime.learning.feeding import Feeding
 from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
+from vla_rl.runtime.learning.supply import Supply
 from vla_rl.runtime.learning.update import update
+from vla_rl.runtime.planning.memory import check_memory
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.policy import FRESH, PolicyRole
+from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.sim import SimRole, too_many_faults
 from vla_rl.runtime.rollouts.assemble import Gathered, ages, assemble, mixed_versions
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
-from vla_rl.runtime.rollouts.play import Played
 from vla_rl.runtime.rollouts.streams import Streams
 from vla_rl.runtime.rollouts.task_windows import TaskWindows
 from vla_rl.runtime.rollouts.tickets import Tickets
@@ -49,6 +51,7 @@ from vla_rl.runtime.worker import Worker
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
+logger = logging.getLogger(__name__)
 Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
 
 
@@ -88,6 +91,12 @@ class Driver:
         self.faults = self._new_faults = 0
         self.gathered: Gathered | None = None
         """The last rollout, until its step is over."""
+        self.chosen: Gathered | None = None
+        """What is trained on next ..."""
+        self.preparing = 0.0
+        """... and the seconds that it took to have it ready."""
+        self.fits = spec.asynchrony.max_lag == 0 and spec.asynchrony.replay.uses == 1
+        """What learners will hold at most was compared with the memory that there is, or need not be."""
         self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
@@ -98,9 +107,16 @@ class Driver:
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
             self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text))
-            ahead, stream = spec.asynchrony.max_lag > 0, spec.asynchrony.stream
-            self.tickets = Tickets(self.fleet, self.restarts, ahead=ahead, each=stream)
-            self.feeding = Feeding(self.fleet, spec, self.algorithm) if stream else None
+            asynchrony = spec.asynchrony
+            self.supply = Supply(self.fleet, spec, self.algorithm.needs)
+            self.feeding = Feeding(self.fleet, spec, self.algorithm, self.supply) if asynchrony.stream else None
+            self.tickets = Tickets(
+                self.fleet,
+                self.restarts,
+                ahead=asynchrony.max_lag > 0,
+                each=asynchrony.stream,
+                arrived=self.supply.send if self.supply.early else None,
+            )
             self.info = self._start(imitation)
         except BaseException:
             self.backend.close()
@@ -112,6 +128,7 @@ class Driver:
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
         """Have tickets played that were issued while `step` ran, in batches one after another: those of a step, or
         where learners begin before it is whole, one for each row. Does not wait."""
+        self._check_memory()
         rows, rollout = self.spec.env.num_envs, self.spec.rollout
         size = rows if self.feeding else rollout.groups(rows) * rollout.group_size
         batches = [list(batch) for _, batch in groupby(tickets, lambda ticket: ticket.number // size)]
@@ -128,8 +145,7 @@ class Driver:
     @traced
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         """What came of these. -> (its light part, metrics)."""
-        judged = self.feeding.judged if self.feeding else []
-        played = [*judged, *self._newest(tickets[len(judged) :])]
+        played = [self.tickets.played[number] for number in tickets]
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
         self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
         rollout = self.gathered.rollout
@@ -158,18 +174,30 @@ class Driver:
     def judge(self, step: int, tickets: Sequence[int]) -> None:
         """Let learners begin with these."""
         assert self.feeding is not None
-        self.feeding.feed(step, self._newest(tickets))
+        self.feeding.feed(step, self.version, [self.tickets.played[number] for number in tickets])
 
     @traced
-    def update(self, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
-        """Train on the columns `keep` (indices) of the last rollout, which `kept` is cut to. -> metrics."""
+    def prepare(self, kept: Rollout, keep: Array) -> Rollout:
+        """What is trained on: the columns `keep` (indices) of the last rollout, which `kept` is cut to, behind those
+        that are trained on again."""
         assert self.gathered is not None
         before = perf_counter()
+        self.tickets.forget()
+        choose = self.supply.prepare if self.feeding is None else self.feeding.prepare
+        self.chosen = choose(self.version, self.gathered, kept, keep)
+        self.preparing = perf_counter() - before
+        return self.chosen.rollout
+
+    @traced
+    def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
+        """Train on what was prepared. -> metrics."""
+        assert self.chosen is not None
+        before, chosen, self.chosen = perf_counter(), evolve(self.chosen, rollout=prepared), None
         if self.feeding is None:
-            metrics = update(self.fleet, self.spec, self.gathered, kept, keep, advantages)
+            metrics = update(self.fleet, self.spec, chosen, advantages, self.tickets.get_all)
         else:
-            metrics = self.feeding.update(self.gathered, kept, keep, advantages)
-        return metrics | {"time/update": perf_counter() - before}
+            metrics = self.feeding.update(chosen, advantages, self.tickets.get_all)
+        return {**self.supply.metrics, **metrics, "time/update": self.preparing + perf_counter() - before}
 
     def finish(self, trained: bool) -> dict[str, float]:
         """Forget what the last rollout was made of, and publish the weights, or say that they are the same.
@@ -182,14 +210,16 @@ class Driver:
         for number in numbers:
             self.streams.consume(self.tickets.played[number][1].finished)
         self.tickets.release(numbers)
-        self.tickets.forget()
+        metrics = self.supply.finish(gathered, trained)
+        if not trained:
+            self.tickets.forget()
         self._new_faults = 0
         self.version += 1
         if trained:
             self.publish()
         else:
             self.fleet.skip(self.version)
-        return {"time/publish": perf_counter() - before} | self.fleet.phases.metrics()
+        return metrics | {"time/publish": perf_counter() - before} | self.fleet.phases.metrics()
 
     # ----------------------------------------------------------------------------------- evaluation and imitation
 
@@ -299,6 +329,8 @@ class Driver:
         state = trainer_folder / "learner.pt"
         self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
         self.streams.load(trainer_folder / "streams.npz", {state.id: state for state in self.train_states})
+        if self.supply.again:
+            logger.warning("replay/refilled: a checkpoint holds no replay buffer; it is empty, and fills anew")
         if self.windows:
             self.windows.load(trainer_folder / "tasks.json")
         if self.spec.behind:
@@ -375,29 +407,13 @@ class Driver:
         frames = "frames" in self.algorithm.needs
         return Start(state=state, number=ticket.number, record=frames, version=version, least=self.version)
 
-    def _newest(self, tickets: Sequence[int]) -> list[tuple[int, Played]]:
-        """What came of these, with values and log-probs of the newest weights as far as the algorithm needs them."""
-        played, needs = [self.tickets.played[number] for number in tickets], self.algorithm.needs & FRESH
-        if needs and any((ticket.chosen["versions"] != self.version).any() for _, ticket in played):
-            return self._refreshed(played)
-        if "fresh-log-probs" not in needs:
-            return played
-        recorded = [(w, {**ticket.chosen, "fresh_log_probs": ticket.chosen["log_probs"]}) for w, ticket in played]
-        return [(w, evolve(ticket, chosen=chosen)) for (w, chosen), (_, ticket) in zip(recorded, played, strict=True)]
-
-    def _refreshed(self, played: Sequence[tuple[int, Played]]) -> list[tuple[int, Played]]:
-        """With values, those of final observations included (AcceRL eq. 3-4), and log-probs of the newest weights, as
-        the algorithm needs them."""
-        of_worker: dict[int, list[int]] = {policy.worker: [] for policy in self.fleet.policies}
-        for worker, ticket in played:
-            of_worker[worker].append(ticket.finished.number)
-        asked = [policy.call(PolicyRole.refresh, of_worker[policy.worker]) for policy in self.fleet.policies]
-        fresh = {
-            number: values
-            for policy, answers in zip(self.fleet.policies, self.fleet.get_all(asked), strict=True)
-            for number, values in zip(of_worker[policy.worker], answers, strict=True)
-        }
-        return [(w, evolve(ticket, chosen={**ticket.chosen, **fresh[ticket.finished.number]})) for w, ticket in played]
+    def _check_memory(self) -> None:
+        """Once, before the first ticket, where rollouts run ahead or are trained on again."""
+        if self.fits:
+            return
+        sample = self.fleet.get(self.fleet.learners[0].call(LearnerRole.sample_bytes))
+        check_memory(self.spec, self.plan, self.backend.cluster(), self.info, sample)
+        self.fits = True
 
     def _report_faults(self, texts: list[str]) -> None:
         """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""

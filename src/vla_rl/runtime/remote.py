@@ -11,6 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Door = Literal["call", "beside", "weights", "waiting", "lane"]
 """How a call gets in: one after another; or, while another call goes on, in a thread of its own kind: for what is asked
 beside, where weights arrive, where calls wait for something, and one for each lane that works at the same time."""
+Shows = Literal["own", "first", "last", "beside", "none"]
 Phase = Literal["act", "learn"]
 """In `act` simulators and policies work, in `learn` learners."""
 
@@ -23,8 +24,9 @@ class Remote:
     """Which argument says the lane, or lanes, for the trace."""
     main: bool = False
     """Part of the role's phase of an iteration, between whose first and last calls idle time is a bubble."""
-    track: Literal["own", "first", "last", "none"] = "own"
-    """On which role's track of the trace it shows: its own; for a worker's methods, the first or last of its slot."""
+    track: Shows = "own"
+    """On which track of the trace it shows: its own role's; for a worker's methods, that of the first or last role of
+    its slot; or that of what goes on beside the learner."""
     door: Door = "call"
 
 
@@ -33,7 +35,7 @@ def remote(
     phase: Phase | None = None,
     lane: int | None = None,
     main: bool = False,
-    track: Literal["own", "first", "last", "none"] = "own",
+    track: Shows = "own",
     door: Door = "call",
 ) -> Callable[[F], F]:
     """Mark a method of a role, or of a worker, that other processes call."""

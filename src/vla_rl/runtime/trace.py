@@ -42,6 +42,8 @@ Track = tuple[int, str]
 FILE = "trace.json"
 ROLES = ("sim", "policy", "learner")
 DRIVER: Track = (-1, "driver")
+RECEIVER = "receiver"
+"""Beside a learner: what comes to it while it trains. Waiting and sums are of `ROLES` alone."""
 NOBODY = "messages"
 """What a role waits for while nobody works: messages between processes, and the driver."""
 SUPPLIERS = {"sim": ("policy",), "policy": ("sim",), "learner": ("sim", "policy")}
@@ -217,16 +219,18 @@ class Trace:
 
     def chrome(self) -> dict[str, Any]:
         """The kept iterations in Chrome's trace format: a process a worker, a thread a role; times in microseconds."""
-        events = [*_names([DRIVER, *self.all])]
+        receiving = {track for segment in self.segments for track in segment.tracks if track[1] == RECEIVER}
+        events = [*_names([DRIVER, *self.all, *sorted(receiving)])]
         lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.side_by_side}
         events += [name for track, slices in lanes.items() for name in _lane_names(track, slices)]
         for segment in self.segments:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
             events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
             for track, calls in segment.tracks.items():
+                kind = "beside" if track[1] == RECEIVER else "work"
                 for call in calls:
                     where = None if call.lane is None else {"lane": call.lane}
-                    events.append(self._slice(track, "work", call.method, call.start, call.end, where))
+                    events.append(self._slice(track, kind, call.method, call.start, call.end, where))
                     if where is not None and track in lanes:
                         events[-1]["tid"] = LANE_THREADS + call.lane
             for track, start, end, parts in waits(segment):
@@ -293,7 +297,7 @@ class Trace:
 
 def waits(segment: Segment) -> Iterator[tuple[Track, float, float, dict[str, float]]]:
     """Every gap between two calls of a track: (track, start, end, seconds by whom it waited for)."""
-    tracks = [track for track in segment.tracks if track != DRIVER]
+    tracks = [track for track in segment.tracks if track[1] in ROLES]
     open_gaps: dict[Track, tuple[float, dict[str, float]]] = {}
     blamed: dict[int, list[tuple[Track, dict[str, float]]]] = {}
     for start, end, mask in _states(segment, tracks):
@@ -387,4 +391,4 @@ def _lane_names(track: Track, lanes: Iterable[LaneSlice]) -> Iterator[dict[str, 
 
 
 def _thread(role: str) -> int:
-    return (*ROLES, "driver").index(role) + 1
+    return (*ROLES, "driver", RECEIVER).index(role) + 1

@@ -11,6 +11,7 @@ from threading import Lock, get_ident
 from time import monotonic, time
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import evolve, frozen
 
@@ -27,18 +28,19 @@ from vla_rl.runtime.backends.wire import Inbox
 from vla_rl.runtime.checks import ask_plugin, check_critic, check_offload, check_reference, on_this_machine
 from vla_rl.runtime.components import build_algorithm, build_env, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device
+from vla_rl.runtime.learning.scoring import Named
 from vla_rl.runtime.remote import declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.offload import Offload
-from vla_rl.runtime.roles.policy import FRESH, PolicyRole
+from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.precision import Autocast
 from vla_rl.runtime.roles.sim import SimRole
-from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.rollouts.lanes import Call, Lane, Mode, drive
 from vla_rl.runtime.rollouts.play import Play, Played, Report
 from vla_rl.runtime.rollouts.progress import Progress
-from vla_rl.runtime.trace import Event, Recorder, clock
+from vla_rl.runtime.trace import RECEIVER, Event, Recorder, clock
 
+Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
 TRAINING = Mode(purpose="action", greedy=False, keep=True)
 IDLE = "idle"
@@ -162,13 +164,14 @@ class Worker:
         model = wrap("model", component, spec.model.type, [*self.wrappers, *narrow])
         if "reference" in self.algorithm.needs:
             check_reference(model, spec, info)
+        needs = self.algorithm.needs
         if "policy" in slot.roles:
             self.roles["policy"] = PolicyRole(
                 model,
                 name=spec.model.type,
                 seed=spec.seed,
                 lag=spec.behind,
-                fresh=self.algorithm.needs & FRESH,
+                finals="fresh-values" in needs or ("values" in needs and spec.asynchrony.replay.uses > 1),
                 embed=self.algorithm.features,
                 on_version=self.training.reach,
                 between_requests=self.between_requests,
@@ -230,21 +233,28 @@ class Worker:
             self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
         return play.report((), False)
 
+    @remote(track="none", door="beside")
+    def keep(self, places: Array, host: bool) -> None:
+        """What the policy of this worker made is the learner's too, where it lies; `host`: in host memory."""
+        parts = self.roles["policy"].parts(places)
+        self.roles["learner"].buffer.add(self.assignment.index, [p.numpy() for p in parts] if host else parts)
+
     @remote(phase="learn", main=True, track="last")
-    def update(self, step: int, wanted: Any, light: Any, steps: Any, *parts: Heavy | None) -> Result:
-        """Train this rank: heavy samples from the own store (`wanted`), then from other policies (`parts`)."""
-        result: Result = self.roles["learner"].update(step, self._heavy(wanted, parts), light, steps)
+    def update(self, step: int, named: Named, light: Any, steps: Any) -> Result:
+        """Train this rank on samples that lie with it. They are put together once; what is kept for long is gathered
+        for each micro-batch, so that there are not two of it."""
+        result: Result = self.roles["learner"].update(step, self._heavy(named), light, steps)
         return result
 
     @remote(phase="learn", main=True, track="last")
-    def feed(self, wanted: Any, light: Any, micro_batches: Any, passes: int, first: bool, *parts: Heavy | None) -> None:
-        """Begin with a part of a training step's samples; heavy ones as for `update`."""
-        self.roles["learner"].feed(self._heavy(wanted, parts), light, micro_batches, passes, first)
+    def feed(self, named: Named, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
+        """Begin with a part of a training step's samples, which lie with this rank."""
+        self.roles["learner"].feed(self._heavy(named), light, micro_batches, passes, first)
 
-    def _heavy(self, wanted: Any, parts: Sequence[Heavy | None]) -> Heavy | None:
-        own = None if wanted is None else self.roles["policy"].take_heavy(wanted, bool(parts))
-        there = [part for part in (own, *parts) if part is not None]
-        return Heavy.concat(there) if there else None
+    def _heavy(self, named: Named) -> Any:
+        rows = self.roles["learner"].buffer.heavy(*named)
+        once = self.spec.asynchrony.replay.uses == 1 and len(rows)
+        return rows.take(np.arange(len(rows))) if once else rows
 
     @remote(track="none")
     def rendezvous(self) -> str:
@@ -339,7 +349,7 @@ class Worker:
             finally:
                 if about.track != "none":
                     roles = self.assignment.slot.roles
-                    track = {"own": role, "first": roles[0], "last": roles[-1]}[about.track]
+                    track = {"own": role, "first": roles[0], "last": roles[-1], "beside": RECEIVER}[about.track]
                     lane = None if about.lane is None else arguments[about.lane]
                     self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
 

@@ -55,7 +55,7 @@ def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track
         (pid, name.partition(",")[0]): [] for (pid, _), name in sorted(roles.items())
     }
     for e in events:
-        if e.get("cat") == "work" and begin <= e["ts"] < end:
+        if e.get("cat") in ("work", "beside") and begin <= e["ts"] < end:
             of_track[e["pid"], roles[e["pid"], e["tid"]].partition(",")[0]].append(e)
     for (pid, role), calls in of_track.items():
         if calls:

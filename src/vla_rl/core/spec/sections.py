@@ -123,6 +123,28 @@ class RolloutSpec:
 
 
 @frozen(kw_only=True)
+class ReplaySpec:
+    """Training on trajectories more than once (AcceRL). They lie with the learners."""
+
+    uses: int = field(default=1, validator=v.ge(1))
+    """How often a group is trained on, in the mean: once when it is played, then out of a buffer."""
+    capacity: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Groups that the buffer keeps, the newest; none: as many as `oldest` needs, uses - 1 times those of a step."""
+    sampling: Literal["oldest", "uniform"] = field(default="oldest")
+    """Which earlier groups a step trains on: those of the last uses - 1 steps, so that each is used exactly `uses`
+    times (oldest); or uses - 1 times as many as are new, drawn from all that are kept (uniform)."""
+    max_age: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    """Training steps that a chunk may be old when it is trained on again; none: any number. Older groups leave."""
+
+    @capacity.validator
+    @sampling.validator
+    @max_age.validator
+    def _used(self, attribute: Any, value: Any) -> None:
+        if self.uses == 1 and value != attribute.default:
+            raise ValueError("has no effect with uses: 1, where nothing is trained on again")
+
+
+@frozen(kw_only=True)
 class AsynchronySpec:
     """How far rollouts run ahead of training. One loop: 0 is synchronous."""
 
@@ -132,6 +154,8 @@ class AsynchronySpec:
     swap: Literal["request", "pinned"] = field(default="request")
     """Which weights act: at each chunk the newest (request), or in a whole ticket those of max_lag steps before its own
     (pinned: the run is reproducible, and policies keep max_lag versions more in host memory)."""
+    replay: ReplaySpec = field(factory=ReplaySpec)
+    """How often what was played is trained on."""
 
     stream: bool = False
     """Learners begin with groups that are played while the rest of the step is; the optimiser still steps once all are

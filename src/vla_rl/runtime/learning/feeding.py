@@ -7,11 +7,11 @@ which micro-batch is the same whatever was played when.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
@@ -19,10 +19,11 @@ from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.backends.backend import Ref
-from vla_rl.runtime.fleet import Fleet, by_reference
+from vla_rl.runtime.fleet import Fleet
 from vla_rl.runtime.learning.steps import OptimizerStep, dealt
-from vla_rl.runtime.learning.update import joined, take
-from vla_rl.runtime.rollouts.assemble import Gathered, assemble, find_samples, light_arrays
+from vla_rl.runtime.learning.supply import Supply
+from vla_rl.runtime.learning.update import merged
+from vla_rl.runtime.rollouts.assemble import Gathered, assemble, find_samples, joined, light_arrays
 from vla_rl.runtime.rollouts.play import Played
 from vla_rl.runtime.worker import Worker
 
@@ -77,10 +78,13 @@ class Feeding:
     fleet: Fleet
     spec: Spec
     algorithm: Algorithm
-    judged: list[tuple[int, Played]] = field(factory=list, init=False)
+    supply: Supply
+    judged: list[int] = field(factory=list, init=False)
     """The first tickets of the running step, which were judged already."""
+    _parts: list[Gathered] = field(factory=list, init=False)
+    """What their filters left."""
     _queues: list[Queue] = field(factory=list, init=False)
-    """Their samples."""
+    """Its samples."""
     _left: list[Queue] = field(factory=list, init=False)
     """Those that no learner has: too few for a micro-batch of every rank."""
     _fed: list[Ref[None]] = field(factory=list, init=False)
@@ -95,16 +99,17 @@ class Feeding:
         """Whether these further tickets fill a micro-batch of every rank."""
         return sum(len(ticket.chosen["versions"]) for _, ticket in played) >= self._size
 
-    def feed(self, step: int, played: Sequence[tuple[int, Played]]) -> None:
-        """Judge these further tickets, and let the learners begin with them. Does not wait."""
-        self.judged += played
+    def feed(self, step: int, version: int, played: Sequence[tuple[int, Played]]) -> None:
+        """Judge these further tickets, and let the learners begin with them. Does not wait for that."""
         gathered = assemble(step, played, self.spec.rollout.group_size)
+        self.judged += gathered.numbers.tolist()
         rollout = self.algorithm.shape_rewards(gathered.rollout)
         columns = self.algorithm.select(rollout).nonzero().flatten().numpy()
         if not len(columns):
             return
-        kept = take_columns(rollout, columns)
-        self._queues.append(_queue_of(gathered, kept, columns, self.algorithm.advantages(kept)))
+        part = self._prepared(version, gathered, take_columns(rollout, columns), columns)
+        self._parts.append(part)
+        self._queues.append(_queue_of(part, self.algorithm.advantages(part.rollout)))
         self._left.append(self._queues[-1])
         count = sum(map(len, self._left)) // self._size * self._size
         if count:
@@ -112,10 +117,31 @@ class Feeding:
             self._send(left.take(slice(count)))
             self._left = [left.take(slice(count, None))]
 
-    def update(self, gathered: Gathered, kept: Rollout, keep: Array, advantages: Advantages) -> dict[str, float]:
-        """Give the learners what they do not have of the columns `keep`, which `kept` is cut to, and let them step.
-        -> metrics. Raises PluginError where parts were judged otherwise than the whole step is."""
-        whole, epochs = _queue_of(gathered, kept, keep, advantages), self.spec.train.epochs
+    def prepare(self, version: int, gathered: Gathered, kept: Rollout, keep: Array) -> Gathered:
+        """What is trained on: the columns `keep` (indices) of a step's rollout, which `kept` is cut to, with the
+        learners. Raises PluginError where filters left others of parts."""
+        numbers = gathered.numbers[keep]
+        before = np.isin(numbers, self.judged)
+        known = [number for part in self._parts for number in part.numbers.tolist()]
+        if numbers[before].tolist() != known:
+            raise self._wrong("`select` keeps other trajectories of the whole step than of parts of it")
+        rest = np.flatnonzero(~before)
+        further = [self._prepared(version, gathered, take_columns(kept, rest), keep[rest])] if len(rest) else []
+        chosen = joined([*self._parts, *further])
+        return evolve(chosen, rollout=chosen.rollout.evolve(episodes=gathered.rollout.episodes))
+
+    def _prepared(self, version: int, gathered: Gathered, kept: Rollout, columns: Array) -> Gathered:
+        """Samples are dealt by their place in the step."""
+        known = sum(len(queue) for queue in self._queues)
+        samples = find_samples(kept, columns, gathered)
+        order, ranks = np.lexsort((samples.steps, samples.columns)), np.empty(len(samples.steps), np.int64)
+        ranks[order] = (known + np.arange(len(order))) // self.spec.train.micro_batch % len(self.fleet.learners)
+        return self.supply.prepare(version, gathered, kept, columns, ranks)
+
+    def update(self, chosen: Gathered, advantages: Advantages, wait: Callable[[Any], list[Any]]) -> dict[str, float]:
+        """Give the learners what they were not given of what was prepared, and let them step. -> metrics. Raises
+        PluginError where parts were judged otherwise than the whole step is."""
+        whole, epochs = _queue_of(chosen, advantages), self.spec.train.epochs
         known = sum(map(len, self._queues))
         if known:
             self._compare(Queue.concat(self._queues), whole)
@@ -125,20 +151,21 @@ class Feeding:
         further = OptimizerStep(micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor)
         steps = [first, *[further] * (epochs - 1)]
         workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
-        pending = [worker.call(Worker.update, kept.step, None, {}, steps) for worker in workers]
-        everything: list[Ref[Any]] = [*self._fed, *pending]
-        results = self.fleet.get_all(everything)[len(self._fed) :]
+        nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        pending = [worker.call(Worker.update, chosen.rollout.step, nothing, {}, steps) for worker in workers]
+        results = wait([*self._fed, *pending])[len(self._fed) :]
         return {
             "update/samples": float(len(whole)),
             "update/optimizer_steps": float(epochs),
-            **joined(results),
+            **merged(results),
             "time/learner": max(result["seconds"] for result in results),
         }
 
     def end(self, trained: bool) -> None:
         """The step is over."""
         known = sum(map(len, self._queues))
-        self.judged, self._queues, self._left, self._fed, self._begun = [], [], [], [], False
+        self.judged, self._parts, self._queues, self._left, self._fed = [], [], [], [], []
+        self._begun = False
         if known and not trained:
             raise self._wrong(f"`select` keeps nothing of the whole step, and kept {known} samples of parts")
 
@@ -149,17 +176,11 @@ class Feeding:
         batches = dealt(len(queue), len(self.fleet.learners), self.spec.train.micro_batch)
         passes, first, self._begun = max(map(len, batches)), not self._begun, True
         for learner, of_rank in zip(self.fleet.learners, batches, strict=True):
-            chosen = np.concatenate([np.zeros(0, np.int64), *of_rank])
-            makers = queue.workers[chosen]
-            order = np.lexsort((queue.places[chosen], np.where(makers == learner.worker, 0, makers + 1)))
-            position = np.argsort(order)
-            own = queue.take(chosen[order])
+            own = queue.take(np.concatenate([np.zeros(0, np.int64), *of_rank]))
             ends = np.cumsum([len(batch) for batch in of_rank])[:-1]
-            micro_batches = np.split(position, ends) if of_rank else []
-            mine, parts = take(self.fleet, learner, own.workers, own.places)
-            arrived = (by_reference(part) for part in parts)
-            worker = self.fleet.worker_of(learner)
-            self._fed.append(worker.call(Worker.feed, mine, own.light, micro_batches, passes, first, *arrived))
+            micro_batches = np.split(np.arange(len(own)), ends) if of_rank else []
+            named, worker = (own.workers, own.places), self.fleet.worker_of(learner)
+            self._fed.append(worker.call(Worker.feed, named, own.light, micro_batches, passes, first))
 
     def _compare(self, parts: Queue, whole: Queue) -> None:
         """Raises PluginError where these are not the first samples of the whole step, judged alike."""
@@ -187,14 +208,14 @@ class Feeding:
         )
 
 
-def _queue_of(gathered: Gathered, kept: Rollout, columns: Array, advantages: Advantages) -> Queue:
-    samples = find_samples(kept, columns, gathered)
+def _queue_of(chosen: Gathered, advantages: Advantages) -> Queue:
+    samples = find_samples(chosen.rollout, np.arange(len(chosen.numbers)), chosen)
     queue = Queue(
-        numbers=gathered.numbers[columns][samples.columns],
+        numbers=chosen.numbers[samples.columns],
         steps=samples.steps,
         workers=samples.workers,
         places=samples.places,
-        light=light_arrays(kept, advantages, samples),
+        light=light_arrays(chosen.rollout, advantages, samples),
     )
     return queue.take(np.lexsort((queue.steps, queue.numbers)))
 

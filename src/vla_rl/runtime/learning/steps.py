@@ -85,13 +85,9 @@ UNDIVIDED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divisor
 
 
 def dealt(count: int, world: int, micro_batch: int) -> list[list[Array]]:
-    """Samples 0 .. count - 1 as micro-batches of each rank, int64 [B] each: full ones in turn, the rest evenly."""
-    found: list[list[Array]] = [[] for _ in range(world)]
-    for start in range(0, count, micro_batch * world):
-        of_all = np.arange(start, min(start + micro_batch * world, count))
-        for rank, own in enumerate(np.array_split(of_all, world)):
-            found[rank] += [own] if len(own) else []
-    return found
+    """Samples 0 .. count - 1 as micro-batches of each rank, int64 [B] each, in turn."""
+    parts = [np.arange(start, min(start + micro_batch, count)) for start in range(0, count, micro_batch)]
+    return [parts[rank::world] for rank in range(world)]
 
 
 @frozen(kw_only=True)

@@ -1,72 +1,64 @@
-"""From a rollout that the algorithm has judged to trained weights: which rank trains on which samples, how their heavy
-parts get there, and what comes back."""
+"""From samples that lie with learners, and their advantages, to trained weights: which rank trains on which of them in
+which optimiser step, and what comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages, Rollout
-from vla_rl.runtime.assignments import ranks_of
+from vla_rl.core.types import Advantages
 from vla_rl.runtime.backends.backend import Ref
-from vla_rl.runtime.fleet import Fleet, Handle, by_reference
+from vla_rl.runtime.fleet import Fleet
 from vla_rl.runtime.learning.steps import Share, share_out
-from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.rollouts.assemble import Gathered, Samples, find_samples, light_arrays
-from vla_rl.runtime.rollouts.heavy import Heavy
 from vla_rl.runtime.worker import Worker
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 Array = np.ndarray[Any, Any]
+Result = dict[str, Any]
+"""As `LearnerRole.update` gives it."""
 
 
 def update(
-    fleet: Fleet, spec: Spec, gathered: Gathered, kept: Rollout, keep: Array, advantages: Advantages
+    fleet: Fleet,
+    spec: Spec,
+    chosen: Gathered,
+    advantages: Advantages,
+    wait: Callable[[Sequence[Ref[Result]]], list[Result]],
 ) -> dict[str, float]:
-    """Train on the columns `keep` (indices) of a rollout, which `kept` is cut to. -> metrics."""
-    samples = find_samples(kept, keep, gathered)
-    light = light_arrays(kept, advantages, samples)
-    shares = _shares(fleet, spec, kept.step, samples, light)
-    # An update waits for those of all ranks: every take stands in front of every update.
-    taken = [
-        take(fleet, learner, samples.workers[share.samples], samples.places[share.samples])
-        for learner, share in zip(fleet.learners, shares, strict=True)
-    ]
+    """Train on all of `chosen`, which lies with the learners. -> metrics.
+
+    Args:
+        wait: for the results of all learners.
+    """
+    samples = find_samples(chosen.rollout, np.arange(len(chosen.numbers)), chosen)
+    light = light_arrays(chosen.rollout, advantages, samples)
+    assert chosen.ranks is not None
+    shares = _shares(fleet, spec, chosen.rollout.step, samples, chosen.ranks[samples.steps, samples.columns], light)
     pending = []
-    for learner, share, (mine, parts) in zip(fleet.learners, shares, taken, strict=True):
+    for learner, share in zip(fleet.learners, shares, strict=True):
         of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
-        arrived = (by_reference(part) for part in parts)
+        named = samples.workers[share.samples], samples.places[share.samples]
         worker = fleet.worker_of(learner)
-        pending.append(worker.call(Worker.update, kept.step, mine, of_rank, share.steps, *arrived))
-    results = fleet.get_all(pending)
+        pending.append(worker.call(Worker.update, chosen.rollout.step, named, of_rank, share.steps))
+    results = wait(pending)
     return {
         "update/samples": float(len(samples.steps)),
         "update/optimizer_steps": float(len(shares[0].steps)),
-        **joined(results),
+        **merged(results),
         "time/learner": max(result["seconds"] for result in results),
     }
 
 
-def take(
-    fleet: Fleet, learner: Handle[LearnerRole], makers: Array, places: Array
-) -> tuple[Array | None, list[Ref[Heavy | None]]]:
-    """The heavy parts of samples, each worker's in ascending places. -> (places of those in the learner's own worker,
-    the others on their way, by worker)."""
-    policy_at = {policy.worker: policy for policy in fleet.policies}
-    wanted = {int(worker): places[makers == worker] for worker in np.unique(makers)}
-    own = wanted.pop(learner.worker, None)
-    return own, [policy_at[w].call(PolicyRole.take_heavy, of_worker, True) for w, of_worker in wanted.items()]
-
-
-def _shares(fleet: Fleet, spec: Spec, step: int, samples: Samples, light: dict[str, Array | None]) -> list[Share]:
-    """What each rank trains on: what its own policy made first, then what others did, each in the order in which it
-    lies there."""
+def _shares(
+    fleet: Fleet, spec: Spec, step: int, samples: Samples, ranks: Array, light: dict[str, Array | None]
+) -> list[Share]:
+    """What each rank (`ranks`, int64 [S]) trains on: what its own policy made first, then what others did, each in the
+    order in which it lay there."""
     home = np.array([learner.worker for learner in fleet.learners])
-    ranks = ranks_of(samples.workers, {learner.worker: rank for rank, learner in enumerate(fleet.learners)})
     source = np.where(samples.workers == home[ranks], 0, samples.workers + 1)
     order = np.empty(len(ranks), np.int64)
     order[np.lexsort((samples.places, source))] = np.arange(len(ranks))
@@ -83,7 +75,7 @@ def _shares(fleet: Fleet, spec: Spec, step: int, samples: Samples, light: dict[s
     )
 
 
-def joined(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The metrics of all ranks: sums added, maxima compared, statistics read."""
     metrics: dict[str, float] = {}
     for result in results:

@@ -50,8 +50,8 @@ def measure(spec: Spec, cluster: Cluster) -> Profile:
         runtime.finish(trained=False)
         flow.finish("void")
         rollouts, _, metrics = collect(runtime, flow, 2)
-        everything = np.arange(rollouts.valid.shape[1])
-        trained = runtime.update(rollouts, everything, runtime.algorithm.advantages(rollouts))
+        prepared = runtime.prepare(rollouts, np.arange(rollouts.valid.shape[1]))
+        trained = runtime.update(prepared, runtime.algorithm.advantages(prepared))
     finally:
         runtime.close()
     played, cpus = rollouts.valid.shape[0], None if cluster.gpus else slot.cpus

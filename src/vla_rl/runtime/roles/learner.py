@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,16 +19,19 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores
+from vla_rl.runtime.learning.buffer import Buffer, Rows
 from vla_rl.runtime.learning.holding import Holding, Replicas
 from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
+from vla_rl.runtime.learning.scoring import Asked, Found, Scoring
 from vla_rl.runtime.learning.steps import UNDIVIDED, ImitationStep, OptimizerStep
 from vla_rl.runtime.learning.undivided import Light, Tally, Undivided
 from vla_rl.runtime.learning.weights import Published, Publisher
 from vla_rl.runtime.remote import remote
-from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.runtime.rollouts.heavy import Heavy, Part, blank
 from vla_rl.toolkit.data.samples import Held
 
 Array = np.ndarray[Any, Any]
+HeavyRows = Heavy | Rows[Heavy]
 
 
 class LearnerRole:
@@ -59,6 +63,7 @@ class LearnerRole:
         """At which rank 0 lets the others in."""
         self.group: Holding = Replicas(world)
         self.publisher = Publisher()
+        self.buffer = Buffer()
         self._start_optimizer()
 
     def _start_optimizer(self) -> None:
@@ -100,7 +105,9 @@ class LearnerRole:
 
     # ------------------------------------------------------------------------------------------------- learning
 
-    def update(self, step: int, heavy: Heavy | None, light: Light, steps: Sequence[OptimizerStep]) -> dict[str, Any]:
+    def update(
+        self, step: int, heavy: HeavyRows | None, light: Light, steps: Sequence[OptimizerStep]
+    ) -> dict[str, Any]:
         """All optimiser steps of one iteration.
 
         Args:
@@ -131,7 +138,9 @@ class LearnerRole:
             "seconds": perf_counter() - before,
         }
 
-    def feed(self, heavy: Heavy | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool) -> None:
+    def feed(
+        self, heavy: HeavyRows | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool
+    ) -> None:
         """The passes of a part of a training step's samples, before the rest is there; `update` steps the optimiser.
 
         Args:
@@ -157,7 +166,7 @@ class LearnerRole:
         return Undivided(self.parameters, self.algorithm.loss, keep=self.train.epochs > 1)
 
     def _passes(
-        self, heavy: Heavy | None, light: Light, optimizer_step: OptimizerStep, tally: Tally, steps: int
+        self, heavy: HeavyRows | None, light: Light, optimizer_step: OptimizerStep, tally: Tally, steps: int
     ) -> torch.Tensor:
         """Forward and backward of all micro-batches of one of so many optimiser steps. -> the loss."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -176,6 +185,34 @@ class LearnerRole:
             self.beat()
             self._loss(self._blank_batch(light, optimizer_step)).total.backward()
         return total
+
+    @remote(phase="learn")
+    def score(self, asked: Asked) -> Found:
+        """Values and log-probs of samples that lie here, by the weights as they are; all ranks together."""
+        self.group.release()
+        filler = self.filler if self.group.lockstep else None
+        found = Scoring(self.model, self.group, self.buffer, filler, self.beat).answer(asked)
+        self._let_act()
+        return found
+
+    @remote(track="beside", door="beside")
+    def receive(self, policy: int, part: Part, copied: bool) -> None:
+        """Keep what the policy of another worker made; `copied`: not where it came in, which others may need."""
+        self.buffer.add(policy, [deepcopy(part) if copied else part])
+
+    @remote(track="none", door="beside")
+    def release(self, places: Mapping[int, Array]) -> int:
+        """Forget these samples, by worker, as far as they lie here. -> bytes that are left."""
+        self.buffer.release(places)
+        return self.buffer.bytes
+
+    @remote()
+    def sample_bytes(self) -> int:
+        """Of the heavy part of a sample."""
+        if self.group.lockstep:
+            return self.filler.nbytes
+        obs, chunk = blank(self.model, self.info)
+        return Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay).nbytes
 
     @remote()
     def skip(self) -> None:
@@ -275,9 +312,9 @@ class LearnerRole:
         zeros = {n: None if a is None else np.zeros((1, *a.shape[1:]), a.dtype) for n, a in light.items()}
         return self.collate(self.filler, zeros, np.zeros(1, np.int64), optimizer_step)
 
-    def collate(self, heavy: Heavy, light: Light, indices: Array, optimizer_step: OptimizerStep) -> Batch:
+    def collate(self, rows: HeavyRows, light: Light, indices: Array, optimizer_step: OptimizerStep) -> Batch:
         """One micro-batch of the rank's samples."""
-        heavy = heavy.take(indices)
+        heavy = rows.take(indices)
 
         def tensor(name: str) -> Any:
             array = light[name]

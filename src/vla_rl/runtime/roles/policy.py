@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define
 
 from vla_rl.core.episodes import Finished, Request
 from vla_rl.core.errors import PluginError
@@ -21,15 +21,13 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, concat, pick, to_numpy
 from vla_rl.runtime.learning.weights import Published, receive, swap_in
 from vla_rl.runtime.remote import remote
-from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.runtime.rollouts.heavy import Heavy, Part
 from vla_rl.runtime.rollouts.lanes import Mode
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 
-FRESH = frozenset({"fresh-values", "fresh-log-probs"})
-"""Of `Algorithm.needs`: what `refresh` gives."""
 NOBODY = nullcontext()
 ROWS = 1 << 20
 """A sample's place is that of its inference, times this, plus its row there."""
@@ -50,8 +48,10 @@ class _Inference:
     """float32 [R]: bootstrap values; 0 where there is none."""
     left: int
     """Rows that somebody may still want."""
-    finals: list[tuple[Array, Observation]] = field(factory=list)
-    """Rows and their final observations, where values are asked for again."""
+    ended: Array
+    """bool [R]: rows behind which there is a final observation."""
+    finals: Observation | None = None
+    """Of these, where learners ask for their values again."""
 
 
 class PolicyRole:
@@ -62,7 +62,7 @@ class PolicyRole:
         name: str,
         seed: int,
         lag: int = 0,
-        fresh: frozenset[str] = frozenset(),
+        finals: bool = False,
         embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
         on_version: Callable[[int], None] = lambda version: None,
         between_requests: AbstractContextManager[Any] = NOBODY,
@@ -70,14 +70,14 @@ class PolicyRole:
         """
         Args:
             lag: versions before the newest that tickets may ask for; they are kept in host memory.
-            fresh: of FRESH, what `refresh` will be asked for; final observations are kept for it.
+            finals: learners ask for values again; final observations are kept for them.
             embed: `Algorithm.features`.
             on_version: is told of the weights that act from now on.
             between_requests: held by whoever uses the model.
         """
         self.between_requests = between_requests
         self.embed, self.on_version = embed, on_version
-        self.model, self.name, self.seed, self.lag, self.fresh = model, name, seed, lag, fresh
+        self.model, self.name, self.seed, self.lag, self.finals = model, name, seed, lag, finals
         self.version = 0
         self.past: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque(maxlen=lag + 1)
         self.made = 0
@@ -128,7 +128,7 @@ class PolicyRole:
 
     def results(self, finished: Sequence[Finished], framed: bool) -> list[dict[str, Any]]:
         """Of each ticket that ended: its light fields [T, ...], and "features" [D] of its frames where these are asked
-        for."""
+        for. "ended" says behind which chunks there is a final observation."""
         features = self._features([self._frames(ticket) for ticket in finished]) if framed and finished else None
         results = []
         for i, ticket in enumerate(finished):
@@ -139,18 +139,36 @@ class PolicyRole:
                 "sample": np.array([inference.place * ROWS + row for inference, row in steps], np.int64),
                 **_values_of(steps),
             }
+            if self.finals:
+                light["ended"] = np.array([inference.ended[row] for inference, row in steps])
             results.append(light if features is None else light | {"features": features[i]})
         return results
 
     @remote(door="beside")
-    def take_heavy(self, samples: Array, remote: bool) -> Heavy | None:
-        """Samples by their places, int64 ascending. None: nothing wanted."""
-        places, rows = np.divmod(samples, ROWS)
-        parts = [self.store[int(place)].heavy.take(rows[places == place]) for place in np.unique(places)]
-        if not parts:
-            return None
-        heavy = Heavy.concat(parts)
-        return heavy.numpy() if remote else heavy
+    def take(self, samples: Array) -> Part:
+        """Samples by their places, int64 ascending, ready to cross processes."""
+        return Part.concat(self.parts(samples)).numpy()
+
+    def parts(self, samples: Array) -> list[Part]:
+        """The same where they lie, by inference; nothing is copied of one that is wanted as a whole."""
+        inferences, rows = np.divmod(samples, ROWS)
+        cuts = np.flatnonzero(np.diff(inferences)) + 1
+        return [
+            self._part(self.store[int(inferences[own[0]])], rows[own])
+            for own in np.split(np.arange(len(samples)), cuts)
+            if len(own)
+        ]
+
+    def _part(self, inference: _Inference, rows: Array) -> Part:
+        finals, with_final = inference.finals, rows[inference.ended[rows]]
+        if finals is not None:
+            finals = _taken(finals, np.searchsorted(np.flatnonzero(inference.ended), with_final))
+        return Part(
+            places=inference.place * ROWS + rows,
+            heavy=inference.heavy.take(rows),
+            ended=inference.place * ROWS + (rows[:0] if finals is None else with_final),
+            finals=finals if finals is not None and len(finals) else None,
+        )
 
     @remote(door="beside")
     def release(self, tickets: Sequence[int] | None = None) -> None:
@@ -171,40 +189,6 @@ class PolicyRole:
             if not inference.left:
                 del self.store[inference.place]
         del steps[standing:]
-
-    @remote(phase="act", door="beside")
-    def refresh(self, tickets: Sequence[int]) -> list[dict[str, Array]]:
-        """Of each ticket and the current weights, as far as `fresh` has it: `values` and `next_values`, as `results`
-        gave them, and `fresh_log_probs`. Log-probs of chunks that these weights chose are those recorded."""
-        due = {inference.place: inference for number in tickets for inference, _ in self.tickets[number]}
-        now: dict[int, Array] = {}
-        for place, inference in due.items():
-            if "fresh-values" in self.fresh:
-                inference.values = to_numpy(self.model.values(inference.heavy.obs)).astype(np.float32)
-                for rows, final in inference.finals:
-                    inference.next_values[rows] = self._bootstrap(final)
-            if "fresh-log-probs" in self.fresh:
-                now[place] = self._log_probs_now(inference)
-        found = []
-        for number in tickets:
-            steps = self.tickets[number]
-            light = _values_of(steps) if "fresh-values" in self.fresh else {}
-            if now:
-                light["fresh_log_probs"] = np.stack([now[inference.place][row] for inference, row in steps])
-            found.append(light)
-        return found
-
-    def _log_probs_now(self, inference: _Inference) -> Array:
-        new = inference.versions == self.version
-        if new.all():
-            return inference.log_probs
-        heavy = inference.heavy
-        chunk = Chunk(actions=heavy.actions, log_probs=inference.log_probs, replay=heavy.replay)
-        with torch.no_grad():
-            scores = self.model.chunk_log_probs(heavy.obs, chunk)
-        log_probs: Array = to_numpy(scores.log_probs).astype(np.float32)
-        log_probs[new] = inference.log_probs[new]
-        return log_probs
 
     # ------------------------------------------------------------------------------------------------- weights
 
@@ -299,6 +283,7 @@ class PolicyRole:
             values=None if chunk.values is None else to_numpy(chunk.values)[part].astype(np.float32),
             heavy=heavy,
             next_values=np.zeros(rows, np.float32),
+            ended=np.zeros(rows, bool),
             left=rows,
         )
         self.made += 1
@@ -320,8 +305,9 @@ class PolicyRole:
         for request, of_lane in zip(due, last, strict=True):
             inference, rows = of_lane[0][0], np.array([row for _, row in of_lane])  # of one lane: of one inference
             inference.next_values[rows], values = values[: len(rows)], values[len(rows) :]
-            if self.fresh and request.final is not None:
-                inference.finals.append((rows, request.final))
+            inference.ended[rows] = True
+            if self.finals and request.final is not None:
+                inference.finals = _taken(request.final, np.argsort(rows))
 
     def _bootstrap(self, obs: Observation) -> Array:
         """Value of the first action of each row, float32 [R]."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import asdict, frozen
 
 from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.rollouts.play import Played
@@ -16,6 +16,10 @@ Array = np.ndarray[Any, Any]
 LIGHT = ("rewards", "terminated", "truncated", "valid")
 CHOSEN = ("log_probs", "fresh_log_probs", "values", "next_values", "versions")
 """Fields of a rollout that simulators fill, and those that policies fill."""
+
+
+BY_COLUMN = ("groups", "success", "features")
+"""Fields of a rollout without time."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -41,6 +45,27 @@ class Gathered:
     workers: Array
     numbers: Array
     """int64 [N]: the worker of each ticket's policy, and the ticket's number."""
+    ended: Array | None = None
+    """bool [T, N]: behind this chunk step there is a final observation, which can be valued again."""
+    ranks: Array | None = None
+    """int64 [T, N]: the learner with whom the sample lies, once it was moved there."""
+
+    def cut(self, rollout: Rollout, columns: Array) -> Gathered:
+        """The columns (indices) that `rollout` is cut to."""
+        return Gathered(
+            rollout=rollout,
+            places=self.places[:, columns],
+            workers=self.workers[columns],
+            numbers=self.numbers[columns],
+            ended=None if self.ended is None else self.ended[:, columns],
+            ranks=None if self.ranks is None else self.ranks[:, columns],
+        )
+
+    def places_of(self, columns: Array | None = None) -> dict[int, Array]:
+        """Worker -> int64: where the samples of its columns lie, or of those among `columns` (bool [N])."""
+        chosen = np.ones(len(self.workers), bool) if columns is None else columns
+        places = {w: self.places[:, chosen & (self.workers == w)] for w in np.unique(self.workers[chosen]).tolist()}
+        return {worker: of_worker[of_worker >= 0] for worker, of_worker in places.items()}
 
 
 def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) -> Gathered:
@@ -61,7 +86,7 @@ def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) 
     first = [ticket.finished.episodes[0] if ticket.finished.episodes else None for _, ticket in tickets]
     numbers = np.array([ticket.finished.number for _, ticket in tickets], np.int64)
     tensors = {key: gather(key) for key in (*LIGHT, *CHOSEN)}
-    places = gather("sample", fill=-1)
+    places, ended = gather("sample", fill=-1), gather("ended")
     assert places is not None
     rollout = Rollout(
         step=step,
@@ -72,7 +97,46 @@ def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) 
         tasks=tuple(episode.task for episode in first if episode is not None) if all(first) else (),
         **tensors,  # type: ignore[arg-type]
     )
-    return Gathered(rollout=rollout, places=places.numpy(), workers=workers, numbers=numbers)
+    return Gathered(
+        rollout=rollout,
+        places=places.numpy(),
+        workers=workers,
+        numbers=numbers,
+        ended=None if ended is None else ended.numpy(),
+    )
+
+
+def joined(parts: Sequence[Gathered]) -> Gathered:
+    """One rollout of several, column beside column, with the step of the last. Episodes are those of the last alone."""
+    if len(parts) == 1:
+        return parts[0]
+    length, last = max(len(part.places) for part in parts), parts[-1]
+
+    def beside(arrays: Sequence[Array], fill: int = 0) -> Array:
+        padded = [np.full((length - len(array), *array.shape[1:]), fill, array.dtype) for array in arrays]
+        return np.concatenate([np.concatenate(pair) for pair in zip(arrays, padded, strict=True)], 1)
+
+    changes: dict[str, Any] = {}
+    for name, tensor in asdict(last.rollout, recurse=False).items():
+        if isinstance(tensor, torch.Tensor):
+            tensors = [getattr(part.rollout, name) for part in parts]
+            by_column = name in BY_COLUMN
+            changes[name] = torch.cat(tensors) if by_column else torch.from_numpy(beside([t.numpy() for t in tensors]))
+    tasks = [part.rollout.tasks for part in parts]
+    changes["tasks"] = tuple(task for of_part in tasks for task in of_part) if all(tasks) else ()
+    changes["findings"] = {
+        name: torch.cat([part.rollout.findings[name] for part in parts]) for name in last.rollout.findings
+    }
+    by_step = {}
+    for name, fill in (("places", -1), ("ended", 0), ("ranks", 0)):
+        arrays = [getattr(part, name) for part in parts]
+        by_step[name] = None if arrays[0] is None else beside(arrays, fill)
+    return Gathered(
+        rollout=last.rollout.evolve(**changes),
+        workers=np.concatenate([part.workers for part in parts]),
+        numbers=np.concatenate([part.numbers for part in parts]),
+        **by_step,  # type: ignore[arg-type]
+    )
 
 
 def ages(rollout: Rollout, version: int) -> dict[int, float]:

@@ -35,6 +35,10 @@ class Heavy:
             replay={name: pick(tensor, indices) for name, tensor in self.replay.items()},
         )
 
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.obs) + int(self.actions.nbytes) + sum(int(tensor.nbytes) for tensor in self.replay.values())
+
     def numpy(self) -> Heavy:
         replay = {name: to_numpy(tensor) for name, tensor in self.replay.items()}
         return Heavy(obs=self.obs.numpy(), actions=to_numpy(self.actions), replay=replay)
@@ -47,6 +51,40 @@ class Heavy:
             obs=Observation.concat([part.obs for part in parts]),
             actions=concat([part.actions for part in parts]),
             replay={name: concat([part.replay[name] for part in parts]) for name in parts[0].replay},
+        )
+
+
+def nbytes(obs: Observation) -> int:
+    """Of its arrays; a string is written once for many rows."""
+    arrays = [*obs.images.values(), *([] if obs.state is None else [obs.state])]
+    return sum(int(array.nbytes) for array in arrays)
+
+
+@frozen(kw_only=True, eq=False)
+class Part:
+    """Samples that one policy made, on their way to a learner."""
+
+    places: Array
+    """int64 [B] ascending: where they lie with that policy."""
+    heavy: Heavy
+    ended: Array
+    """int64 [K] ascending: places of those behind which there is a final observation; none where values are never asked
+    for again."""
+    finals: Observation | None
+    """These, [K]; None: there is none."""
+
+    def numpy(self) -> Part:
+        finals = None if self.finals is None else self.finals.numpy()
+        return Part(places=self.places, heavy=self.heavy.numpy(), ended=self.ended, finals=finals)
+
+    @staticmethod
+    def concat(parts: Sequence[Part]) -> Part:
+        finals = [part.finals for part in parts if part.finals is not None]
+        return Part(
+            places=np.concatenate([part.places for part in parts]),
+            heavy=Heavy.concat([part.heavy for part in parts]),
+            ended=np.concatenate([part.ended for part in parts]),
+            finals=Observation.concat(finals) if finals else None,
         )
 
 

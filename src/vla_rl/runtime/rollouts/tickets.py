@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import define, field
 
@@ -20,6 +20,8 @@ from vla_rl.runtime.rollouts.play import Played, Report, most_held
 from vla_rl.runtime.rollouts.streams import Standings
 from vla_rl.runtime.worker import Worker
 
+T = TypeVar("T")
+
 
 @define
 class Tickets:
@@ -28,7 +30,9 @@ class Tickets:
     ahead: bool
     """Reports are wanted while others are played."""
     each: bool = False
-    """And of every ticket at once."""
+    """Of every ticket at once."""
+    arrived: Callable[[int, Sequence[Played]], None] | None = None
+    """Is told at once, with the worker of their policy, of tickets that were played, also while `get_all` waits."""
     played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
     """Ticket -> the worker of its policy, and what came of it; until `release`."""
     since: Report = field(factory=Report, init=False)
@@ -83,6 +87,17 @@ class Tickets:
         """Tickets that are not played yet."""
         return sum(map(len, (*self._given.values(), *self._waiting)))
 
+    def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
+        """As the fleet's."""
+        left = list(references) if self.arrived else []
+        while left and (self._plays or self._reports):
+            try:
+                self._wait((), left)
+            except WorkerDied as exc:
+                self._recover(exc)
+            self._hand_out()
+        return self.fleet.get_all(references)
+
     def forget(self) -> None:
         """Begin to count anew."""
         self.since, self.seconds = Report(), 0.0
@@ -130,18 +145,22 @@ class Tickets:
     def _placed(self, batches: list[list[Start]]) -> list[list[Start]]:
         return [[self._standings.placed(start) for start in batch] for batch in batches]
 
-    def _wait(self, needed: Collection[int]) -> None:
+    def _wait(self, needed: Collection[int], others: list[Ref[Any]] | None = None) -> None:
+        """Wait until there is news of tickets, or one of `others` is there, which is taken out then."""
+        others = [] if others is None else others
         assert self._plays or self._reports, f"tickets {list(needed)[:5]} are waited for, and nobody plays"
-        wanted = frozenset(needed)
+        wanted, early = frozenset(needed), bool(self._waiting or self.arrived or self.each)
         for index in self._plays:
             own = [number for number in self._given[index] if number in wanted]
-            if index not in self._reports and (self._waiting or ((self.ahead or self.each) and own)):
+            if index not in self._reports and (early or (self.ahead and own)):
                 worker = self.fleet.workers[index]
-                self._reports[index] = worker.call(Worker.report, own, self.each or bool(self._waiting))
-        expected = [*self.publishing, *self._plays.values(), *self._reports.values()]
+                self._reports[index] = worker.call(Worker.report, own, early)
+        expected = [*self._plays.values(), *self._reports.values(), *self.publishing, *others]
         there = {id(r) for r in self.fleet.backend.ready(expected)}
-        arrived, self.publishing = self.publishing, [r for r in self.publishing if id(r) not in there]
-        self.fleet.get_all([r for r in arrived if id(r) in there])
+        for further in (self.publishing, others):
+            for reference in [reference for reference in further if id(reference) in there]:
+                further.remove(reference)
+                self.fleet.get(reference)
         for pending in (self._reports, self._plays):
             for index in [index for index, reference in pending.items() if id(reference) in there]:
                 report = self.fleet.get(pending[index])
@@ -155,6 +174,8 @@ class Tickets:
             self._standings.note(ticket.finished)
             del self._given[worker][number]
             self._news.append(number)
+        if report.played and self.arrived:
+            self.arrived(worker, report.played)
         self.since.add(report)
 
     def _recover(self, error: WorkerDied) -> None:

@@ -26,6 +26,7 @@ RESERVED_GROUPS = frozenset(
         "groups",
         "imitation",
         "offload",
+        "replay",
         "rollout",
         "sampling",
         "throughput",

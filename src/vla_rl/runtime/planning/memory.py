@@ -1,0 +1,56 @@
+"""Host memory that trajectories take while they wait to be trained on, known before the first is played."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.plan import Cluster, Plan
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.learning.replay import most_held
+
+
+def groups_held(spec: Spec) -> int:
+    """That lie with learners, or are on their way to them, at most: those of the running step, with what filters may
+    drop of it, those that are played ahead, and those of the replay buffer."""
+    asynchrony, rows = spec.asynchrony, spec.env.num_envs
+    per_step = spec.rollout.groups(rows)
+    ahead = (asynchrony.max_lag + 1) * per_step + spec.rollout.further_groups(rows)
+    return ahead + most_held(asynchrony.replay, per_step)
+
+
+def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:
+    """Of a ticket that runs to its limit: its chunk steps of `sample` bytes each (observation, actions, the model's
+    replay), and its last observation."""
+    rollout = spec.rollout
+    limit = rollout.steps or rollout.max_steps or max(task.max_steps for task in info.tasks)
+    images = sum(3 * height * width for height, width in info.cameras.values())
+    return -(-limit // rollout.chunk) * sample + images + 4 * info.state_dim
+
+
+def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample: int) -> None:
+    """Raises UserError where the trajectories that learners hold at most do not fit into the host memory of their
+    machine; `sample`: bytes of a chunk step."""
+    trajectories = groups_held(spec) * spec.rollout.group_size
+    one = trajectory_bytes(spec, info, sample)
+    learners = plan.hosting("learner")
+    memory = {node.name: node.memory for node in cluster.nodes}
+    for name, count in Counter(plan.slots[index].node for index in learners).items():
+        here = -(-count // len(memory)) if name is None else count
+        needed = trajectories * one * here // len(learners)
+        there = max(memory.values()) if name is None else memory[name]
+        if needed > there:
+            raise UserError(
+                f"{trajectories} trajectories may lie with the learners at once, {one / 2**20:.1f} MiB each: "
+                f"{needed / 2**30:.1f} GiB of host memory{_on(name)}, and there are {there / 2**30:.1f} GiB; lower "
+                f"asynchrony.replay.capacity or uses, asynchrony.max_lag, {_per_step(spec)}, or the pixels of cameras"
+            )
+
+
+def _on(node: str | None) -> str:
+    return "" if node is None else f" on node {node!r}"
+
+
+def _per_step(spec: Spec) -> str:
+    return "rollout.steps or env.num_envs" if spec.rollout.episodes is None else "rollout.episodes"
