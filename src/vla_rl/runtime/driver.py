@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.episodes import Start
 from vla_rl.core.events import Evaluation
 from vla_rl.core.flow import Ticket
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
-from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages, EnvInfo, Episode, Rollout
+from vla_rl.core.types import Advantages, EnvInfo, Rollout
 from vla_rl.runtime.assignments import assign
 from vla_rl.runtime.backends.backend import Backend
 from vla_rl.runtime.backends.local import LocalBackend
@@ -41,10 +39,10 @@ from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.sim import SimRole, too_many_faults
-from vla_rl.runtime.rollouts.assemble import Gathered, ages, assemble, mixed_versions
+from vla_rl.runtime.rollouts import figures
+from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
-from vla_rl.runtime.rollouts.streams import Streams
-from vla_rl.runtime.rollouts.task_windows import TaskWindows
+from vla_rl.runtime.rollouts.starts import Starts
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
 from vla_rl.runtime.worker import Worker
@@ -79,13 +77,10 @@ class Driver:
         self.spec, self.scaling = spec, scaling
         self.demonstrations = 0
         """Samples of the data that the learners opened."""
-        self.windows: TaskWindows | None = None
-        """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
         self.algorithm = build_algorithm(spec)
         local = spec.runtime.backend == "local"
         check_simulators(spec)
         self.version = 0
-        self.streams = Streams()
         self.progress: Progress = lambda phase, done, total: None
         self.on_fault: Callable[[str], None] = lambda text: None
         self.faults = self._new_faults = 0
@@ -132,7 +127,7 @@ class Driver:
         rows, rollout = self.spec.env.num_envs, self.spec.rollout
         size = rows if self.feeding else rollout.groups(rows) * rollout.group_size
         batches = [list(batch) for _, batch in groupby(tickets, lambda ticket: ticket.number // size)]
-        self.tickets.play([[self._start_of(ticket, step) for ticket in batch] for batch in batches])
+        self.tickets.play([[self.starts.of(ticket, step, self.version) for ticket in batch] for batch in batches])
 
     @traced
     def finished(self, needed: Collection[int]) -> list[int]:
@@ -149,19 +144,14 @@ class Driver:
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
         self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
         rollout = self.gathered.rollout
-        metrics = self._rollout_metrics(rollout.episodes)
-        if self.tickets.ahead:
-            metrics |= {
-                "rollout/ready_tickets": float(len(self.tickets.played) - len(tickets)),
-                "rollout/playing_tickets": float(self.tickets.playing),
-                "rollout/mixed_versions": mixed_versions(rollout),
-                **{f"rollout/age_{age}": share for age, share in ages(rollout, self.version).items()},
-            }
-        if self.windows:
-            self.windows.record(step, rollout.episodes)
-            weights = self.windows.weights(step, tickets[-1] // self.spec.rollout.group_size)
-            metrics |= {f"sampling/weight/{task}": weight for task, weight in weights.items()}
-        return rollout, metrics
+        return rollout, {
+            **figures.of_episodes(rollout.episodes),
+            **figures.of_work(self.tickets.since),
+            **(figures.of_ages(rollout, self.version) if self.tickets.ahead else {}),
+            **self.tickets.metrics(len(tickets)),
+            **self.starts.note(step, rollout.episodes, tickets[-1]),
+            "faults/rows": float(self._new_faults),
+        }
 
     def feed(self, step: int, tickets: Sequence[int]) -> None:
         """These were played, first of all that the step consumes: with `stream` learners may begin."""
@@ -207,8 +197,7 @@ class Driver:
         if self.feeding:
             self.feeding.end(trained)
         numbers = gathered.numbers.tolist()
-        for number in numbers:
-            self.streams.consume(self.tickets.played[number][1].finished)
+        self.starts.consume([self.tickets.played[number][1].finished for number in numbers])
         self.tickets.release(numbers)
         metrics = self.supply.finish(gathered, trained)
         if not trained:
@@ -318,9 +307,7 @@ class Driver:
         """The model in its public format, and the exact state to go on from."""
         state = trainer_folder / "learner.pt"
         self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
-        self.streams.save(trainer_folder / "streams.npz")
-        if self.windows:
-            self.windows.save(trainer_folder / "tasks.json")
+        self.starts.save(trainer_folder)
         if self.spec.behind:
             self.fleet.get(self.fleet.policies[0].call(PolicyRole.save_past, trainer_folder / "past.pt"))
 
@@ -328,11 +315,9 @@ class Driver:
         """What `save` wrote."""
         state = trainer_folder / "learner.pt"
         self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
-        self.streams.load(trainer_folder / "streams.npz", {state.id: state for state in self.train_states})
+        self.starts.load(trainer_folder)
         if self.supply.again:
             logger.warning("replay/refilled: a checkpoint holds no replay buffer; it is empty, and fills anew")
-        if self.windows:
-            self.windows.load(trainer_folder / "tasks.json")
         if self.spec.behind:
             past = trainer_folder / "past.pt"
             self.fleet.get_all([policy.call(PolicyRole.load_past, past) for policy in self.fleet.policies])
@@ -373,11 +358,8 @@ class Driver:
             address = fleet.get(fleet.worker_of(fleet.learners[0]).call(Worker.rendezvous))
             fleet.get_all([r.call(LearnerRole.join, address, r.assignment.rank) for r in fleet.learners])
         self.eval_states = fleet.get(fleet.sim_of[0].call(SimRole.eval_states))
-        self.train_states = fleet.get(fleet.sim_of[0].call(SimRole.train_states))
-        sampling = self.spec.rollout.task_sampling
-        if sampling.type == "weighted":
-            tasks = [state.task for state in self.train_states]
-            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing, self.spec.asynchrony.max_lag)
+        train_states = fleet.get(fleet.sim_of[0].call(SimRole.train_states))
+        self.starts = Starts(self.spec, train_states, self.algorithm.needs)
         return info
 
     def _open_data(self, info: EnvInfo) -> None:
@@ -389,23 +371,6 @@ class Driver:
         self.demonstrations = min(self.fleet.get_all([worker.call(Worker.open_data, info) for worker in workers]))
         if section.statistics == "data" and self.scaling is None:
             self.scaling = self.fleet.get(workers[0].call(Worker.data_statistics))
-
-    def _start_of(self, ticket: Ticket, step: int) -> Start:
-        """Where a ticket starts that was issued while `step` ran."""
-        spec, weights = self.spec, self.windows.weights(step, ticket.group) if self.windows else None
-        ahead = spec.asynchrony.max_lag > 0
-        before = ticket.group // spec.rollout.groups(spec.env.num_envs) if ahead else step - 1  # steps before its own
-        version = max(0, before - spec.behind) if spec.behind else -1
-        if spec.rollout.auto_reset != "off":
-            row = ticket.number % spec.env.num_envs
-            state = draw_state(self.train_states, spec.seed, row // spec.rollout.group_size, weights=weights)
-            start = Start(
-                state=state, number=ticket.number, row=row, weights=weights, version=version, least=self.version
-            )
-            return self.streams.next(start)
-        state = draw_state(self.train_states, spec.seed, ticket.group, weights=weights)
-        frames = "frames" in self.algorithm.needs
-        return Start(state=state, number=ticket.number, record=frames, version=version, least=self.version)
 
     def _check_memory(self) -> None:
         """Once, before the first ticket, where rollouts run ahead or are trained on again."""
@@ -423,24 +388,3 @@ class Driver:
         if self.faults > self.spec.runtime.max_faults:
             raise too_many_faults(self.faults, self.spec.runtime.max_faults, self.spec.env.type, texts[-1])
         texts.clear()
-
-    def _rollout_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Without a mean over episodes where none has ended."""
-        n, since = len(episodes), self.tickets.since
-        of_episodes = {
-            "env/success_rate": sum(e.success_once for e in episodes),
-            "env/success_at_end": sum(e.success_at_end for e in episodes),
-            "env/return": sum(e.total_reward for e in episodes),
-            "env/episode_length": sum(e.steps for e in episodes),
-        }
-        again = {"rollout/replayed_steps": since.replayed, "rollout/restarted_streams": since.restarted}
-        return {
-            **{name: total / n for name, total in of_episodes.items() if n},
-            **{name: float(count) for name, count in again.items() if count},
-            "rollout/episodes": float(n),
-            "rollout/env_steps": float(since.env_steps),
-            "time/rollout": self.tickets.seconds,
-            "time/env": max(since.env_seconds.values(), default=0.0),
-            "time/policy": max(since.policy_seconds.values(), default=0.0),
-            "faults/rows": float(self._new_faults),
-        }

@@ -6,14 +6,14 @@ Every process rebuilds its components from the spec; live components are never p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from threading import Lock, get_ident
 from time import monotonic, time
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
 from vla_rl.core.catalogue import build, hook_modules
 from vla_rl.core.episodes import Request, Start
@@ -24,7 +24,6 @@ from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
-from vla_rl.runtime.backends.wire import Inbox
 from vla_rl.runtime.checks import ask_plugin, check_critic, check_offload, check_reference, on_this_machine
 from vla_rl.runtime.components import build_algorithm, build_env, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device
@@ -35,23 +34,16 @@ from vla_rl.runtime.roles.offload import Offload
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.precision import Autocast
 from vla_rl.runtime.roles.sim import SimRole
-from vla_rl.runtime.rollouts.lanes import Call, Lane, Mode, drive
+from vla_rl.runtime.rollouts.lanes import Call, Mode, drive
 from vla_rl.runtime.rollouts.play import Play, Played, Report
 from vla_rl.runtime.rollouts.progress import Progress
+from vla_rl.runtime.rollouts.reach import Reach
 from vla_rl.runtime.trace import RECEIVER, Event, Recorder, clock
 
 Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
 TRAINING = Mode(purpose="action", greedy=False, keep=True)
 IDLE = "idle"
-
-
-@frozen(eq=False)
-class _Remote:
-    """What a simulator in another process answers."""
-
-    lane: int
-    reference: Any
 
 
 class Worker:
@@ -72,9 +64,8 @@ class Worker:
         """Held by whoever works in a lane: after an error its policy may ask again while its last call goes on."""
         self.has_to_leave: Callable[[], bool] = lambda: False
         """Whether a rollout or an evaluation ends where it is, with StopRequested."""
-        self.peers: RayPeers | None = None
+        self.reach = Reach(assignment, self._direct("sim"), lambda: self.beat(IDLE))
         self.answering = Answering(assignment.threads)
-        self.inboxes = {lane.index: Inbox() for lane in assignment.served}
         self._homes = {lane.index: home for lane, home in zip(assignment.served, assignment.homes, strict=True)}
         self.training = Play(assignment.served)
         self.played = Progress()
@@ -123,13 +114,7 @@ class Worker:
 
     def meet(self, peers: RayPeers) -> None:
         """From now on these are the workers whose simulators the policy role acts for."""
-        if self.peers is not None:
-            self.peers.close()
-        self.peers = peers
-        of_worker: dict[int, list[int]] = {}
-        for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True):
-            of_worker.setdefault(home, []).append(lane.index)
-        peers.connect(of_worker)
+        self.reach.meet(peers)
 
     @remote(track="none")
     def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
@@ -209,7 +194,7 @@ class Worker:
     def play(self, batches: Sequence[Sequence[Start]]) -> Report:
         """Play these tickets, those of earlier batches first, and what is given meanwhile. -> what was not reported."""
         self.training.begin(batches)
-        with self._talking():
+        with self.reach.talking():
             self._drive(TRAINING, self.training)
         return self.training.report((), False)
 
@@ -229,7 +214,7 @@ class Worker:
         """The episodes of an evaluation, on all lanes that this worker acts for."""
         play = Play(self.assignment.served)
         play.begin([tickets])
-        with self._talking():
+        with self.reach.talking():
             self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
         return play.report((), False)
 
@@ -353,44 +338,9 @@ class Worker:
                     lane = None if about.lane is None else arguments[about.lane]
                     self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
 
-    def _lanes(self) -> list[Lane]:
-        """Those that this worker acts for."""
-        return [
-            Lane(slice=lane, sim=self._sim_of(lane.index, home))
-            for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True)
-        ]
-
-    def _sim_of(self, lane: int, home: int) -> Call:
-        if home == self.assignment.index:
-            direct, inbox = self._direct("sim"), self.inboxes[lane]
-            return lambda method, *arguments: inbox.take(direct(method, *arguments))
-        peers = self.peers
-        assert peers is not None  # the driver introduces them before anything is played
-        return lambda method, *arguments: _Remote(lane, peers.call(home, "sim", method, *arguments))
-
-    def _talking(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.peers is None else self.peers.talking()
-
-    def _value_of(self, reference: Any) -> Any:
-        if not isinstance(reference, _Remote):
-            return reference
-        assert self.peers is not None
-        self.beat(IDLE)
-        return self.inboxes[reference.lane].take(self.peers.value_of(reference.reference))
-
-    def _ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        local = [reference for reference in references if not isinstance(reference, _Remote)]
-        remote = {remote.reference: remote for remote in references if isinstance(remote, _Remote)}
-        if not remote:
-            return local
-        assert self.peers is not None
-        self.beat(IDLE)
-        there = self.peers.ready(list(remote), 0.0 if local else timeout)
-        return [*local, *(remote[reference] for reference in there)]
-
     def _drive(self, mode: Mode, play: Play) -> None:
         """Play what is there, and what comes meanwhile."""
-        lanes, policy, home = self._lanes(), self._direct("policy"), self._homes
+        lanes, policy, home = self.reach.lanes(), self._direct("policy"), self._homes
         framed = "frames" in self.algorithm.needs
         window = evolve(self.assignment.window, max_wait=None) if self.assignment.local else self.assignment.window
         self.played.begin()
@@ -416,7 +366,7 @@ class Worker:
             while not play.end():
                 if self.has_to_leave():
                     raise StopRequested
-                for _ in drive(lanes, act, mode, window, play.tickets, self._value_of, self._ready):
+                for _ in drive(lanes, act, mode, window, play.tickets, self.reach.value_of, self.reach.ready):
                     pass  # the calls of this function wait themselves
         finally:
             play.stop()

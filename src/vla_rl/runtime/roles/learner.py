@@ -19,6 +19,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores
+from vla_rl.runtime.learning import optimizer
 from vla_rl.runtime.learning.buffer import Buffer, Rows
 from vla_rl.runtime.learning.holding import Holding, Replicas
 from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
@@ -75,8 +76,7 @@ class LearnerRole:
         self.of_critic = frozenset(n for n, p in named if id(p) in parts)
         critic = [p for n, p in named if n in self.of_critic]
         actor = [p for n, p in named if n not in self.of_critic]
-        groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
-        self.optimizer = torch.optim.AdamW(groups, lr=self.train.lr, weight_decay=self.train.weight_decay)
+        self.optimizer = optimizer.built(actor, critic, self.train)
         self.fed = self._begin()
 
     def open_door(self, host: str) -> str:
@@ -117,7 +117,7 @@ class LearnerRole:
         """
         before = perf_counter()
         self.group.release()
-        self._set_rates(self.train.factor(step))
+        optimizer.set_rates(self.optimizer, self.train, self.train.factor(step))
         tally, norms = Tally({"loss/total": torch.zeros((), device=self.device)}), list[float]()
         if any(optimizer_step.fed for optimizer_step in steps):
             before -= self.fed.seconds
@@ -138,9 +138,7 @@ class LearnerRole:
             "seconds": perf_counter() - before,
         }
 
-    def feed(
-        self, heavy: HeavyRows | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool
-    ) -> None:
+    def feed(self, heavy: Heavy | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool) -> None:
         """The passes of a part of a training step's samples, before the rest is there; `update` steps the optimiser.
 
         Args:
@@ -234,7 +232,7 @@ class LearnerRole:
         losses = [torch.zeros((), device=self.device)]
         coming = self._read_ahead([part for of_step in parts for part in of_step])
         for step, of_step in zip(steps, parts, strict=True):
-            self._set_learning_rate(step.lr)
+            optimizer.set_rate(self.optimizer, step.lr)
             self.optimizer.zero_grad(set_to_none=True)
             total = torch.zeros((), device=self.device)
             for part in of_step:
@@ -266,33 +264,13 @@ class LearnerRole:
         self.data = None
         self.optimizer.state.clear()
 
-    def _set_learning_rate(self, lr: float) -> None:
-        """One rate for all parameters."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-
-    def _set_rates(self, factor: float) -> None:
-        rates = (self.train.lr, self.train.lr if self.train.value_lr is None else self.train.value_lr)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate * factor
-
     def _optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> float:
         for name, parameter in self.parameters.items():
             if critic_only and name not in self.of_critic:
                 parameter.grad = None
-        parameters = [p for n, p in self.parameters.items() if n in self.of_critic or not critic_only]
-        self.group.reduce(parameters)
-        limit = self.train.max_grad_norm
-        norm = self.group.whole(
-            torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf"))
-        )
-        if not bool(torch.isfinite(norm + loss)):
-            raise UserError(
-                f"the loss or gradient of model {self.name!r} is not finite in {where}; the weights are unchanged. "
-                f"Lower train.lr or train.max_grad_norm, and look for extreme rewards or advantages"
-            )
-        self.optimizer.step()
-        return float(norm)
+        chosen = [p for n, p in self.parameters.items() if n in self.of_critic or not critic_only]
+        where = f"model {self.name!r} in {where}"
+        return optimizer.step(self.optimizer, chosen, self.group, self.train.max_grad_norm, loss, where)
 
     def _idle(self, passes: int, own: int) -> int:
         """Passes that the rank makes on a black picture, without weight, while others have samples left."""
@@ -359,10 +337,10 @@ class LearnerRole:
                 self.model.save(model_folder)
         if state_file is not None and (self.rank == 0 or self.group.lockstep):
             weights = {name: self.group.whole(tensor) for name, tensor in self.parameters.items()}
-            optimizer = self.optimizer.state_dict()
-            optimizer["state"] = _each(lambda value, _: self.group.whole(value), optimizer["state"])
+            moments = self.optimizer.state_dict()
+            moments["state"] = _each(lambda value, _: self.group.whole(value), moments["state"])
             if self.rank == 0:
-                torch.save({"weights": weights, "optimizer": optimizer, "version": self.version}, state_file)
+                torch.save({"weights": weights, "optimizer": moments, "version": self.version}, state_file)
 
     @remote(phase="learn")
     def load(self, state_file: Path) -> int:
@@ -385,9 +363,9 @@ class LearnerRole:
                     )
                 parameter.copy_(self.group.share(state["weights"][name], parameter))
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        optimizer = state["optimizer"]
-        optimizer["state"] = _each(lambda value, i: self.group.share(value, parameters[i]), optimizer["state"])
-        self.optimizer.load_state_dict(optimizer)
+        moments = state["optimizer"]
+        moments["state"] = _each(lambda value, i: self.group.share(value, parameters[i]), moments["state"])
+        self.optimizer.load_state_dict(moments)
         for group in self.optimizer.param_groups:
             group["weight_decay"] = self.train.weight_decay
         self.version = int(state["version"])

@@ -139,20 +139,6 @@ def joined(parts: Sequence[Gathered]) -> Gathered:
     )
 
 
-def ages(rollout: Rollout, version: int) -> dict[int, float]:
-    """Versions that the weights have moved on since chunks were chosen -> the share of these chunks."""
-    found, counts = (version - rollout.versions[rollout.samples]).unique(return_counts=True)
-    return dict(zip(found.tolist(), (counts / counts.sum()).tolist(), strict=True))
-
-
-def mixed_versions(rollout: Rollout) -> float:
-    """Share of the trajectories in which more than one version acted."""
-    samples, versions = rollout.samples, rollout.versions
-    lowest = versions.masked_fill(~samples, torch.iinfo(torch.int64).max).min(0).values
-    highest = versions.masked_fill(~samples, -1).max(0).values
-    return float((highest > lowest).float().mean())
-
-
 def find_samples(rollout: Rollout, columns: Array, gathered: Gathered) -> Samples:
     """Samples of a rollout that was cut to `columns`, in time-major order."""
     steps, kept = np.nonzero(rollout.samples.numpy())

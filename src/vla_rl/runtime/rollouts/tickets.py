@@ -82,10 +82,13 @@ class Tickets:
         news, self._news = self._news, []
         return news
 
-    @property
-    def playing(self) -> int:
-        """Tickets that are not played yet."""
-        return sum(map(len, (*self._given.values(), *self._waiting)))
+    def metrics(self, taken: int) -> dict[str, float]:
+        """What was waited, and with lag what is ahead of the step that has taken so many."""
+        waited = {"time/rollout": self.seconds}
+        if not self.ahead:
+            return waited
+        ready, playing = len(self.played) - taken, sum(map(len, (*self._given.values(), *self._waiting)))
+        return {**waited, "rollout/ready_tickets": float(ready), "rollout/playing_tickets": float(playing)}
 
     def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
         """As the fleet's."""
