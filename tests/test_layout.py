@@ -154,7 +154,7 @@ def test_nothing_heavy_is_imported(code):
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_files_are_small(file):
     lines = len(file.read_text().splitlines())
-    budgets = {"hookspecs.py": 282, "loop.py": 120}
+    budgets = {"hookspecs.py": 284, "loop.py": 120}
     limit = budgets.get(file.name, 60 if file in LIGHT else 400)
     assert lines <= limit, f"{lines} lines; split it by subject"
 
