@@ -59,7 +59,7 @@ def test_gipo_trains_on_trajectories_twice(tmp_path):
     results = start("tabletop_accerl", tmp_path / "run", *SHORT, *short)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["policy/lag_max"] for line in lines if "policy/lag_max" in line] == [0, 1, 2]
-    assert results["tickets"]["reused"] == 2 * 16 and any("sampling/weight/pick_red" in line for line in lines)
+    assert results["replay"]["reused"] == 2 * 16 and any("sampling/weight/pick_red" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_a_run_trains_on_every_trajectory_so_often(train):
     steps = steps_of(metrics)
     assert [line["rollout/episodes"] for line in steps] == [16] * 5  # metrics of rollouts are of what is new
     assert results["tickets"]["trained"] == 5 * 16
-    assert results["tickets"]["reused"] == (1 + 2 + 2 + 2) * 16
+    assert results["replay"]["reused"] == (1 + 2 + 2 + 2) * 16
     assert [line["replay/groups"] for line in steps] == [16, 32, 32, 32, 32]
     assert [line.get("replay/age_max") for line in steps] == [None, 1, 2, 2, 2]
     assert [line["policy/lag_max"] for line in steps] == [0, 1, 2, 2, 2]
@@ -210,11 +210,11 @@ def test_a_resumed_run_fills_its_buffer_anew(train, tmp_path, caplog):
     train("parts", **changes, train={"steps": 2, "epochs": 1, "checkpoint_every": 1})
     results, metrics = train("parts", resume=True, **changes, train={"steps": 4, "epochs": 1, "checkpoint_every": 1})
     steps = steps_of(metrics)
-    assert "replay/refilled: a checkpoint holds no replay buffer" in caplog.text
+    assert "the replay buffer is no part of a checkpoint" in caplog.text
     assert [line["replay/share"] > 0 for line in steps] == [False, True, False, True]
-    assert results["tickets"]["refilled"] == 1 and results["tickets"]["reused"] == 2 * 16
+    assert results["replay"]["refilled"] == 1 and results["replay"]["reused"] == 2 * 16
     state = json.loads((tmp_path / "parts/checkpoints/last/trainer/state.json").read_text())
-    assert state["tickets"] == results["tickets"]
+    assert {name: state[name] for name in ("reused", "refilled")} == results["replay"]
 
 
 def test_weighted_tasks_count_what_is_new(train):
@@ -337,8 +337,10 @@ def test_heavy_parts_come_while_the_learner_trains(train, tmp_path):
     results, got = train("asynchronous", asynchrony=asynchrony, **steps, **slow, **APART)
     losses = [[line.get("loss/total") for line in steps_of(lines)] for lines in (expected, got)]
     assert losses[0] == losses[1] and len(losses[0]) == 5
+    played = [sum(line["rollout/env_steps"] for line in steps_of(lines)) for lines in (expected, got)]
+    assert played[0] == played[1], "what is played while the learner trains counts too"
     assert [line["policy/lag_max"] for line in steps_of(got)] == [0, 1, 2, 2, 2]
-    assert results["tickets"]["reused"] == 4 * 16
+    assert results["replay"]["reused"] == 4 * 16
     updates, came = (work_in(tmp_path / "asynchronous", name) for name in ("update", "receive"))
     assert len(updates) == 5 and {pid for pid, _, _ in came} == {updates[0][0]}
     for _, begin, end in updates[:-1]:

@@ -43,10 +43,6 @@ class Ledger:
     filtered: int = 0
     void: int = 0
     """Tickets, by how they ended: trained on, dropped by a filter, or of a step that trained on nothing."""
-    reused: int = 0
-    """Tickets that were trained on again, out of a replay buffer; each counts as often as that was."""
-    refilled: int = 0
-    """Times that a resumed run began with an empty replay buffer."""
 
 
 class Flow:

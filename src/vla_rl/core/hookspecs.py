@@ -201,9 +201,8 @@ class Algorithm(ABC):
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """The loss of one micro-batch on a learner rank; totals are summed, so weights carry the normalisation.
         Its metrics hold "loss/policy". The runtime's own, refused in `advantages` too: "step", "loss/total",
-        "loss/imitation", "policy/grad_norm", and all that begin with "env/", "eval/", "eval_task/", "faults/",
-        "groups/", "imitation/", "offload/", "replay/", "rollout/", "sampling/", "throughput/", "time/", "update/",
-        "warmup/"."""
+        "loss/imitation", "policy/grad_norm", all with "env/", "eval/", "eval_task/", "faults/", "groups/" in front,
+        "imitation/", "offload/", "replay/", "rollout/", "sampling/", "throughput/", "time/", "update/", "warmup/"."""
 
 
 class Placement(ABC):

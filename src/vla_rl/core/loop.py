@@ -7,6 +7,7 @@ checkpoints, resume and a clean stop are the session's.
 
 from __future__ import annotations
 
+import logging
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from vla_rl.core.types import Rollout
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger(__name__)
+
 
 @define
 class ReinforcementLearning(Session):
@@ -34,7 +37,9 @@ class ReinforcementLearning(Session):
         runtime, algorithm, state, events = self.runtime, self.runtime.algorithm, self.state, self.events
         if self.spec.warmup is not None and not state.warmed_up:
             self.warm_up()
-        self.flow.ledger.refilled += self.spec.asynchrony.replay.uses > 1 and state.step > 0
+        if self.spec.asynchrony.replay.uses > 1 and state.step:
+            state.refilled += 1
+            logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
         while self.milestone():
             begun, step = perf_counter(), state.step + 1
 
@@ -48,7 +53,7 @@ class ReinforcementLearning(Session):
                 chosen = runtime.prepare(take_columns(rollout, columns), columns)
                 advantages = algorithm.advantages(chosen)
                 metrics |= {**advantages.metrics, **runtime.update(chosen, advantages)}
-                self.flow.ledger.reused += chosen.valid.shape[1] - len(columns)
+                state.reused += chosen.valid.shape[1] - len(columns)
             metrics |= runtime.finish(trained=bool(len(columns)))
             self.flow.finish("trained" if len(columns) else "void")
             state.step, state.env_steps = step, state.env_steps + int(metrics["rollout/env_steps"])

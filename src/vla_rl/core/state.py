@@ -43,6 +43,10 @@ class State:
     """By which the model scales, where it took them from demonstrations."""
     tickets: Ledger = field(factory=Ledger, converter=_ledger)
     """How those that were consumed ended."""
+    reused: int = 0
+    """Tickets that were trained on again, out of the replay buffer; each counts as often as that was."""
+    refilled: int = 0
+    """Times that the run went on with an empty replay buffer."""
 
     def remember(self, evaluation: Evaluation) -> None:
         self.evaluated, self.last = evaluation.step, summary(evaluation)
