@@ -7,7 +7,6 @@ checkpoints, resume and a clean stop are the session's.
 
 from __future__ import annotations
 
-import logging
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,6 @@ from vla_rl.core.types import Rollout
 if TYPE_CHECKING:
     import torch
 
-logger = logging.getLogger(__name__)
-
 
 @define
 class ReinforcementLearning(Session):
@@ -37,9 +34,7 @@ class ReinforcementLearning(Session):
         runtime, algorithm, state, events = self.runtime, self.runtime.algorithm, self.state, self.events
         if self.spec.warmup is not None and not state.warmed_up:
             self.warm_up()
-        if self.spec.asynchrony.replay.uses > 1 and state.step:
-            state.refilled += 1
-            logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
+        state.refilled += self.spec.asynchrony.replay.uses > 1 and state.step > 0
         while self.milestone():
             begun, step = perf_counter(), state.step + 1
 

@@ -3,6 +3,7 @@ through here."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -48,6 +49,7 @@ from vla_rl.runtime.worker import Worker
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
+logger = logging.getLogger(__name__)
 Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
 
 
@@ -314,6 +316,8 @@ class Driver:
         state = trainer_folder / "learner.pt"
         self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
         self.starts.load(trainer_folder)
+        if self.supply.again:
+            logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
         if self.spec.behind:
             past = trainer_folder / "past.pt"
             self.fleet.get_all([policy.call(PolicyRole.load_past, past) for policy in self.fleet.policies])
