@@ -51,7 +51,8 @@ def seconds_a_step(checkout: Path, steps: int) -> float:
         environment = os.environ | {"PYTHONPATH": str(checkout.resolve() / "src")}
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
-    return statistics.median([line["time/step"] for line in lines if "time/step" in line][WARM_UP:])
+    seconds: list[float] = [line["time/step"] for line in lines if "time/step" in line]
+    return statistics.median(seconds[WARM_UP:])
 
 
 def main() -> None:
