@@ -179,7 +179,7 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
 
     start = Driver(parse_spec({**SCRIPTED, **table}))
     try:
-        tickets = [start._start_of(Ticket(number, number // 4), 1) for number in range(8)]
+        tickets = [start.starts.of(Ticket(number, number // 4), 1, 0) for number in range(8)]
         seen = start.fleet.get(start.fleet.sims[0].call(SimRole.begin, 0, "action", tickets)).obs.images
     finally:
         start.close()

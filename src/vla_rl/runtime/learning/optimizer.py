@@ -36,16 +36,17 @@ def step(
     group: Holding,
     limit: float | None,
     loss: torch.Tensor,
+    model: str,
     where: str,
 ) -> float:
     """Add up the gradients of all ranks, clip their norm to `limit`, and step. -> the norm. Raises UserError, that says
-    `where`, for one that is not finite; the weights are unchanged then."""
+    which `model` and `where`, for one that is not finite; the weights are unchanged then."""
     group.reduce(parameters)
     norm = group.whole(torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf")))
     if not bool(torch.isfinite(norm + loss)):
         raise UserError(
-            f"the loss or gradient of {where} is not finite; the weights are unchanged. Lower train.lr or "
-            f"train.max_grad_norm, and look for extreme rewards or advantages"
+            f"the loss or gradient of model {model!r} is not finite in {where}; the weights are unchanged. Lower "
+            f"train.lr or train.max_grad_norm, and look for extreme rewards or advantages"
         )
     optimizer.step()
     return float(norm)

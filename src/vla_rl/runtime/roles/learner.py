@@ -269,8 +269,7 @@ class LearnerRole:
             if critic_only and name not in self.of_critic:
                 parameter.grad = None
         chosen = [p for n, p in self.parameters.items() if n in self.of_critic or not critic_only]
-        where = f"model {self.name!r} in {where}"
-        return optimizer.step(self.optimizer, chosen, self.group, self.train.max_grad_norm, loss, where)
+        return optimizer.step(self.optimizer, chosen, self.group, self.train.max_grad_norm, loss, self.name, where)
 
     def _idle(self, passes: int, own: int) -> int:
         """Passes that the rank makes on a black picture, without weight, while others have samples left."""
