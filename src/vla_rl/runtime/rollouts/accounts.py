@@ -79,8 +79,9 @@ class Accounts:
         self.total += rewards.sum(1)
 
         record = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "valid": valid}
-        padded = {key: np.pad(array, ((0, 0), (0, self.chunk - width))) for key, array in record.items()}
-        return padded, (terminated | truncated).any(1), int(executed.sum())
+        if width < self.chunk:
+            record = {key: np.pad(array, ((0, 0), (0, self.chunk - width))) for key, array in record.items()}
+        return record, (terminated | truncated).any(1), int(executed.sum())
 
     def close(self, row: int, start: Start, truncated: bool) -> Episode:
         """An episode ended."""

@@ -89,6 +89,7 @@ class Episodes:
         )
         n = self.rows
         self.starts: list[Start | None] = [None] * n  # of the running episode, or of the last one
+        self.limit = np.zeros(n, np.int64)  # of its steps
         self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began, or was gone on with
         self.since: list[list[Array]] = [[] for _ in range(n)]  # chunks of a stream's running episode
         self.before = [0] * n  # how many of them were before the running ticket
@@ -158,7 +159,8 @@ class Episodes:
             if ticket is None:
                 continue
             self.waiting.remove(ticket)
-            before, self.starts[row], self.active[row] = self.starts[row], ticket, True
+            before, self.active[row] = self.starts[row], True
+            self._play(row, ticket)
             self.records[row], self.ended[row], self.begun[row] = [], [], 0
             if before is None or before.number != ticket.follows:
                 self.going_on.pop(int(row), None)
@@ -182,7 +184,10 @@ class Episodes:
 
     def _draw(self, row: Any, episode: int) -> None:
         assert self.draw is not None
-        self.starts[row] = self.draw(self._start(row), episode)
+        self._play(row, self.draw(self._start(row), episode))
+
+    def _play(self, row: Any, start: Start) -> None:
+        self.starts[row], self.limit[row] = start, self.limits[start.state.task]
 
     def _hand_over(self, row: int, obs: Observation) -> Finished:
         """The ticket that a row is done with; the row is free then. `obs`: of all rows."""
@@ -266,11 +271,11 @@ class Episodes:
 
     def _remaining(self, active: Array) -> Array:
         """Actions before the step limit, int64 [N]; of rows that are not active 0."""
-        return np.array([self._left(row) if active[row] else 0 for row in range(self.rows)], np.int64)
+        return np.where(active, self.limit - self.accounts.steps, 0)
 
     def _left(self, row: Any) -> int:
         """Actions of the running episode before its step limit."""
-        return int(self.limits[self._start(row).state.task] - self.accounts.steps[row])
+        return int(self.limit[row] - self.accounts.steps[row])
 
     def _finish(self, row: int, record: dict[str, Array]) -> None:
         self.ended[row].append(self.accounts.close(row, self._start(row), bool(record["truncated"][row].any())))
