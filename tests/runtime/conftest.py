@@ -16,3 +16,13 @@ def train(tmp_path):
         return results, read_metrics(tmp_path / folder)
 
     return start
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """One Ray for all runs of a file, which saves its start."""
+    import ray
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

@@ -58,6 +58,13 @@ def read_metrics(folder: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if not k.startswith(MEASURED)} for line in lines]
 
 
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    """Name -> the weights in the last checkpoint of a run."""
+    state = torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)
+    weights: dict[str, torch.Tensor] = state["weights"]
+    return weights
+
+
 def weights_of(runtime) -> dict[str, torch.Tensor]:
     """Name -> the weights that the learners would publish now."""
     fleet = runtime.fleet

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import slow_model
 import torch
-from scripted_runs import scripted_spec
+from scripted_runs import scripted_spec, weights_in
 
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
@@ -19,10 +19,6 @@ from vla_rl.runtime.start import evaluate
 APART = {"runtime": {"backend": "ray"}, "placement": {"type": "disaggregated"}}
 UNEVEN = {"env": {"num_envs": 6, "latency_s": 0.004, "latency_sigma": 1.0}}
 """Chunk steps take random times, and 16 tickets do not go evenly into 6 rows."""
-
-
-def weights_in(folder):
-    return torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)["weights"]
 
 
 def ledger_in(folder):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import ray
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.runtime.start import run
 
+pytestmark = pytest.mark.usefixtures("one_ray")
 TABLETOP = Path(__file__).parents[2] / "examples" / "tabletop_grpo.yaml"
 SLOTS = {"type": "slots"}
 CASES = {
@@ -31,14 +31,6 @@ STRATEGIES = {
     "hybrid": ["placement={type: hybrid, pipeline_stages: 2}"],
 }
 LIGHT = ("env/success_rate", "env/return", "rollout/env_steps", "rollout/kept", "update/samples")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_ray():
-    """One Ray for all runs of this file, which saves its start."""
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

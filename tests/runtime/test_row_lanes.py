@@ -9,10 +9,9 @@ from pathlib import Path
 
 import fragile
 import pytest
-import ray
 import rows_that_wait
 import torch
-from scripted_runs import read_metrics, scripted_spec
+from scripted_runs import read_metrics, scripted_spec, weights_in
 from test_trace import check_chrome
 
 from vla_rl.cli.report.timeline import timelines
@@ -25,19 +24,12 @@ from vla_rl.runtime.start import run
 from vla_rl.runtime.trace import LANE_THREADS
 from vla_rl.testing.scripted import SimulatorFault
 
+pytestmark = pytest.mark.usefixtures("one_ray")
 RAY = {"runtime": {"backend": "ray"}}
 ROWS = {**RAY, "placement": {"type": "disaggregated", "lanes": "rows"}}
 UNEVEN = {"env": {"rows_apart": True, "latency_s": 0.004, "latency_sigma": 1.0}}
 SHORT = {"train": {"steps": 2}, "eval": {"before": False, "episodes_per_task": 4}}
 WAITING = ["vla_rl.testing.scripted", str(Path(rows_that_wait.__file__))]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_ray():
-    """One Ray for all runs of this file, which saves its start."""
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +38,6 @@ def lock_step(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lock-step") / "run"
     run(parse_spec(scripted_spec()), folder, False)
     return read_metrics(folder), weights_in(folder)
-
-
-def weights_in(folder):
-    return torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)["weights"]
 
 
 def waiting(trouble, **changes):

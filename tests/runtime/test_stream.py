@@ -13,7 +13,7 @@ from random import Random
 import pytest
 import torch
 from attrs import frozen
-from scripted_runs import advance, read_metrics, scripted_spec, weights_of
+from scripted_runs import advance, read_metrics, scripted_spec, weights_in, weights_of
 
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.flow import Ledger
@@ -65,10 +65,6 @@ def piecemeal(monkeypatch):
     monkeypatch.setattr(Driver, "finished", one)
     monkeypatch.setattr(LearnerRole, "feed", counted)
     return parts
-
-
-def weights_in(folder):
-    return torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)["weights"]
 
 
 def changed(changes):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from scripted_runs import advance, scripted_spec
+from scripted_runs import advance, scripted_spec, weights_in
 
 from vla_rl.core.episodes import EnvError, Start
 from vla_rl.core.spec.spec import parse_spec
@@ -53,10 +53,6 @@ def building(env):
 
 
 vla_rl_plugins = {"env": {"drifting": building(Drifting), "honest": building(Honest)}}
-
-
-def weights_in(folder):
-    return torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)["weights"]
 
 
 def assert_same(folder, one, other):
