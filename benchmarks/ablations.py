@@ -1,6 +1,6 @@
 """Ablations of design choices on the built-in simulator: runs, success curves, and a picture of each comparison.
 
-    python benchmarks/ablations.py                       # everything: 66 runs of two to fifteen minutes on a core each
+    python benchmarks/ablations.py                       # everything: 99 runs of two to fifteen minutes on a core each
     python benchmarks/ablations.py --only filter lag-4   # some comparisons
     python benchmarks/ablations.py --list                # what there is
     python benchmarks/ablations.py --plot                # pictures and table of what has been run so far
@@ -64,10 +64,14 @@ OLD_DATA: Keys = merged(
     CRITIC,
     {"train": {"steps": 100, "global_batch": 128, "lr": 1e-4, "lr_warmup_steps": 5}, "rollout": {"lag": 16}},
 )
-PPO_OR_GIPO: dict[str, Keys] = {
-    "PPO": {"algorithm": {"type": "ppo"}},
+METHODS: dict[str, Keys] = {
     "GIPO": {"algorithm": {"type": "gipo", "sigma": 0.5, "behaviour_kl_coef": 0.1}},
+    "PPO": {"algorithm": {"type": "ppo"}},
+    "decoupled": {"algorithm": {"type": "ppo", "correction": "decoupled"}},
+    "truncated": {"algorithm": {"type": "ppo", "correction": "truncated"}},
+    "V-trace": {"algorithm": {"type": "ppo", "correction": "v-trace"}},
 }
+"""What is done about old data. At lag 0 decoupled and truncated are PPO, bit for bit."""
 WITH_KL: Keys = {"algorithm": {"type": "gipo", "sigma": 0.3, "behaviour_kl_coef": 0.3}}
 POOR_START: Keys = merged(
     GRPO,
@@ -118,15 +122,16 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     ),
     "trust-or-clip": (
         merged(CRITIC, {"rollout": PARTIAL}),
-        {"PPO": PPO_OR_GIPO["PPO"], "GIPO": WITH_KL, "GIPO, 80 steps": merged(WITH_KL, {"train": {"steps": 80}})},
+        {"PPO": METHODS["PPO"], "GIPO": WITH_KL, "GIPO, 80 steps": merged(WITH_KL, {"train": {"steps": 80}})},
     ),
     "gipo-kl": (OLD_DATA, {"no KL": {"algorithm": {"type": "gipo"}}, "KL 0.3, sigma 0.3": WITH_KL}),
-    "lag-0": (merged(LAGGED, {"train": {"steps": 100}}), PPO_OR_GIPO),
-    "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}, "train": {"steps": 100}}), PPO_OR_GIPO),
-    "lag-16": (
-        merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 220}}),
-        {**PPO_OR_GIPO, "GIPO, 320 steps": merged(PPO_OR_GIPO["GIPO"], {"train": {"steps": 320}})},
+    "lag-0": (
+        merged(LAGGED, {"train": {"steps": 100}}),
+        {name: METHODS[name] for name in ("GIPO", "PPO", "V-trace")},
     ),
+    "lag-1": (merged(LAGGED, {"rollout": {"lag": 1}, "train": {"steps": 100}}), METHODS),
+    "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}, "train": {"steps": 100}}), METHODS),
+    "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 240, "lr": 1e-4}}), METHODS),
     "srpo": (
         POOR_START,
         {
