@@ -47,16 +47,19 @@ class Supply:
         self._repeated: list[int] = []
         """Those that it trains on again."""
         self._leaving: list[int] = []
+        self._played: dict[int, list[Played]] = {}
+        """Policy's worker -> what it played since heavy parts moved last."""
         self._sent: set[int] = set()
         """Tickets whose heavy parts are with the learner, or on their way."""
         self._coming: list[Ref[None]] = []
 
     def send(self, worker: int, played: Sequence[Played]) -> None:
-        """Move the heavy parts of these tickets, which the policy of that worker has played, to the learner."""
-        numbers = [ticket.finished.number for ticket in played]
-        self._move(0, worker, np.concatenate([ticket.chosen["sample"] for ticket in played]))
-        self._sent.update(numbers)
-        self._coming.append(self.policy_at[worker].call(PolicyRole.release, numbers))
+        """Move the heavy parts of these tickets, which the policy of that worker has played, to the learner; as many
+        at once as it has rows, since each move costs it time."""
+        waiting = self._played.setdefault(worker, [])
+        waiting.extend(played)
+        if len(waiting) >= sum(lane.rows for lane in self.policy_at[worker].assignment.served):
+            self._send(worker)
 
     def prepare(
         self, version: int, gathered: Gathered, kept: Rollout, keep: Array, ranks: Array | None = None
@@ -90,6 +93,14 @@ class Supply:
 
     # ------------------------------------------------------------------------------------------------------ inside
 
+    def _send(self, worker: int) -> None:
+        """Move what waits there."""
+        played = self._played.pop(worker)
+        numbers = [ticket.finished.number for ticket in played]
+        self._move(0, worker, np.concatenate([ticket.chosen["sample"] for ticket in played]))
+        self._sent.update(numbers)
+        self._coming.append(self.policy_at[worker].call(PolicyRole.release, numbers))
+
     def _hold(self, own: Gathered, version: int) -> None:
         """Keep the light part of a step's own groups."""
         rollout = own.rollout
@@ -101,6 +112,8 @@ class Supply:
 
     def _moved(self, own: Gathered, ranks: Array | None) -> Gathered:
         """With the learner of each sample; the samples lie there then."""
+        for worker in list(self._played):
+            self._send(worker)
         samples = find_samples(own.rollout, np.arange(len(own.numbers)), own)
         rank_of = {learner.worker: rank for rank, learner in enumerate(self.fleet.learners)}
         ranks = ranks_of(samples.workers, rank_of) if ranks is None else ranks
