@@ -131,7 +131,7 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     ),
     "lag-1": (merged(LAGGED, {"rollout": {"lag": 1}, "train": {"steps": 100}}), METHODS),
     "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}, "train": {"steps": 100}}), METHODS),
-    "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 240, "lr": 1e-4}}), METHODS),
+    "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 240}}), METHODS),
     "srpo": (
         POOR_START,
         {
