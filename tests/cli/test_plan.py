@@ -28,6 +28,7 @@ PROFILE = {
     "learner": {"seconds": 80.0},
     "parameters": 7e9,
     "trainable": 1e8,
+    "trajectory_bytes": 2**20,
 }
 
 
@@ -88,11 +89,12 @@ def test_what_running_ahead_brings(plan):
     assert [found["by_lag"][lag]["step_s"] for lag in "123"] == pytest.approx([80.0] * 3)
     assert found["by_lag"]["0"]["share"] < 0.95 <= found["by_lag"]["1"]["share"]
     assert found["least_lag"] == 1
+    assert [found["by_lag"][lag]["waiting_bytes"] for lag in "0123"] == [k * 256 * 2**20 for k in (1, 2, 3, 4)]
     assert found["periodic_s"] == pytest.approx(80.0 + found["rollout_s"] / 4)
     text = plan("--devices", "3")[1]
     assert "the least that reaches 0.95: max_lag 1" in text
     assert "; its bottleneck: " in text and "busy 54 % of the time" in text
-    assert "periodic, 4 parts" in text
+    assert "periodic, 4 parts" in text and "1.0 GiB" in text
 
 
 def test_running_ahead_needs_learners_apart(plan):

@@ -209,7 +209,8 @@ def test_a_run_writes_its_trace(tmp_path, capsys, changes):
     other, work = data["otherData"], [e for e in data["traceEvents"] if e.get("cat") == "work" and e["pid"]]
     assert [i["step"] for i in other["iterations"] if i["kind"] == "training"] == [1, 2]
     assert other["roles"] == results["roles"]
-    assert other["model"]["parameters"] >= other["model"]["trainable"] > 0
+    sizes = other["sizes"]
+    assert sizes["parameters"] >= sizes["trainable"] > 0 and sizes["trajectory_bytes"] > 0
     assert {role["workers"] for role in results["roles"].values()} == {1}
     for role in results["roles"].values():
         assert role["busy"] + sum(role["waits_for"].values()) == pytest.approx(1.0, abs=0.01)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -17,6 +17,7 @@ from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.hardware import machine
 from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic
+from vla_rl.runtime.planning.memory import waiting_bytes
 from vla_rl.runtime.planning.profile import Profile, load_profile
 
 GIB = 2**30
@@ -40,11 +41,13 @@ def main(
 
         found = [_plain(c, c is winner) for c in candidates]
         if further is not None:
-            found[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1])
+            found[candidates.index(further[0])]["overlap"] = _plain_overlap(
+                further[1], _waiting(spec, profile, further)
+            )
         print(dumps(found, indent=1))
     else:
         _print(spec, cluster, profile, candidates, winner)
-        _print_overlap(spec, further)
+        _print_overlap(spec, further, _waiting(spec, profile, further))
     if winner is None:
         raise UserError("no placement fits on these devices; the reasons are above")
 
@@ -80,8 +83,19 @@ def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
     }
 
 
-def _plain_overlap(found: Overlap) -> dict[str, object]:
-    lags = {str(lag): {"step_s": f.iteration, "share": found.share(lag)} for lag, f in found.by_lag.items()}
+def _waiting(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | None) -> dict[int, float]:
+    """max_lag -> bytes of the trajectories that wait to be trained on, at most; empty where a trajectory's are not
+    known."""
+    if further is None or profile.trajectory_bytes is None:
+        return {}
+    return {lag: waiting_bytes(spec, profile.trajectory_bytes, lag) for lag in further[1].by_lag}
+
+
+def _plain_overlap(found: Overlap, waiting: Mapping[int, float]) -> dict[str, object]:
+    lags = {
+        str(lag): {"step_s": expected.iteration, "share": found.share(lag), "waiting_bytes": waiting.get(lag)}
+        for lag, expected in found.by_lag.items()
+    }
     return {
         "rollout_s": found.rollout,
         "training_s": found.training,
@@ -131,7 +145,7 @@ def _print(
         console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/plan.md)[/]")
 
 
-def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None) -> None:
+def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None, waiting: Mapping[int, float]) -> None:
     console = _console()
     if further is None:
         console.print("asynchrony.max_lag brings nothing here: no placement that fits has learners of their own")
@@ -140,16 +154,17 @@ def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None) -> Non
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     streamed = ", streamed" if spec.asynchrony.stream else ""
     table.add_column(f"max_lag, {candidate.name}{streamed}", no_wrap=True)
-    for title in ("step", "of the best", "oldest chunk"):
+    for title in ("step", "of the best", "oldest chunk", "wait at most"):
         table.add_column(title, justify="right", no_wrap=True)
     for lag, expected in found.by_lag.items():
         name = Text(str(lag), style="bold green" if lag == found.least else "")
         own = " (spec)" if candidate.own and lag == spec.asynchrony.max_lag else ""
         old = f"{expected.lag} step{'s' * (expected.lag != 1)}"
-        table.add_row(name.append(own), f"{expected.iteration:,.2f} s", f"{100 * found.share(lag):.0f} %", old)
+        memory = _size(waiting[lag]) if waiting else "?"
+        table.add_row(name.append(own), f"{expected.iteration:,.2f} s", f"{100 * found.share(lag):.0f} %", old, memory)
     seconds = periodic(found.rollout, found.training, PARTS)
     share = f"{100 * found.bound / seconds:.0f} %" if seconds else "-"
-    table.add_row(f"periodic, {PARTS} parts", f"{seconds:,.2f} s", share, "0 steps")
+    table.add_row(f"periodic, {PARTS} parts", f"{seconds:,.2f} s", share, "0 steps", "")
     console.print()
     console.print(table)
     console.print(

@@ -32,7 +32,7 @@ from vla_rl.runtime.learning.feeding import Feeding
 from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
 from vla_rl.runtime.learning.supply import Supply
 from vla_rl.runtime.learning.update import update
-from vla_rl.runtime.planning.memory import check_memory
+from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.restarts import Restarts
@@ -329,13 +329,20 @@ class Driver:
         if not trace.shifts:
             for worker in fleet.workers:
                 trace.shifts[worker.worker] = clock_ahead(partial(self._clock_of, worker))
-            trace.model = fleet.get(fleet.worker_of(fleet.policies[0]).call(Worker.model_size))
+            trace.sizes = self._sizes()
         drained = fleet.get_all([worker.call(Worker.drain_trace) for worker in fleet.workers])
         trace.add(kind, step, env_steps, {w.worker: d for w, d in zip(fleet.workers, drained, strict=True)})
         trace.write(folder, final=final)
 
     def roles(self) -> dict[str, dict[str, Any]]:
         return self.trace.roles()
+
+    def _sizes(self) -> dict[str, float]:
+        """The model's, and of the longest trajectory, which is not asked for where learners may be away."""
+        sizes = self.fleet.get(self.fleet.worker_of(self.fleet.policies[0]).call(Worker.model_size))
+        if self.plan.offload or not self.fleet.learners:
+            return sizes
+        return {**sizes, "trajectory_bytes": trajectory_bytes(self.spec, self.info, self._sample_bytes())}
 
     def _clock_of(self, worker: Handle[Worker]) -> tuple[str, float]:
         return self.fleet.get(worker.call(Worker.clock))
@@ -376,9 +383,12 @@ class Driver:
         """Once, before the first ticket, where rollouts run ahead or are trained on again."""
         if self.fits:
             return
-        sample = self.fleet.get(self.fleet.learners[0].call(LearnerRole.sample_bytes))
-        check_memory(self.spec, self.plan, self.backend.cluster(), self.info, sample)
+        check_memory(self.spec, self.plan, self.backend.cluster(), self.info, self._sample_bytes())
         self.fits = True
+
+    def _sample_bytes(self) -> int:
+        """Of a chunk step, as learners hold it."""
+        return self.fleet.get(self.fleet.learners[0].call(LearnerRole.sample_bytes))
 
     def _report_faults(self, texts: list[str]) -> None:
         """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""

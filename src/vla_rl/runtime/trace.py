@@ -171,8 +171,8 @@ class Trace:
         self.written, self.cost, self.dropped = 0.0, 0.0, 0
         self.shifts: dict[int, float] = {}
         """Seconds that each worker's clock is ahead of ours."""
-        self.model: Mapping[str, float] = {}
-        """Its size."""
+        self.sizes: Mapping[str, float] = {}
+        """Of the model and of a trajectory, as `planning.profile.Profile` names them."""
         self.env_steps = 0
         """Of the run, at the last time."""
         self.tickets: Sequence[int] = ()
@@ -256,7 +256,7 @@ class Trace:
         ]
         other = {
             "assignments": assignments,
-            "model": self.model,
+            "sizes": self.sizes,
             "iterations": iterations,
             "roles": self.roles(),
             "dropped_events": self.dropped,

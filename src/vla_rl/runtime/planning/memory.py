@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from attrs import evolve
+
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.spec.spec import Spec
@@ -18,6 +20,13 @@ def groups_held(spec: Spec) -> int:
     per_step = spec.rollout.groups(rows)
     ahead = (asynchrony.max_lag + 1) * per_step + spec.rollout.further_groups(rows)
     return ahead + most_held(asynchrony.replay, per_step)
+
+
+def waiting_bytes(spec: Spec, trajectory: float, max_lag: int) -> float:
+    """Host memory of the trajectories that learners hold at most, all together, where one takes so many bytes;
+    `max_lag` in place of the spec's."""
+    ahead = evolve(spec, asynchrony=evolve(spec.asynchrony, max_lag=max_lag))
+    return groups_held(ahead) * spec.rollout.group_size * trajectory
 
 
 def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:

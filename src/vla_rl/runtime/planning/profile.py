@@ -103,6 +103,8 @@ class Profile:
     """Parameters with a gradient; null: all."""
     weight_bytes: float = 2.0
     """Of a parameter."""
+    trajectory_bytes: float | None = field(default=None, validator=v.optional(v.gt(0)))
+    """Host memory of the longest trajectory that waits to be trained on."""
 
     @offload.validator
     def _offload(self, attribute: Any, value: Mapping[str, float]) -> None:
@@ -191,7 +193,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
         message=message,
         turn=turn,
         rest=max(0.0, _rest(work, spans) - publish),
-        **data["otherData"].get("model", {}),
+        **data["otherData"].get("sizes", {}),
     )
 
 
