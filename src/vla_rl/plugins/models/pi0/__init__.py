@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.pi0.config import NoiseConfig, Pi0Config, ValueHeadConfig
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.statistics import action_dim, check
 from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.models.flow_config import NoiseConfig, ValueHeadConfig
 
 if TYPE_CHECKING:
     from vla_rl.plugins.models.pi0.policy import Pi0Policy

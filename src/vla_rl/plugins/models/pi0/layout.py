@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-LEROBOT = "model."
+from vla_rl.toolkit.models.flow_checkpoint import LEROBOT
+
 RENAMED = (
     ("model.dit.embed_tokens.", "paligemma_with_expert.gemma_expert.lm_head."),
     ("model.dit.", "paligemma_with_expert.gemma_expert.model."),

@@ -7,9 +7,6 @@ state, actions. A camera that is not there is left out: pi0 masks it, and positi
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from attrs import frozen
 from torch import Tensor, nn
@@ -18,73 +15,50 @@ from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead
+from vla_rl.toolkit.models.flow_network import FlowModule, LentCache, TimeEmbedding, added_to_scores
+from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
-
-
-class TimeEmbedding(nn.Module):
-    """Sines and cosines of the time in float64, as openpi and lerobot have it; transformers' own are float32, which
-    moves the samples by 1e-4."""
-
-    def __init__(self, config: PI0Config) -> None:
-        super().__init__()
-        self.pairs = config.dit_config.hidden_size // 2
-        self.low, self.high = config.min_period, config.max_period
-
-    def forward(self, time: Tensor) -> Tensor:
-        """float [B] -> float32 [B, D]."""
-        fraction = torch.linspace(0, 1, self.pairs, dtype=torch.float64, device=time.device)
-        angle = time.double()[:, None] * (2 * math.pi / (self.low * (self.high / self.low) ** fraction))
-        return torch.cat([angle.sin(), angle.cos()], dim=1).float()
-
-
-class _Lent(DynamicCache):
-    """The prefix's keys and values, lent to one pass after the other: the suffix is seen and not kept, so nothing has
-    to be cropped and no pass holds another one's graph."""
-
-    def __init__(self, source: DynamicCache) -> None:
-        super().__init__()
-        self.pairs = [(layer.keys, layer.values) for layer in source.layers]
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        keys, values = self.pairs[layer_idx]
-        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
 
 
 @frozen(eq=False)
 class Prefix:
     """What the expert needs of images and instruction."""
 
-    cache: _Lent
+    cache: LentCache
     mask: Tensor
     """[B, 1, 1 + H, P + 1 + H], added to attention scores: 0 where a token of the suffix sees, else very low."""
     positions: Tensor
     """int64 [B, 1 + H], of the suffix's tokens."""
+    summary: Tensor | None = None
 
 
 def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
     """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         network = PI0ForConditionalGeneration(config)
-    network.embed_action_time.sinusoid_embeds = TimeEmbedding(config)
+    network.embed_action_time.sinusoid_embeds = TimeEmbedding(
+        config.dit_config.hidden_size, config.min_period, config.max_period
+    )
     network.model.dit.embed_tokens.requires_grad_(False)  # in the files, and never computed
     return network
 
 
-class Pi0Module(nn.Module):
+class Pi0Module(FlowModule):
     """All parameters of a policy."""
 
     def __init__(
         self,
         pi0: PI0ForConditionalGeneration,
-        value_head: HorizonValueHead | None = None,
+        value_head: HorizonValueHead | PrefixValueHead | None = None,
         noise_head: NoiseHead | None = None,
     ) -> None:
-        super().__init__()
-        self.pi0, self.value_head, self.noise_head = pi0, value_head, noise_head
+        super().__init__((pi0.config.chunk_size, pi0.config.max_action_dim), value_head, noise_head)
+        self.pi0 = pi0
         self._dtype = pi0.model.dit.layers[0].self_attn.q_proj.weight.dtype
+
+    @property
+    def network(self) -> PI0ForConditionalGeneration:
+        return self.pi0
 
     def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
         """[B, cameras, 3, S, S] in [-1, 1] and int64 [B, L] -> [B, P, D]."""
@@ -110,22 +84,15 @@ class Pi0Module(nn.Module):
         among = mask.new_ones(tokens, tokens)
         among[0, 1:] = False  # the state does not see the actions
         return Prefix(
-            _Lent(cache),
+            LentCache(cache),
             self._scores(torch.cat([mask[:, None].expand(-1, tokens, -1), among.expand(rows, -1, -1)], dim=2)[:, None]),
             mask.sum(1, keepdim=True) + torch.arange(tokens, device=mask.device),
         )
 
     def _scores(self, seen: Tensor) -> Tensor:
-        """bool -> what is added to attention scores, once for all layers and steps."""
-        return torch.zeros_like(seen, dtype=self._dtype).masked_fill(~seen, torch.finfo(self._dtype).min)
+        return added_to_scores(seen, self._dtype)
 
     def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        """The expert's output for the action tokens.
-
-        Args:
-            state: normalised [B, S].   x: noisy actions [B, H, A].   time: [B], 1 for noise, 0 for actions.
-        Returns: float32 [B, H, D].
-        """
         hidden = self.pi0.model.dit(
             inputs_embeds=self.pi0.embed_action_time(state, x, time).to(self._dtype),
             attention_mask=prefix.mask,
@@ -136,28 +103,7 @@ class Pi0Module(nn.Module):
         return hidden[:, 1:].float()
 
     def velocity(self, hidden: Tensor) -> Tensor:
-        """[B, H, D] -> [B, H, A]: from actions to noise."""
         return self.pi0.action_out_proj(hidden)
-
-    def flow_matching(self, prefix: Prefix, state: Tensor, actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        """Squared errors [B, H, A] of the velocity at these times ([B]), for normalised actions."""
-        t = time[:, None, None]
-        velocity = self.velocity(self.denoise(prefix, state, t * noise + (1 - t) * actions, time))
-        return (noise - actions - velocity) ** 2
-
-    def criticise(self, prefix: Prefix, state: Tensor) -> Tensor | None:
-        """Values [B] or [B, C], or None without a critic.
-
-        The expert reads the mean of the initial noise (x = 0 at t = 1), so that values depend on the observation
-        alone; RLinf averages over the noisy chunks of the denoising steps instead.
-        """
-        if self.value_head is None:
-            return None
-        config = self.pi0.config
-        x = state.new_zeros(len(state), config.chunk_size, config.max_action_dim)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.value_head.detach):
-            hidden = self.denoise(prefix, state, x, state.new_ones(len(state)))
-        return self.value_head(hidden)
 
 
 def freeze_unused(pi0: PI0ForConditionalGeneration) -> None:

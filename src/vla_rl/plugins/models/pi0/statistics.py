@@ -16,11 +16,11 @@ from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.toolkit.models import lerobot
-from vla_rl.toolkit.models.checkpoints import find_weights, folder_of, read_json
+from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, read_json
 from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
 from vla_rl.toolkit.models.lerobot import PREPROCESSOR, Scale, Statistics
 
-OPENPI_STATISTICS, TOKENIZER = "norm_stats.json", "tokenizer.json"
+OPENPI_STATISTICS = "norm_stats.json"
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
 OPENPI_EPS = 1e-6
@@ -99,18 +99,6 @@ def check(config: Pi0Config, context: Context) -> None:
 def horizon(raw: Mapping[str, Any]) -> int:
     """H, actions in a denoised chunk, by config.json of either layout."""
     return int(raw.get("action_horizon", raw.get("chunk_size", 50)))
-
-
-def find_tokenizer(folder: Path, named: str | None) -> Path:
-    """PaliGemma's tokenizer.json, in the checkpoint's folder or where the spec says. Raises CheckpointError."""
-    given = folder if named is None else Path(named).expanduser()
-    file = given / TOKENIZER if given.is_dir() else given
-    if not file.is_file():
-        raise CheckpointError(
-            f"no tokenizer at {file}; pi0's checkpoints often come without PaliGemma's: put tokenizer.json into the "
-            "folder, or name it in model.tokenizer"
-        )
-    return file
 
 
 def action_dim(config: Pi0Config) -> int | None:
