@@ -20,11 +20,9 @@ from vla_rl.toolkit.models.adapters import MergedState
 from vla_rl.toolkit.models.checkpoints import TOKENIZER, WEIGHTS, WeightFiles, find_tokenizer, find_weights, read_file
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, save_head
-from vla_rl.toolkit.models.lerobot import IMAGES, Statistics
+from vla_rl.toolkit.models.lerobot import IMAGES, LEROBOT, Statistics
 
 ARCHITECTURE = "architecture.json"
-LEROBOT = "model."
-"""Before every name of a tensor in lerobot's files."""
 
 
 @frozen(kw_only=True)

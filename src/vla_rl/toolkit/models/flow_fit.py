@@ -30,7 +30,7 @@ from vla_rl.toolkit.models.heads import (
     PrefixValueHead,
     load_head,
 )
-from vla_rl.toolkit.models.lerobot import Scale, Statistics
+from vla_rl.toolkit.models.lerobot import Scale, Statistics, rescaled
 
 
 @frozen(kw_only=True)
@@ -87,7 +87,9 @@ def fit_checkpoint(
         blind: what a spec says for a model that shall see no state.
         quantiles: the model's usual scale, where the run measures the demonstrations'; else z-scores.
     """
-    checkpoint = evolve(checkpoint, statistics=measured(context, quantiles) or checkpoint.statistics)
+    own = measured(context, quantiles)
+    if own is not None:  # lerobot's files, which hold the checkpoint's statistics, are written anew
+        checkpoint = evolve(checkpoint, statistics=own, raw=rescaled(checkpoint.raw, own), processors={})
     scales, shape = checkpoint.statistics, checkpoint.shape
     where = f"{checkpoint.folder} was trained"
     check_action_dim(where, scales.action.dim, env)

@@ -19,6 +19,8 @@ from vla_rl.toolkit.models.checkpoints import read_file, read_json
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 NORMALIZER = "normalizer_processor"
 RELATIVE = ("relative_actions_processor", "delta_actions_processor")
+LEROBOT = "model."
+"""Before every name of a tensor in lerobot's files."""
 ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
 MODES = {
     "MEAN_STD": ("mean", "std"),
@@ -123,6 +125,12 @@ def model_config(
         "chunk_size": horizon,
         "n_action_steps": horizon,
     }
+
+
+def rescaled(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, Any]:
+    """config.json of a model that these statistics scale; empty where there is none."""
+    modes = {kind: s.mode for kind, s in (("ACTION", statistics.action), ("STATE", statistics.state)) if s is not None}
+    return {**raw, "normalization_mapping": {**raw.get("normalization_mapping", {}), **modes}} if raw else {}
 
 
 def write_processors(

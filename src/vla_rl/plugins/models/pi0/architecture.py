@@ -78,11 +78,17 @@ TINY = Sizes(
 )
 
 
-def read_shape(raw: Mapping[str, Any]) -> Shape:
+PROMPTS = {"pi0": 48, "pi05": 200}
+"""Tokens of a prompt, where config.json does not say."""
+
+
+def read_shape(raw: Mapping[str, Any], model: str) -> Shape:
     """From either layout's config.json."""
+    length = {"tokenizer_max_length": PROMPTS[model]}
     if "action_horizon" in raw:
-        return Shape(horizon=horizon(raw), action_dim=int(raw["action_dim"]), state_dim=int(raw["action_dim"]))
-    return Shape.read_lerobot(raw, horizon(raw))
+        width = int(raw["action_dim"])
+        return Shape(horizon=horizon(raw), action_dim=width, state_dim=width, **length)
+    return Shape.read_lerobot(raw, horizon(raw), **length)
 
 
 def network_config(sizes: Sizes, shape: Shape) -> PI0Config:

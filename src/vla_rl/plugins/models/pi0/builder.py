@@ -6,14 +6,16 @@ import torch
 
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.plugins.models.pi0.architecture import TINY, network_config
+from vla_rl.plugins.models.pi0.adaptive import Pi05Module, empty_adaptive, initialise_adaptive
+from vla_rl.plugins.models.pi0.architecture import PROMPTS, TINY, network_config
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, open_checkpoint
-from vla_rl.plugins.models.pi0.config import Pi0Config
+from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config, PiConfig
 from vla_rl.plugins.models.pi0.layout import public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, freeze_unused, initialise, stays_float32
-from vla_rl.plugins.models.pi0.policy import Pi0Policy
-from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text
-from vla_rl.toolkit.models.fitting import simulator_of
+from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
+from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text, state_text
+from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_state_kind
+from vla_rl.toolkit.models.fitting import MismatchError, simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import Checkpoint, Shape
 from vla_rl.toolkit.models.flow_fit import (
     Fit,
@@ -26,67 +28,107 @@ from vla_rl.toolkit.models.flow_fit import (
     preset_statistics,
     uses_state,
 )
+from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import allocate, fill
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 
-def build_policy(config: Pi0Config, context: Context) -> Pi0Policy:
+def build_policy(config: PiConfig, context: Context) -> Pi0Policy | Pi05Policy:
     """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    env = simulator_of(context, "pi0")
+    env = simulator_of(context, name_of(config))
     device = torch.device(context.device)
     dtype = precision(config, device)
-    fit = _preset(config, context, env) if config.checkpoint is None else _fit(config, context, env)
+    fit, kind = (_preset if config.checkpoint is None else _fit)(config, context, env)
     source = fit.checkpoint
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
         module = _module(config, context, fit, device, dtype).to(device)
+    varies = any(task.instruction_varies for task in env.tasks)
     prompts = Prompts(
         source.tokenizer,
         vocab=source.sizes.vocab,
         max_length=source.shape.tokenizer_max_length,
         device=device,
         instructions=[task.instruction for task in env.tasks],
-        full_width=any(task.instruction_varies for task in env.tasks),
+        full_width=module.pads if isinstance(module, Pi05Module) and fit.state is not None else varies,
     )
-    images = ImageProcessor(source.sizes.image_size, device, dtype)
-    return Pi0Policy(config, context, fit, module, images, device, prompts=prompts)
+    common = config, context, fit, module, ImageProcessor(source.sizes.image_size, device, dtype), device
+    if isinstance(config, Pi05Config):
+        return Pi05Policy(*common, prompts=prompts, kind=kind)
+    return Pi0Policy(*common, prompts=prompts)
 
 
-def _preset(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
-    """Random weights, no padding but of small states."""
-    sees = uses_state(config.use_state, env)
+def _sees_state(config: PiConfig, kind: str, env: EnvInfo) -> bool | None:
+    """None: where checkpoint and simulator have one."""
+    if isinstance(config, Pi0Config):
+        return config.use_state
+    if kind == "none":
+        return False
+    if env.state_dim == 0:
+        raise MismatchError(
+            f"state_in_prompt: {kind} needs a state, and this simulator has none; set state_in_prompt: none"
+        )
+    return True
+
+
+def _preset(config: PiConfig, context: Context, env: EnvInfo) -> tuple[Fit, str]:
+    """Random weights, no padding but of small states. And how the prompt tells the state."""
+    model, kind = name_of(config), "none"
+    if isinstance(config, Pi05Config):
+        kind = config.state_in_prompt or ("exact" if env.state_dim else "none")
+    sees = uses_state(_sees_state(config, kind, env), env)
+    prompt = prompt_text if kind == "none" else (lambda text: state_text(text, range(10)))
     checkpoint = Checkpoint(
         sizes=TINY,
-        shape=Shape(horizon=context.chunk, action_dim=env.action_dim, state_dim=max(env.state_dim, 1)),
-        statistics=measured(context) or preset_statistics(context, env, sees),
-        tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt_text, TINY.vocab),
+        shape=Shape(
+            horizon=context.chunk,
+            action_dim=env.action_dim,
+            state_dim=max(env.state_dim, 1),
+            tokenizer_max_length=PROMPTS[model],
+        ),
+        statistics=measured(context, model == "pi05") or preset_statistics(context, env, sees),
+        tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt, TINY.vocab),
         raw={},
         slots=SLOTS,
     )
-    return fit_preset("pi0", config, env, checkpoint, sees)
+    return fit_preset(model, config, env, checkpoint, sees), kind
 
 
-def _fit(config: Pi0Config, context: Context, env: EnvInfo) -> Fit:
+def _fit(config: PiConfig, context: Context, env: EnvInfo) -> tuple[Fit, str]:
     assert config.checkpoint is not None
-    checkpoint = open_checkpoint(config.checkpoint, config.tokenizer, config.asset_id)
-    return fit_checkpoint("pi0", config, context, env, checkpoint, config.use_state)
+    model, kind = name_of(config), "none"
+    checkpoint = open_checkpoint(config.checkpoint, model, config.tokenizer, config.asset_id)
+    blind = "use_state: false"
+    if isinstance(config, Pi05Config):
+        assert checkpoint.folder is not None
+        kind = read_state_kind(checkpoint.folder, read_config(checkpoint.folder, model), config.state_in_prompt)
+        blind = "state_in_prompt: none"
+    sees = _sees_state(config, kind, env)
+    fit = fit_checkpoint(model, config, context, env, checkpoint, sees, blind=blind, quantiles=model == "pi05")
+    return fit, kind
 
 
-def _module(config: Pi0Config, context: Context, fit: Fit, device: torch.device, dtype: torch.dtype) -> Pi0Module:
+def _module(config: PiConfig, context: Context, fit: Fit, device: torch.device, dtype: torch.dtype) -> Pi0Module:
     """Weights from the folder, or random ones that depend on the seed alone."""
-    source, sizes = fit.checkpoint, fit.checkpoint.sizes
-    pi0 = empty_network(network_config(sizes, source.shape))
+    source, sizes, model = fit.checkpoint, fit.checkpoint.sizes, name_of(config)
+    adaptive = isinstance(config, Pi05Config)
+    pi0 = (empty_adaptive if adaptive else empty_network)(network_config(sizes, source.shape))
     if source.weights is None:
         allocate(pi0, device, dtype, f"preset {config.preset}", stays_float32)
-        initialise(pi0, derived_seed(context.seed, "pi0/network"))
+        (initialise_adaptive if adaptive else initialise)(pi0, derived_seed(context.seed, f"{model}/network"))
     else:
         fill(pi0, source.weights, device, dtype, public_name=public_name, stays_float32=stays_float32)
+    head = config.value_head
+    heads = make_heads(model, config, head, context, source, sizes.expert_width, sizes.text_width)
     if config.train_expert_only:
         pi0.model.vlm.requires_grad_(False)
-    else:
+    elif not isinstance(heads[0], PrefixValueHead) or head.detach:
         freeze_unused(pi0)
-    if fit.state is None:  # its input is zero
+    if isinstance(config, Pi0Config) and fit.state is None:  # its input is zero
         pi0.embed_action_time.state_proj.weight.requires_grad_(False)
-    add_adapters("pi0", config, context, pi0)
-    widths = sizes.expert_width, sizes.text_width
-    return Pi0Module(pi0, *make_heads("pi0", config, config.value_head, context, source, *widths))
+    add_adapters(model, config, context, pi0)
+    if not isinstance(config, Pi05Config):
+        return Pi0Module(pi0, *heads)
+    module = Pi05Module(pi0, *heads)
+    module.pads = config.value_head.pads and isinstance(heads[0], PrefixValueHead)
+    return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 from vla_rl.plugins.models.pi0.architecture import Sizes, read_shape, variants
 from vla_rl.plugins.models.pi0.layout import open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
-from vla_rl.plugins.models.pi0.statistics import WANTED, read_config, read_statistics
+from vla_rl.plugins.models.pi0.statistics import (
+    NEW_LINE_STEP,
+    STATE_KIND,
+    STATE_STEP,
+    WANTED,
+    check_model_of,
+    read_config,
+    read_statistics,
+)
 from vla_rl.toolkit.models.checkpoints import read_file, read_json, resolve
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Checkpoint, open_folder, save_folder
 from vla_rl.toolkit.models.lerobot import Statistics, model_config, write_processors
@@ -19,39 +28,46 @@ SLOTS = 3
 """Images that pi0 was trained with: base, left wrist, right wrist."""
 
 
-def open_checkpoint(name: str, tokenizer: str | None, asset_id: str | None) -> Checkpoint:
+def open_checkpoint(name: str, model: str, tokenizer: str | None, asset_id: str | None) -> Checkpoint:
     """Read what is light: sizes, statistics, tokenizer."""
     folder = resolve(name, WANTED)
-    raw = read_config(folder)
+    raw = read_config(folder, model)
     own = folder / ARCHITECTURE
-    return open_folder(
+    opened = open_folder(
         folder,
-        raw if raw.get("type") == "pi0" else {},
+        raw if "type" in raw else {},
         sizes=read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_variants(raw),
-        shape=read_file(folder / "config.json", lambda _: read_shape(raw)),
-        statistics=read_statistics(folder, raw, asset_id),
+        shape=read_file(folder / "config.json", lambda _: read_shape(raw, model)),
+        statistics=read_statistics(folder, raw, asset_id, model),
         tokenizer=tokenizer,
         slots=SLOTS,
         open_names=open_names,
     )
+    check_model_of(folder, model, opened.weights.shapes if opened.weights else ())
+    return opened
 
 
-def save_checkpoint(module: Pi0Module, checkpoint: Checkpoint, cameras: tuple[str, ...], folder: Path) -> None:
-    """Write the folder in lerobot's layout, adapters merged into the weights."""
+def save_checkpoint(
+    module: Pi0Module, checkpoint: Checkpoint, cameras: tuple[str, ...], folder: Path, kind: str | None = None
+) -> None:
+    """Write the folder in lerobot's layout, adapters merged into the weights. `kind`: pi0.5's state in the prompt."""
     names, shape = variants(checkpoint.sizes), checkpoint.shape
     pixels = checkpoint.sizes.image_size
-    own = {"type": "pi0", **names, **shape.written(), "image_resolution": [pixels, pixels]}
+    own = {"type": "pi0" if kind is None else "pi05", **names, **shape.written(), "image_resolution": [pixels, pixels]}
     save_folder(
         module,
         checkpoint,
         folder,
         raw=model_config(checkpoint.statistics, cameras, pixels, shape.horizon, **own),
-        processors=partial(_processors, statistics=checkpoint.statistics),
+        processors=partial(_processors, statistics=checkpoint.statistics, kind=kind),
         public_name=public_name,
         public_sizes=bool(names),
     )
+    if kind is not None:
+        (folder / STATE_KIND).write_text(json.dumps({"state_in_prompt": kind}) + "\n")
 
 
-def _processors(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, bytes]:
-    steps = ("pi0_new_line_processor",)
-    return write_processors(raw, statistics, steps, "google/paligemma-3b-pt-224", normalise_first=False)
+def _processors(raw: Mapping[str, Any], statistics: Statistics, kind: str | None) -> dict[str, bytes]:
+    tells = kind in {"exact", "padded"}
+    steps = (STATE_STEP if tells else NEW_LINE_STEP,)
+    return write_processors(raw, statistics, steps, "google/paligemma-3b-pt-224", normalise_first=tells)

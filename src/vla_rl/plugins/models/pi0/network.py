@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.flow_network import FlowModule, LentCache, TimeEmbedding, added_to_scores
+from vla_rl.toolkit.models.flow_network import FlowModule, LentCache, TimeEmbedding, added_to_scores, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
@@ -26,10 +26,12 @@ class Prefix:
 
     cache: LentCache
     mask: Tensor
-    """[B, 1, 1 + H, P + 1 + H], added to attention scores: 0 where a token of the suffix sees, else very low."""
+    """[B, 1, 1 + H, P + 1 + H], added to attention scores: 0 where a token of the suffix sees, else very low. pi0.5 has
+    no state token: H in place of 1 + H."""
     positions: Tensor
     """int64 [B, 1 + H], of the suffix's tokens."""
     summary: Tensor | None = None
+    """float32 [B, D], the mean of the language model's output, for a critic that reads it."""
 
 
 def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
@@ -45,6 +47,8 @@ def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
 
 class Pi0Module(FlowModule):
     """All parameters of a policy."""
+
+    state_tokens = 1
 
     def __init__(
         self,
@@ -67,27 +71,45 @@ class Pi0Module(FlowModule):
         text = vlm.get_input_embeddings()(ids)
         return torch.cat([features.reshape(len(ids), -1, text.shape[2]).to(text.dtype), text], dim=1)
 
-    def see(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Prefix:
-        """Run the vision-language model on `embed_prefix`'s inputs; mask: bool [B, L], False at padding."""
+    def see(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> Prefix:
+        """Run the vision-language model on `embed_prefix`'s inputs.
+
+        Args:
+            mask: bool [B, L], False at padding.   shown: bool [B, cameras], False for one that is masked; None: all are
+            there.
+        """
         embeds = self.embed_prefix(pixels, ids)
-        rows, length = embeds.shape[:2]
-        mask = torch.cat([mask.new_ones(rows, length - ids.shape[1]), mask], dim=1)
+        (rows, length), prompt = embeds.shape[:2], ids.shape[1]
+        shown = mask.new_ones(rows, pixels.shape[1]) if shown is None else shown
+        valid = torch.cat([shown.repeat_interleave((length - prompt) // pixels.shape[1], dim=1), mask], dim=1)
         cache = DynamicCache()
-        self.pi0.model.vlm.language_model(
+        hidden = self.pi0.model.vlm.language_model(
             inputs_embeds=embeds,
-            attention_mask=self._scores(mask[:, None, None, :]).expand(-1, 1, length, -1),
-            position_ids=mask.cumsum(1) - 1,
+            attention_mask=self._scores(self._sees(valid)).expand(-1, 1, length, -1),
+            position_ids=valid.cumsum(1) - 1,
             past_key_values=cache,
             use_cache=True,
-        )
-        tokens = 1 + self.pi0.config.chunk_size
+        ).last_hidden_state
+        tokens = self.state_tokens + self.pi0.config.chunk_size
         among = mask.new_ones(tokens, tokens)
-        among[0, 1:] = False  # the state does not see the actions
+        among[: self.state_tokens, self.state_tokens :] = False  # the state does not see the actions
+        reads = isinstance(self.value_head, PrefixValueHead)
         return Prefix(
             LentCache(cache),
-            self._scores(torch.cat([mask[:, None].expand(-1, tokens, -1), among.expand(rows, -1, -1)], dim=2)[:, None]),
-            mask.sum(1, keepdim=True) + torch.arange(tokens, device=mask.device),
+            self._scores(
+                torch.cat([valid[:, None].expand(-1, tokens, -1), among.expand(rows, -1, -1)], dim=2)[:, None]
+            ),
+            valid.sum(1, keepdim=True) + torch.arange(tokens, device=mask.device),
+            mean_over(hidden, self._counted(valid, prompt)) if reads else None,
         )
+
+    def _sees(self, valid: Tensor) -> Tensor:
+        """bool [B, P] -> [B, 1, P or 1, P]: which tokens of the prefix each of them attends to."""
+        return valid[:, None, None, :]
+
+    def _counted(self, valid: Tensor, prompt: int) -> Tensor:
+        """Tokens in the critic's mean; the last `prompt` of them are the instruction."""
+        return valid
 
     def _scores(self, seen: Tensor) -> Tensor:
         return added_to_scores(seen, self._dtype)

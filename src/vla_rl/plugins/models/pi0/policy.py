@@ -1,16 +1,18 @@
-"""The policy of pi0."""
+"""The policies of pi0 and pi0.5."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vla_rl.core.types import Observation
-from vla_rl.plugins.models.pi0.checkpoint import save_checkpoint
+from vla_rl.plugins.models.pi0.adaptive import Pi05Module
+from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix
-from vla_rl.plugins.models.pi0.prompts import Prompts
+from vla_rl.plugins.models.pi0.prompts import Prompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 
 
@@ -32,3 +34,37 @@ class Pi0Policy(FlowPolicy):
 
     def save(self, folder: Path) -> None:
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder))
+
+
+class Pi05Policy(FlowPolicy):
+    """Made by `builder.build_pi05`."""
+
+    module: Pi05Module
+    name = "pi05"
+
+    def __init__(self, *common: Any, prompts: Prompts, kind: str) -> None:
+        super().__init__(*common)
+        self.prompts, self.state_in_prompt = prompts, kind
+
+    def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
+        if self._state_scaler is None:
+            ids, mask = self.prompts.rows(obs.instructions)
+        else:
+            told = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
+            ids, mask = self.prompts.state_rows(obs.instructions, bins_of(told.contiguous()).tolist())
+        pixels, shown = self._pixels(obs), None
+        if self.module.pads:
+            pixels, shown = _with_masked(pixels)
+        with self._frozen_prefix():
+            return self.module.see(pixels, ids, mask, shown)
+
+    def save(self, folder: Path) -> None:
+        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), self.state_in_prompt)
+
+
+def _with_masked(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Black images, masked, up to the number of the model's cameras; rows of padding attend to them as well."""
+    rows, there = pixels.shape[:2]
+    shown = torch.arange(max(SLOTS, there), device=pixels.device).expand(rows, -1) < there
+    black = pixels.new_full((rows, shown.shape[1] - there, *pixels.shape[2:]), -1.0)
+    return torch.cat([pixels, black], dim=1), shown

@@ -1,13 +1,20 @@
-"""Instructions -> token ids, cached: BOS, instruction, newline, padding on the right."""
+"""Instructions -> token ids.
+
+pi0: BOS, instruction, newline; cached. pi0.5: the same, or instruction and state as text, which are new at every step.
+Padding is on the right.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.toolkit.models.prompts import BOS, PaddedPrompts
+from vla_rl.toolkit.models.prompts import BOS, PaddedPrompts, padded
 
 
 def prompt_text(instruction: str) -> str:
@@ -15,8 +22,22 @@ def prompt_text(instruction: str) -> str:
     return instruction.strip().replace("_", " ").replace("\n", " ") + "\n"
 
 
+BINS, ROUND = 256, 16
+
+
+def bins_of(state: Tensor) -> Tensor:
+    """Normalised numbers -> int64 0..255, for 256 equal parts of [-1, 1]; -1 below it and 255 above it."""
+    edges = torch.arange(BINS, device=state.device) / (BINS / 2) - 1
+    return torch.bucketize(state, edges, right=True) - 1
+
+
+def state_text(instruction: str, bins: Sequence[int]) -> str:
+    """openpi's prompt of pi0.5 that holds the state."""
+    return f"Task: {prompt_text(instruction)[:-1]}, State: {' '.join(map(str, bins))};\nAction: "
+
+
 class Prompts(PaddedPrompts):
-    """pi0's."""
+    """Of both models."""
 
     def __init__(self, tokenizer: Tokenizer, **rest: Any) -> None:
         self._bos = beginning(tokenizer)
@@ -24,6 +45,15 @@ class Prompts(PaddedPrompts):
 
     def ids(self, instruction: str) -> list[int]:
         return [self._bos, *self.tokenizer.encode(prompt_text(instruction), add_special_tokens=False).ids]
+
+    def state_rows(self, instructions: Sequence[str], bins: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """As `rows`, of prompts that hold the state (`bins_of`), padded to the next multiple of 16."""
+        tokens = []
+        for instruction, row in zip(instructions, bins, strict=True):
+            ids = self.tokenizer.encode(state_text(instruction, row), add_special_tokens=False).ids
+            tokens.append(self._within([self._bos, *ids], instruction))
+        width = -(-max(map(len, tokens)) // ROUND) * ROUND
+        return padded(tokens, self._limit if self._full_width else min(width, self._limit), self._device)
 
 
 def beginning(tokenizer: Tokenizer) -> int:
