@@ -44,6 +44,8 @@ class FlowPolicy(VLAModel):
     module: FlowModule
     name: str
     """Of the model, in messages and in the keys of random numbers."""
+    exact_time = False
+    """Whether the network is told exact times, or those that add up in float32."""
     tokens_per_action = 1
 
     def __init__(
@@ -59,7 +61,7 @@ class FlowPolicy(VLAModel):
         self.module, self.checkpoint, self.images = module, fit.checkpoint, images
         self.critic = module.value_head
         steps = (config.noise.steps or "one") if config.noise.method == "flow_sde" else "all"
-        self._schedule = Schedule(config.denoise_steps, config.noise.level or 0.5, device)
+        self._schedule = Schedule(config.denoise_steps, config.noise.level or 0.5, device, self.exact_time)
         self._every_step = steps == "all"
         self._actions = Scaler(fit.checkpoint.statistics.action, device)
         self._state_scaler = None if fit.state is None else Scaler(fit.state, device)
