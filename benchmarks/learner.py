@@ -27,14 +27,17 @@ from torch import Tensor, nn
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, openvla_oft
-from vla_rl.plugins.models.pi0 import Pi0Config
+from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
+from vla_rl.plugins.models.smolvla import SmolVLAConfig
+from vla_rl.plugins.models.smolvla import plugin as smolvla
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.flow_config import FlowConfig
 
 CHUNK, ACTION_DIM, TEMPERATURE = 8, 7, 1.6
 PIXELS = {"tiny": 64, "small": 224, "full": 224}
 ROWS = {"tiny": 16, "small": 2}
-BARS = {"ratio": 1.5, "openvla_oft": 300.0, "pi0": 400.0}
+BARS = {"ratio": 1.5, "openvla_oft": 300.0, "pi0": 400.0, "pi05": 500.0, "smolvla": 500.0}
 BATCH = 8
 """Rows of a decision."""
 
@@ -212,11 +215,16 @@ def main() -> None:
         numbers = f"{cells[0]:>17} {cells[1]:>17} {cells[2]:>13} {BARS['ratio']:>5}"
         print(f"{size:8} {ROWS[size]:4} {numbers} {' | '.join(mib):>25}")
     print(f"\nchunk decisions/s at batch {BATCH}, preset tiny, one 64-px camera, chunks of {CHUNK} x {ACTION_DIM}")
-    cases = (("openvla_oft", openvla_oft, OpenVLAOFTConfig(preset="tiny")), ("pi0", pi0, Pi0Config(preset="tiny")))
+    cases = (
+        ("openvla_oft", openvla_oft, OpenVLAOFTConfig(preset="tiny")),
+        ("pi0", pi0, Pi0Config(preset="tiny")),
+        ("pi05", pi05, Pi05Config(preset="tiny")),
+        ("smolvla", smolvla, SmolVLAConfig(preset="tiny")),
+    )
     for name, plugin, config in cases:
         passed, own = decisions(plugin, config, options.seconds)
         figures |= {f"{name}_decisions": passed, f"{name}_decisions_cpu": own}
-        steps = f", K = {config.denoise_steps}" if isinstance(config, Pi0Config) else ""
+        steps = f", K = {config.denoise_steps}" if isinstance(config, FlowConfig) else ""
         print(f"{name + steps:20} {passed:7.0f} (processor time: {own:.0f}; bar {BARS[name]:.0f})")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")

@@ -20,6 +20,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "openvla": {"preset": "fast"},
     "openvla_oft": {"preset": "fast"},
     "pi0": {"preset": "tiny"},
+    "pi05": {"preset": "tiny"},
+    "smolvla": {"preset": "tiny"},
     "srpo": {"encoder": "tiny"},
 }
 """Keys without default, where a check needs some."""

@@ -18,6 +18,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "openvla": {"cameras": ["wrist"]},
     "openvla_oft": {},
     "pi0": {"cameras": ["wrist"], "denoise_steps": 2},
+    "pi05": {"cameras": ["wrist"], "denoise_steps": 2},
+    "smolvla": {"cameras": ["wrist"], "denoise_steps": 2},
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {},

@@ -16,8 +16,9 @@ from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.pi0 import Pi0Config, build
 from vla_rl.plugins.models.pi0.architecture import Sizes
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
-from vla_rl.plugins.models.pi0.prompts import train_tokenizer
+from vla_rl.plugins.models.pi0.prompts import prompt_text
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.prompts import train_tokenizer
 
 ENV = synthetic.env_info()
 CHUNK = 4
@@ -73,7 +74,7 @@ def openpi_folder(folder: Path, weights: Path, stats: dict[str, Any] | None = OP
     save_file(load_file(weights), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"action_dim": 8, "action_horizon": 10}))
     (folder / "architecture.json").write_text(json.dumps(attrs.asdict(REFERENCE_SIZES)))
-    train_tokenizer((task.instruction for task in ENV.tasks), REFERENCE_SIZES.vocab).save(
+    train_tokenizer((task.instruction for task in ENV.tasks), prompt_text, REFERENCE_SIZES.vocab).save(
         str(folder / "tokenizer.json")
     )
     if stats is not None:

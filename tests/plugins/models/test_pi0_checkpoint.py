@@ -19,12 +19,12 @@ from tokenizers import Tokenizer, models
 from reference_files import reference
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
-from vla_rl.plugins.models.pi0.images import ImageProcessor, resize_with_pad
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
 from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text
 from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.images import ImageProcessor, resize_with_pad
 from vla_rl.toolkit.models.lerobot import Scale
 from vla_rl.toolkit.models.scaling import Scaler
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
 UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -98,6 +99,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
     return content
+
+
+def find_tokenizer(folder: Path, named: str | None) -> Path:
+    """tokenizer.json, in the checkpoint's folder or where the spec says. Raises CheckpointError."""
+    given = folder if named is None else Path(named).expanduser()
+    file = given / TOKENIZER if given.is_dir() else given
+    if not file.is_file():
+        raise CheckpointError(
+            f"no tokenizer at {file}; checkpoints often come without their language model's: put tokenizer.json into "
+            "the folder, or name it in model.tokenizer"
+        )
+    return file
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:

@@ -6,8 +6,8 @@ With v the velocity at (x, t) and d = 1 / K:
     ODE         mean = x - d v                                          std = 0
     Flow-SDE    mean = x - d v - s^2 d / (2 t) (x + (1 - t) v)          std = s sqrt(d),  s = a sqrt(t / (1 - t))
     Flow-Noise  mean = x - d v                                          std from a network
-At t = 1 the denominator of s takes 1 - t_1 instead of 0 (RLinf). The network is told the time as openpi counts it, in
-float32 by repeated addition: with K = 10 the exact one moves samples by 1e-4.
+At t = 1 the denominator of s takes 1 - t_1 instead of 0 (RLinf). The network is told the time as the original counts
+it: openpi in float32 by repeated addition, lerobot exactly. With K = 10 the other one moves samples by 1e-4.
 Sources: pi_RL (arXiv 2510.25889), Flow-GRPO (arXiv 2505.05470).
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 class Schedule:
     """Times, and what Flow-SDE adds to a step, for K steps."""
 
-    def __init__(self, steps: int, level: float, device: torch.device) -> None:
+    def __init__(self, steps: int, level: float, device: torch.device, exact: bool = False) -> None:
         grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         time = grid[:-1]
         rest = torch.where(time == 1, 1 - grid[1], 1 - time)
@@ -32,7 +32,7 @@ class Schedule:
         told = [torch.tensor(1.0)]
         while len(told) < steps:
             told.append(told[-1] - torch.tensor(self.delta))
-        self.time = torch.stack(told).to(device)
+        self.time = (time.float() if exact else torch.stack(told)).to(device)
         self.std = (sigma * math.sqrt(self.delta)).float().to(device)
         self.drift = (sigma**2 * self.delta / (2 * time)).float().to(device)
 

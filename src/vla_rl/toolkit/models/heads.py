@@ -89,3 +89,18 @@ class NoiseHead(nn.Module):
         for layer in self.layers[:-1]:
             x = torch.tanh(layer(x))
         return torch.exp(self.low + (self.high - self.low) * (torch.tanh(self.layers[-1](x)) + 1) / 2)
+
+
+class PrefixValueHead(nn.Module):
+    """Critic on the mean output of a vision-language model: [B, D] -> float32 [B], or [B, C] with `per_action` = C."""
+
+    def __init__(self, dim: int, hidden: tuple[int, ...], per_action: int | None, detach: bool, seed: int) -> None:
+        super().__init__()
+        self.per_action, self.detach = per_action, detach
+        self.layers = small_mlp([dim, *hidden, per_action or 1], seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        values: Tensor = self.layers[-1](x)
+        return values if self.per_action else values.squeeze(-1)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
-from tokenizers import Tokenizer, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
+from vla_rl.core.errors import CheckpointError
+
+BOS, SPACE = "<bos>", "▁"
+SPECIAL = ("<pad>", "<eos>", BOS, "<unk>")
 WORDS = """pick up the red green blue yellow purple orange black white block cube ball bowl plate mug cup drawer pad
 goal and place it on in into to of left right top bottom middle front back next push pull open close touch reach move
 put turn lift stack under between cylinder square circle object table tray basket stove cabinet button lever door"""
@@ -33,6 +38,21 @@ def learn_merges(
     tokenizer.train_from_iterator(corpus, trainer)
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     return tokenizer.get_vocab(), [(left, right) for left, right in merges]
+
+
+def train_tokenizer(instructions: Iterable[str], prompt: Callable[[str], str], vocab_size: int) -> Tokenizer:
+    """A small BPE in the style of Gemma's (byte fallback, "▁" for a space), a function of the instructions alone."""
+    tokenizer = _bpe(*learn_merges(_bpe(None, []), instructions, prompt, vocab_size, SPECIAL))
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    return tokenizer
+
+
+def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(vocab, merges if vocab else None, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{SPACE}?[^{SPACE}\n]+|\n"), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
 
 
 class KnownPrompts(ABC):
@@ -66,3 +86,54 @@ class KnownPrompts(ABC):
         if new:
             self._learn(new)
         return torch.tensor([self._index[text] for text in instructions], device=self._device)
+
+
+class PaddedPrompts(KnownPrompts):
+    """Rows padded on the right with id 0, to the longest instruction known (to the checkpoint's limit where the
+    simulator words them anew), not to the longest of the batch: what a row gets does not depend on its neighbours."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab: int,
+        max_length: int,
+        device: torch.device,
+        instructions: Iterable[str] = (),
+        full_width: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, device)
+        self._vocab, self._limit, self._full_width = vocab, max_length, full_width
+        self._learn(dict.fromkeys(instructions))
+
+    @abstractmethod
+    def ids(self, instruction: str) -> list[int]:
+        """The prompt's ids, however many."""
+
+    def encode(self, instruction: str) -> list[int]:
+        """Cut at the length that the model was trained with, as its own code does."""
+        return self._within(self.ids(instruction), instruction)
+
+    def _within(self, ids: list[int], text: str) -> list[int]:
+        if max(ids) >= self._vocab:
+            raise CheckpointError(
+                f"the tokenizer gives id {max(ids)} for {text!r}, the model has {self._vocab} embeddings; "
+                "it is another model's tokenizer"
+            )
+        return ids[: self._limit]
+
+    def _lay_out(self, tokens: Sequence[list[int]]) -> None:
+        width = self._limit if self._full_width else max(len(ids) for ids in tokens)
+        self._ids, self._mask = padded(tokens, width, self._device)
+
+    def rows(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """ids and mask (False at padding), [B, L]."""
+        at = self._positions(instructions)
+        return self._ids[at], self._mask[at]
+
+
+def padded(tokens: Sequence[list[int]], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """ids and mask (False at padding), [B, width]; padded on the right with id 0."""
+    lengths = torch.tensor([len(ids) for ids in tokens], device=device)
+    rows = [ids + [0] * (width - len(ids)) for ids in tokens]
+    return torch.tensor(rows, device=device), torch.arange(width, device=device) < lengths[:, None]

@@ -13,22 +13,22 @@ class Scaler:
     """A `Scale` on a device. In lerobot, z-scores add eps to the deviation on the way in only; ranges, which go to
     [-1, 1], use eps where they are empty."""
 
-    def __init__(self, scale: Scale, device: torch.device) -> None:
-        self.dim = scale.dim
+    def __init__(self, scale: Scale, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        self.dim, self._dtype = scale.dim, dtype
         values = [torch.tensor(value, dtype=torch.float64) for value in scale.values]
         offset, inwards = torch.zeros(scale.dim, dtype=torch.float64), torch.ones(scale.dim, dtype=torch.float64)
         outwards, self._shift = inwards, 0.0
         if scale.mode == "MEAN_STD":
             offset, inwards, outwards = values[0], values[1] + scale.eps, values[1]
         elif values:
-            span = values[1] - values[0]
+            span = values[1] - values[0] + scale.margin
             inwards = outwards = torch.where(span == 0, scale.eps, span) / 2
             offset, self._shift = values[0], 1.0
-        self._offset, self._in, self._out = (part.float().to(device) for part in (offset, inwards, outwards))
+        self._offset, self._in, self._out = (part.to(device, dtype) for part in (offset, inwards, outwards))
 
     def normalise(self, x: Tensor, width: int) -> Tensor:
-        """[..., dim] in physical units -> float32 [..., width], padded with zeros."""
-        return F.pad((x.float() - self._offset) / self._in - self._shift, (0, width - self.dim))
+        """[..., dim] in physical units -> [..., width], padded with zeros."""
+        return F.pad((x.to(self._dtype) - self._offset) / self._in - self._shift, (0, width - self.dim))
 
     def restore(self, x: Tensor) -> Tensor:
         """[..., width] -> physical units, [..., dim]."""

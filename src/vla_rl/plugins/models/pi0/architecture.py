@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 from attrs import frozen
 from transformers import PI0Config
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0.statistics import horizon
+from vla_rl.toolkit.models.flow_checkpoint import Shape
 
 VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
 """openpi's names -> width and MLP width of a Gemma tower."""
@@ -51,6 +51,15 @@ class Sizes:
         return cls(text_width=text_width, text_mlp=text_mlp, expert_width=expert_width, expert_mlp=expert_mlp)
 
 
+def variants(sizes: Sizes) -> dict[str, str]:
+    """The public names of these sizes; empty where they have none."""
+    for text in ("gemma_2b", "gemma_300m"):
+        names = {"paligemma_variant": text, "action_expert_variant": "gemma_300m"}
+        if Sizes.of_variants(names) == sizes:
+            return names
+    return {}
+
+
 TINY = Sizes(
     text_width=64,
     text_mlp=128,
@@ -69,29 +78,17 @@ TINY = Sizes(
 )
 
 
-@frozen(kw_only=True)
-class Shape:
-    """What the network's inputs and outputs are padded to, and its clock."""
+PROMPTS = {"pi0": 48, "pi05": 200}
+"""Tokens of a prompt, where config.json does not say."""
 
-    horizon: int
-    """H, actions in a denoised chunk."""
-    action_dim: int = 32
-    state_dim: int = 32
-    min_period: float = 4e-3
-    max_period: float = 4.0
-    """Of the sinusoids that embed the time."""
-    tokenizer_max_length: int = 48
-    """Tokens of an instruction; more are cut off."""
 
-    @classmethod
-    def read(cls, raw: Mapping[str, Any]) -> Shape:
-        """From either layout's config.json."""
-        if "action_horizon" in raw:
-            return cls(horizon=horizon(raw), action_dim=int(raw["action_dim"]), state_dim=int(raw["action_dim"]))
-        own = {"action_dim": "max_action_dim", "state_dim": "max_state_dim"}
-        names = {name: own.get(name, name) for name in attrs.fields_dict(cls)}
-        given = {name: raw[key] for name, key in names.items() if key in raw}
-        return cls(**{**given, "horizon": horizon(raw)})
+def read_shape(raw: Mapping[str, Any], model: str) -> Shape:
+    """From either layout's config.json."""
+    length = {"tokenizer_max_length": PROMPTS[model]}
+    if "action_horizon" in raw:
+        width = int(raw["action_dim"])
+        return Shape(horizon=horizon(raw), action_dim=width, state_dim=width, **length)
+    return Shape.read_lerobot(raw, horizon(raw), **length)
 
 
 def network_config(sizes: Sizes, shape: Shape) -> PI0Config:

@@ -2,93 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from attrs import field, frozen
+from attrs.validators import in_, optional
 
-from attrs import Attribute, field, frozen
-from attrs.validators import ge, gt, in_, optional
+from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig, for_checkpoints
 
-from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.fitting import one_source
-
-PRESETS = ("tiny",)
-DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("flow_sde", "flow_noise")
-STARTS = ("zeros", "fixed_noise")
-
-
-def _for_checkpoints(config: Pi0Config, attribute: Attribute[Any], value: Any) -> None:
-    if value is not None and config.checkpoint is None:
-        raise ValueError(f"`{attribute.name}` says how to read a checkpoint; a preset has its own")
-
-
-def _only_for(method: str) -> Any:
-    def check(config: NoiseConfig, attribute: Attribute[Any], value: Any) -> None:
-        if value is not None and config.method != method:
-            raise ValueError(f"`{attribute.name}` belongs to method {method!r}; the method is {config.method!r}")
-
-    return check
-
-
-def _ascending(config: NoiseConfig, attribute: Attribute[Any], value: tuple[float, float] | None) -> None:
-    if value is not None and not 0 < value[0] < value[1]:
-        raise ValueError(f"std_range must be 0 < low < high, not {list(value)}")
+STATE_KINDS = ("exact", "padded", "none")
 
 
 @frozen(kw_only=True)
-class NoiseConfig:
-    """How denoising is made stochastic, so that a chunk has a log-probability (pi_RL, section 4)."""
+class PiConfig(FlowConfig):
+    """Keys of pi0 and pi0.5."""
 
-    method: str = field(default="flow_sde", validator=in_(METHODS))
-    """`flow_sde`: the ODE turned into an SDE of the same marginals, its noise given by `level`.
-    `flow_noise`: the ODE with Gaussian noise, its size given by a network that is trained too."""
-    level: float | None = field(default=None, validator=[optional(gt(0.0)), _only_for("flow_sde")])
-    """flow_sde: a in sigma_t = a sqrt(t / (1 - t)). None: 0.5."""
-    steps: str | None = field(default=None, validator=[optional(in_(("one", "all"))), _only_for("flow_sde")])
-    """flow_sde: `one` denoising step of each chunk, drawn at random, is stochastic and scored, the others follow the
-    ODE (cheap to train); `all`: every step. None: one."""
-    std_range: tuple[float, float] | None = field(default=None, validator=[_ascending, _only_for("flow_noise")])
-    """flow_noise: bounds of the standard deviation, in normalised actions. None: 0.08 to 0.16."""
+    asset_id: str | None = field(default=None, validator=for_checkpoints)
+    """openpi's layout: whose norm_stats.json under assets/ scales actions and state. None: the only one."""
 
 
 @frozen(kw_only=True)
-class ValueHeadConfig:
-    """The critic, built when the algorithm needs one: an MLP on the action expert's output."""
-
-    hidden: tuple[int, ...] = (512, 256, 128)
-    """Widths of its hidden layers (ReLU between), as in RLinf."""
-    detach: bool = False
-    """True keeps the critic's gradient out of the expert."""
-
-
-@frozen(kw_only=True)
-class Pi0Config:
+class Pi0Config(PiConfig):
     """Keys of `model:` in a spec with `type: pi0`."""
 
-    checkpoint: str | None = None
-    """Folder with pi0's weights, config.json and statistics in lerobot's or openpi's layout; or a name on the Hugging
-    Face hub, `OWNER/NAME` or `OWNER/NAME@REVISION`."""
-    preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
-    """Random weights instead of a checkpoint: `tiny` (64 px, for tests and CPUs)."""
-    tokenizer: str | None = field(default=None, validator=_for_checkpoints)
-    """PaliGemma's tokenizer.json, or a folder that holds it. None: in the checkpoint's folder."""
-    asset_id: str | None = field(default=None, validator=_for_checkpoints)
-    """openpi's layout: whose norm_stats.json under assets/ scales actions and state. None: the only one."""
-    cameras: tuple[str, ...] | None = None
-    """The simulator's cameras in the order of the model's images. None: those of the checkpoint's training, or all."""
     use_state: bool | None = None
     """Feed the proprioceptive state; without it the model sees zeros. None: as the checkpoint was trained; a preset
     does when there is a state."""
-    denoise_steps: int = field(default=4, validator=ge(1))
-    """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in pi0's own inference."""
-    noise: NoiseConfig = field(factory=NoiseConfig)
-    """How denoising is made stochastic."""
-    greedy_start: str = field(default="zeros", validator=in_(STARTS))
-    """Where the ODE starts in greedy evaluation: the mean of the initial noise, or one fixed draw of it."""
-    train_expert_only: bool = True
-    """Train the action expert and freeze the vision-language model, as pi_RL does."""
-    lora: LoRAConfig | None = None
-    """Train adapters on the linear layers of what is trained, instead of its weights; the heads are trained whole."""
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """The critic, when the algorithm asks for one."""
-    dtype: str = field(default="float32", validator=in_(DTYPES))
-    """Of the towers' weights. Norms, projections of state, time and actions, and all heads stay in float32."""
+
+
+@frozen(kw_only=True)
+class Pi05HeadConfig(PrefixHeadConfig):
+    """pi0.5's critic."""
+
+    pads: bool = False
+    """reads: prefix: count the padding of a prompt of full length too, as RLinf does, for its critics; a mean that
+    depends on how long prompts may be."""
+
+
+@frozen(kw_only=True)
+class Pi05Config(PiConfig):
+    """Keys of `model:` in a spec with `type: pi05`."""
+
+    state_in_prompt: str | None = field(default=None, validator=optional(in_(STATE_KINDS)))
+    """How the prompt tells the state. `exact`: for each dimension, which of 256 parts of [-1, 1] it is in (openpi's
+    default, lerobot since 0.5); `padded`: with zeros up to the network's width (lerobot 0.4); `none`: not at all
+    (openpi's and RLinf's LIBERO checkpoints). None: as lerobot's files say; openpi's do not, and the spec has to. A
+    preset: exact where there is a state."""
+    value_head: Pi05HeadConfig = field(factory=Pi05HeadConfig)
+    """The critic, when the algorithm asks for one."""

@@ -1,10 +1,11 @@
-"""Parameter names: transformers' inside, openpi's in files (lerobot's are openpi's behind `model.`)."""
+"""Parameter names: transformers' inside, openpi's in files (lerobot's are openpi's behind `model.`). Light."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-LEROBOT = "model."
+from vla_rl.toolkit.models.lerobot import LEROBOT
+
 RENAMED = (
     ("model.dit.embed_tokens.", "paligemma_with_expert.gemma_expert.lm_head."),
     ("model.dit.", "paligemma_with_expert.gemma_expert.model."),
@@ -18,6 +19,10 @@ TIED = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
 
 
+ADAPTIVE = ".dense."
+"""In names of pi0.5's norms. An old pi0 has time_mlp_* as pi0.5 does, and plain norms."""
+
+
 def public_name(name: str) -> str:
     """transformers' name of a parameter -> openpi's."""
     for inside, public in RENAMED:
@@ -29,10 +34,17 @@ def public_name(name: str) -> str:
 def open_names(names: Collection[str]) -> dict[str, str]:
     """Names of a checkpoint's tensors -> openpi's names, whichever layout it has.
 
-    The embedding may be stored as itself, as the tied head or as both (one is left out); `time_mlp_*` is an old name.
+    The embedding may be stored as itself, as the tied head or as both (one is left out); `time_mlp_*` is an old name in
+    pi0, and the name in pi0.5.
     """
     prefix = LEROBOT if all(name.startswith(LEROBOT) for name in names) else ""
     opened = {name: name.removeprefix(prefix) for name in names}
-    opened = {name: f"action_{own}" if own.startswith("time_mlp_") else own for name, own in opened.items()}
+    if not any(ADAPTIVE in name for name in names):
+        opened = {name: f"action_{own}" if own.startswith("time_mlp_") else own for name, own in opened.items()}
     both = HEAD in opened.values()
     return {name: HEAD if own == TIED else own for name, own in opened.items() if own != TIED or not both}
+
+
+def model_of(names: Collection[str]) -> str:
+    """Which of the two models has tensors of these names."""
+    return "pi05" if any(ADAPTIVE in name for name in names) else "pi0"

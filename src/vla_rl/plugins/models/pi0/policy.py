@@ -1,203 +1,70 @@
-"""The policy that vla-rl trains: pi0's denoising chain as a sequence of Gaussians (pi_RL).
-
-The log-probability of an action is the sum, over the stochastic denoising steps and over the dimensions that the
-simulator takes, of the log-density of x_{i+1} given x_i. The initial noise and the actions that are denoised but not
-executed do not count: nothing of what they say depends on the weights, or is acted on.
-"""
+"""The policies of pi0 and pi0.5."""
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
-from zlib import crc32
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vla_rl.core.errors import NotOffered
-from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import Chunk, Observation, Scores, to_numpy
-from vla_rl.plugins.models.pi0.checkpoint import Checkpoint, save_checkpoint
-from vla_rl.plugins.models.pi0.images import ImageProcessor
+from vla_rl.core.types import Observation
+from vla_rl.plugins.models.pi0.adaptive import Pi05Module
+from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix
-from vla_rl.plugins.models.pi0.prompts import Prompts
-from vla_rl.toolkit.models.adapters import before_training, seeded
-from vla_rl.toolkit.models.flow_matching import Schedule, entropy, log_density, training_times
-from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.scaling import Scaler
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
-
-NOWHERE = -1
-"""In a replay's `step`: greedy, no step was stochastic."""
+from vla_rl.plugins.models.pi0.prompts import Prompts, bins_of
+from vla_rl.toolkit.models.flow_policy import FlowPolicy
 
 
-class Pi0Policy(VLAModel):
+class Pi0Policy(FlowPolicy):
     """Made by `builder.build_policy`."""
 
     module: Pi0Module
-    tokens_per_action = 1
+    name = "pi0"
 
-    def __init__(
-        self,
-        *,
-        module: Pi0Module,
-        checkpoint: Checkpoint,
-        prompts: Prompts,
-        images: ImageProcessor,
-        schedule: Schedule,
-        every_step: bool,
-        actions: Scaler,
-        state: Scaler | None,
-        bounds: tuple[tuple[float, ...], tuple[float, ...]],
-        cameras: tuple[str, ...],
-        chunk: int,
-        temperature: float,
-        greedy_start: str,
-        train_prefix: bool,
-        adapted: bool,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self.module, self.checkpoint, self.prompts, self.images = module, checkpoint, prompts, images
-        self.critic = module.value_head
-        self._schedule, self._every_step = schedule, every_step
-        self._actions, self._state_scaler = actions, state
-        self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
-        self._cameras, self._chunk, self._seed, self._device = cameras, chunk, seed, device
-        self._spread = temperature**0.5  # density to the power 1 / temperature
-        self._greedy_start, self._train_prefix = greedy_start, train_prefix
-        self._shape = (checkpoint.shape.horizon, checkpoint.shape.action_dim)
-        self._first_noise_head = deepcopy(module.noise_head) if adapted else None
-        self._adapted = adapted
-        self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
-        module.eval()  # nothing in pi0 checkpoints; adapters drop out in `imitation_loss` only
+    def __init__(self, *common: Any, prompts: Prompts) -> None:
+        super().__init__(*common)
+        self.prompts = prompts
 
-    @torch.no_grad()
-    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        rows, steps = len(obs), self._schedule.steps
-        prefix, state = self._see(obs)
-        if greedy:
-            x = self._start().expand(rows, -1, -1)
-            draws = None
-            step = torch.full((rows,), NOWHERE, device=self._device)
-        else:
-            x = as_tensor(noise.normals(*self._shape), self._device)
-            step = (as_tensor(noise.uniforms(), self._device) * steps).long().clamp(max=steps - 1)
-            draws = as_tensor(noise.normals(steps if self._every_step else 1, *self._shape), self._device)
-        chain, log_probs = [x], torch.zeros(rows, self._chunk, 1, device=self._device)
-        for i in range(steps):
-            noisy = self._noisy(step, i)
-            mean, std = self._transition(prefix, state, x, torch.full_like(step, i), noisy)
-            x = mean if draws is None else mean + std * draws[:, i if self._every_step else 0]
-            log_probs += self._sum(log_density(x, mean, std))
-            chain.append(x)
-        actions = self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
-        values = self.module.criticise(prefix, state)
-        replay = {"chain": torch.stack(chain, dim=1), "step": step}
-        return Chunk(actions=actions, log_probs=log_probs, values=values, replay=replay)
-
-    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        """One pass of the expert where one step was stochastic, K passes where all were; the vision-language model
-        runs once."""
-        prefix, state = self._see(obs)
-        chain, step = (as_tensor(chunk.replay[name], self._device) for name in ("chain", "step"))
-        rows = torch.arange(len(step), device=self._device)
-        at = (
-            [torch.full_like(step, i) for i in range(self._schedule.steps)] if self._every_step else [step.clamp(min=0)]
-        )
-        log_probs = torch.zeros(len(step), self._chunk, 1, device=self._device)
-        spread = torch.zeros_like(log_probs)
-        for index in at:
-            mean, std = self._transition(prefix, state, chain[rows, index], index, step != NOWHERE)
-            log_probs = log_probs + self._sum(log_density(chain[rows, index + 1], mean, std))
-            spread = spread + self._sum(entropy(std).expand_as(mean))
-        spread = spread + 0 * log_probs  # Flow-SDE's is a constant, and callers differentiate it
-        return Scores(log_probs=log_probs, entropy=spread, values=self.module.criticise(prefix, state))
-
-    @torch.no_grad()
-    def values(self, obs: Observation) -> Tensor:
-        values = self.module.criticise(*self._see(obs))
-        if values is None:
-            raise NotOffered("this pi0 has no value head; it is built for algorithms that need values")
-        return values
-
-    @torch.no_grad()
-    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
-        """Score recorded chunks with the weights under the adapters and the noise head as it began: float32 [B, C, 1].
-        Costs no second copy of the weights. Raises NotOffered without `lora`."""
-        if not self._adapted:
-            raise NotOffered("a reference beside pi0 needs `lora`; without adapters it is a second copy")
-        with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
-            return self.chunk_log_probs(obs, chunk).log_probs
-
-    def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
-        """Flow matching (Black et al. 2024): the mean squared error of the velocity at a random time.
-
-        Actions behind the C demonstrated ones repeat the last one and do not count. Times and noise are keyed by the
-        run's seed, the demonstrated actions and the weights, so that they are new at every optimiser step and the same
-        after a resume.
-        """
-        horizon, width = self._shape
-        wanted = self._actions.normalise(as_tensor(actions, self._device), width)
-        target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
-        trained = [p for p in self.module.pi0.parameters() if p.requires_grad]
-        keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
-        rng = generator(self._seed, "pi0/imitation", *keys)
-        time = as_tensor(training_times(rng, len(target)), self._device)
-        noise = as_tensor(rng.standard_normal(target.shape, dtype=np.float32), self._device)
-        with seeded(int(rng.integers(2**63)), self._device):
-            prefix, state = self._see(obs, dropout=True)
-            errors = self.module.flow_matching(prefix, state, target, noise, time)
-        return errors[:, : wanted.shape[1]].mean()
+    def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
+        ids, mask = self.prompts.rows(obs.instructions)
+        pixels = self._pixels(obs)
+        with self._frozen_prefix():
+            return self.module.see(pixels, ids, mask)
 
     def save(self, folder: Path) -> None:
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder))
 
-    # ------------------------------------------------------------------------------------------------ one step
 
-    def _transition(
-        self, prefix: Prefix, state: Tensor, x: Tensor, index: Tensor, noisy: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Mean [B, H, A] and standard deviation (the same, or [B, 1, 1]) of step `index` from x; 0 where not noisy."""
-        hidden = self.module.denoise(prefix, state, x, self._schedule.time[index])
-        velocity = self.module.velocity(hidden)
-        if self.module.noise_head is None:
-            mean, std = self._schedule.mean(x, velocity, index, noisy), self._schedule.std[index][:, None, None]
-        else:
-            mean, std = self._schedule.mean(x, velocity, index, None), self.module.noise_head(hidden)
-        return mean, torch.where(noisy[:, None, None], std * self._spread, 0.0)
+class Pi05Policy(FlowPolicy):
+    """Made by `builder.build_pi05`."""
 
-    def _noisy(self, step: Tensor, i: int) -> Tensor:
-        return step != NOWHERE if self._every_step else step == i
+    module: Pi05Module
+    name = "pi05"
 
-    def _sum(self, elements: Tensor) -> Tensor:
-        """[B, H, A] -> [B, C, 1]: over the dimensions of each executed action."""
-        return elements[:, : self._chunk, : self._actions.dim].sum(-1, keepdim=True)
+    def __init__(self, *common: Any, prompts: Prompts, kind: str) -> None:
+        super().__init__(*common)
+        self.prompts, self.state_in_prompt = prompts, kind
 
-    def _start(self) -> Tensor:
-        if self._greedy_start == "zeros":
-            return torch.zeros(1, *self._shape, device=self._device)
-        return as_tensor(generator(0, "pi0/greedy").standard_normal((1, *self._shape), dtype=np.float32), self._device)
-
-    def _see(self, obs: Observation, dropout: bool = False) -> tuple[Prefix, Tensor]:
-        """The prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
-        for part in self._dropouts:
-            part.train(dropout)
-        ids, mask = self.prompts.rows(obs.instructions)
-        pixels = self.images([obs.images[name] for name in self._cameras])
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix):
-            prefix = self.module.see(pixels, ids, mask)
-        return prefix, self._state(obs)
-
-    def _state(self, obs: Observation) -> Tensor:
-        width = self.checkpoint.shape.state_dim
+    def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
         if self._state_scaler is None:
-            return torch.zeros(len(obs), width, device=self._device)
-        if obs.state is None:
-            raise ValueError("pi0 was built with a state, and the observation has none")
-        return self._state_scaler.normalise(as_tensor(obs.state, self._device), width)
+            ids, mask = self.prompts.rows(obs.instructions)
+        else:
+            told = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
+            ids, mask = self.prompts.state_rows(obs.instructions, bins_of(told.contiguous()).tolist())
+        pixels, shown = self._pixels(obs), None
+        if self.module.pads:
+            pixels, shown = _with_masked(pixels)
+        with self._frozen_prefix():
+            return self.module.see(pixels, ids, mask, shown)
+
+    def save(self, folder: Path) -> None:
+        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), self.state_in_prompt)
+
+
+def _with_masked(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Black images, masked, up to the number of the model's cameras; rows of padding attend to them as well."""
+    rows, there = pixels.shape[:2]
+    shown = torch.arange(max(SLOTS, there), device=pixels.device).expand(rows, -1) < there
+    black = pixels.new_full((rows, shown.shape[1] - there, *pixels.shape[2:]), -1.0)
+    return torch.cat([pixels, black], dim=1), shown

@@ -1,46 +1,60 @@
 """Where a checkpoint lies, what its config.json says, and the statistics that scale actions and state.
 
 Light: a spec is checked with it. Two public layouts are read:
-lerobot: config.json with `type: pi0`, policy_preprocessor.json and the safetensors file that its normaliser names.
+lerobot: config.json with `type: pi0` or `pi05`, policy_preprocessor.json, the safetensors file its normaliser names.
 openpi: config.json with `action_horizon`, `assets/<asset id>/norm_stats.json`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.pi0.config import Pi0Config
+from vla_rl.plugins.models.pi0.config import Pi05Config, PiConfig
+from vla_rl.plugins.models.pi0.layout import model_of
 from vla_rl.toolkit.models import lerobot
-from vla_rl.toolkit.models.checkpoints import find_weights, folder_of, read_json
+from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, read_json
 from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
 from vla_rl.toolkit.models.lerobot import PREPROCESSOR, Scale, Statistics
 
-OPENPI_STATISTICS, TOKENIZER = "norm_stats.json", "tokenizer.json"
+OPENPI_STATISTICS = "norm_stats.json"
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
 OPENPI_EPS = 1e-6
+MODELS = ("pi0", "pi05")
+STATE_KIND = "state_in_prompt.json"
+"""Ours, beside lerobot's files, which do not tell `exact` from `padded`."""
+STATE_STEP, NEW_LINE_STEP = "pi05_prepare_state_tokenizer_processor_step", "pi0_new_line_processor"
+"""Of lerobot's pre-processing."""
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of either layout. Raises CheckpointError for another model."""
+def read_config(folder: Path, model: str) -> dict[str, Any]:
+    """config.json of either layout. Raises CheckpointError for another model than that one."""
     raw = read_json(folder / "config.json")
-    if raw.get("type") == "pi0" or ("action_horizon" in raw and "type" not in raw):
+    if raw.get("type") == model or ("action_horizon" in raw and "type" not in raw):
         return raw
     kind = raw.get("type", raw.get("model_type"))
+    remedy = f"; set model.type: {kind}" if kind in MODELS else ""
     raise CheckpointError(
-        f"{folder / 'config.json'} describes a model of type {kind!r}; pi0 reads lerobot's layout (`type: pi0`) and "
-        "openpi's (`action_horizon`)"
+        f"{folder / 'config.json'} describes a model of type {kind!r}; {model} reads lerobot's layout "
+        f"(`type: {model}`) and openpi's (`action_horizon`){remedy}"
     )
 
 
-def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None) -> Statistics:
-    """Statistics of the folder, lerobot's before openpi's. Raises CheckpointError when there are none: a checkpoint
-    is never used with actions that are not scaled."""
+def check_model_of(folder: Path, model: str, names: Collection[str]) -> None:
+    """Raises CheckpointError for weights of the other of the two models."""
+    found = model_of(names)
+    if found != model:
+        raise CheckpointError(f"the weights in {folder} are those of {found}, not of {model}; set model.type: {found}")
+
+
+def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None, model: str) -> Statistics:
+    """Statistics of the folder, lerobot's before openpi's, which are z-scores for pi0 and quantiles for pi0.5. Raises
+    CheckpointError when there are none: a checkpoint is never used with actions that are not scaled."""
     if (folder / PREPROCESSOR).is_file():
         if asset_id is not None:
             raise CheckpointError(
@@ -61,39 +75,70 @@ def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None) 
         raise CheckpointError(
             f"no statistics {chosen!r} in {folder}; there are: {', '.join(known)}{did_you_mean(chosen, known)}"
         )
-    return _openpi(known[chosen])
+    return _openpi(known[chosen], quantiles=model == "pi05")
 
 
-def _openpi(path: Path) -> Statistics:
-    """z-scores; openpi adds 1e-6 to the deviation in both directions, which is put into the deviation here."""
+def _openpi(path: Path, quantiles: bool) -> Statistics:
+    """openpi adds 1e-6 in both directions: to the deviation (which it is put into here) or to the range's width."""
     entries = read_json(path).get("norm_stats", {})
+    names = ("q01", "q99") if quantiles else ("mean", "std")
 
     def scale(name: str) -> Scale:
-        if not {"mean", "std"} <= set(entries.get(name) or {}):
-            raise CheckpointError(f"{path} has no mean and std of {name!r}; it has: {', '.join(entries) or 'nothing'}")
-        mean, std = entries[name]["mean"], entries[name]["std"]
-        dim = max((i + 1 for i, pair in enumerate(zip(mean, std, strict=True)) if any(pair)), default=0)  # no padding
-        deviations = tuple(float(s) + OPENPI_EPS for s in std[:dim])
-        return Scale(mode="MEAN_STD", values=(tuple(map(float, mean[:dim])), deviations), dim=dim, eps=0.0)
+        if not set(names) <= set(entries.get(name) or {}):
+            there = ", ".join(entries) or "nothing"
+            raise CheckpointError(f"{path} has no {names[0]} and {names[1]} of {name!r}; it has: {there}")
+        first, second = (entries[name][key] for key in names)
+        dim = max(
+            (i + 1 for i, pair in enumerate(zip(first, second, strict=True)) if any(pair)), default=0
+        )  # no padding
+        first, second = (tuple(map(float, values[:dim])) for values in (first, second))
+        if quantiles:
+            return Scale(mode="QUANTILES", values=(first, second), dim=dim, eps=0.0, margin=OPENPI_EPS)
+        return Scale(mode="MEAN_STD", values=(first, tuple(s + OPENPI_EPS for s in second)), dim=dim, eps=0.0)
 
     return Statistics(action=scale("actions"), state=scale("state"))
 
 
-def check(config: Pi0Config, context: Context) -> None:
+def read_state_kind(folder: Path, raw: Mapping[str, Any], asked: str | None) -> str:
+    """How pi0.5's prompt tells the state: as the spec says, else as the folder does. Raises CheckpointError where
+    neither does."""
+    if asked is not None:
+        return asked
+    if (folder / STATE_KIND).is_file():
+        return str(read_json(folder / STATE_KIND)["state_in_prompt"])
+    if raw.get("type") != "pi05":
+        raise CheckpointError(
+            f"nothing in {folder} says whether its prompts hold the state; set model.state_in_prompt: exact "
+            "(pi05_base, pi05_droid, ALOHA) or none (openpi's and RLinf's LIBERO, ManiSkill, MetaWorld and CALVIN "
+            "checkpoints)"
+        )
+    steps = {step.get("registry_name") for step in lerobot.read_steps(folder)}
+    return "exact" if STATE_STEP in steps or NEW_LINE_STEP not in steps else "none"
+
+
+def check(config: PiConfig, context: Context) -> None:
     """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
     if config.checkpoint is None:
         return
+    model = name_of(config)
     with at("checkpoint"):
         folder = folder_of(config.checkpoint)
         if folder is None:
             return
-        raw = read_config(folder)
+        raw = read_config(folder, model)
         check_horizon(folder, horizon(raw), context.chunk)
-        find_weights(folder)
+        check_model_of(folder, model, find_weights(folder).shapes)
     with at("checkpoint" if config.asset_id is None else "asset_id"):
-        read_statistics(folder, raw, config.asset_id)
+        read_statistics(folder, raw, config.asset_id, model)
     with at("checkpoint" if config.tokenizer is None else "tokenizer"):
         find_tokenizer(folder, config.tokenizer)
+    if isinstance(config, Pi05Config):
+        with at("state_in_prompt"):
+            read_state_kind(folder, raw, config.state_in_prompt)
+
+
+def name_of(config: PiConfig) -> str:
+    return "pi05" if isinstance(config, Pi05Config) else "pi0"
 
 
 def horizon(raw: Mapping[str, Any]) -> int:
@@ -101,22 +146,11 @@ def horizon(raw: Mapping[str, Any]) -> int:
     return int(raw.get("action_horizon", raw.get("chunk_size", 50)))
 
 
-def find_tokenizer(folder: Path, named: str | None) -> Path:
-    """PaliGemma's tokenizer.json, in the checkpoint's folder or where the spec says. Raises CheckpointError."""
-    given = folder if named is None else Path(named).expanduser()
-    file = given / TOKENIZER if given.is_dir() else given
-    if not file.is_file():
-        raise CheckpointError(
-            f"no tokenizer at {file}; pi0's checkpoints often come without PaliGemma's: put tokenizer.json into the "
-            "folder, or name it in model.tokenizer"
-        )
-    return file
-
-
-def action_dim(config: Pi0Config) -> int | None:
+def action_dim(config: PiConfig) -> int | None:
     """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+    model = name_of(config)
 
     def read(folder: Path) -> int:
-        return read_statistics(folder, read_config(folder), config.asset_id).action.dim
+        return read_statistics(folder, read_config(folder, model), config.asset_id, model).action.dim
 
     return known_action_dim(config.checkpoint, read, WANTED)

@@ -1,4 +1,4 @@
-"""Camera frames -> the network's input, on the device."""
+"""Camera frames -> a network's input, on the device."""
 
 from __future__ import annotations
 
@@ -23,15 +23,31 @@ def resize_with_pad(pixels: Tensor, size: int) -> Tensor:
     height, width = pixels.shape[2:]
     if (height, width) == (size, size):
         return pixels
-    ratio = max(height, width) / size
-    inner = (int(height / ratio), int(width / ratio))
+    inner = _inner(height, width, size)
     pixels = F.interpolate(pixels, inner, mode="bilinear", antialias=True).add(0.5).floor().clamp(0, 255)
     top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
     return F.pad(pixels, (left, size - inner[1] - left, top, size - inner[0] - top))
 
 
+def resize_to_corner(pixels: Tensor, size: int) -> Tensor:
+    """As `resize_with_pad`, without antialiasing and rounding, black on the left and on top: lerobot's SmolVLA."""
+    height, width = pixels.shape[2:]
+    if (height, width) == (size, size):
+        return pixels
+    inner = _inner(height, width, size)
+    pixels = F.interpolate(pixels, inner, mode="bilinear", align_corners=False)
+    return F.pad(pixels, (size - inner[1], 0, size - inner[0], 0))
+
+
+def _inner(height: int, width: int, size: int) -> tuple[int, int]:
+    ratio = max(height, width) / size
+    return int(height / ratio), int(width / ratio)
+
+
 class ImageProcessor:
     """uint8 [B, H, W, 3] of each camera -> [B, cameras, 3, S, S] in [-1, 1]."""
+
+    resize = staticmethod(resize_with_pad)
 
     def __init__(self, size: int, device: torch.device, dtype: torch.dtype) -> None:
         self._size, self._device, self._dtype = size, device, dtype
@@ -41,4 +57,10 @@ class ImageProcessor:
 
     def _camera(self, images: Array) -> Tensor:
         pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
-        return resize_with_pad(pixels, self._size) / 127.5 - 1
+        return self.resize(pixels, self._size) / 127.5 - 1
+
+
+class CornerImages(ImageProcessor):
+    """Padded as lerobot's SmolVLA does."""
+
+    resize = staticmethod(resize_to_corner)

@@ -1,0 +1,130 @@
+"""pi0.5's action expert (Black et al. 2025, arXiv 2504.16054): Gemma's layers with norms that the time steers.
+
+Beside pi0: no state token, action tokens that do not hold the time, and norms whose scale, shift and gate are linear in
+an embedding of the time. The prefix is pi0's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PI0Config, PI0ForConditionalGeneration
+from transformers.initialization import no_init_weights
+from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaModel
+
+from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network, initialise
+from vla_rl.toolkit.models.flow_network import TimeEmbedding
+
+
+class AdaptiveNorm(nn.Module):
+    """RMS norm in float32, times 1 + scale, plus shift; its `gate` is for what follows it."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.dense = nn.Linear(width, 3 * width)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, D] and float32 [B, D] -> the normalised x and the gate [B, 1, D], in x's precision."""
+        scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normed * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
+
+
+class AdaptiveLayer(GemmaDecoderLayer):
+    """A layer of the expert."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.input_layernorm = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, condition: Tensor, **attention: Any) -> Tensor:
+        normed, gate = self.input_layernorm(hidden, condition)
+        hidden = hidden + gate * self.self_attn(hidden_states=normed, **attention)[0]
+        normed, gate = self.post_attention_layernorm(hidden, condition)
+        return hidden + gate * self.mlp(normed)
+
+
+class AdaptiveExpert(nn.Module):
+    """All layers, made from pi0's expert."""
+
+    def __init__(self, plain: GemmaModel) -> None:
+        super().__init__()
+        config = plain.config
+        self.embed_tokens = plain.embed_tokens
+        self.layers = nn.ModuleList(AdaptiveLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = plain.rotary_emb
+
+    def forward(self, hidden: Tensor, condition: Tensor, prefix: Prefix) -> Tensor:
+        rotation = self.rotary_emb(hidden, position_ids=prefix.positions)
+        for layer in self.layers:
+            hidden = layer(
+                hidden,
+                condition,
+                attention_mask=prefix.mask,
+                past_key_values=prefix.cache,
+                position_embeddings=rotation,
+            )
+        return self.norm(hidden, condition)[0]
+
+
+class TimeCondition(nn.Module):
+    """In place of pi0's embedding of state, actions and time."""
+
+    def __init__(self, config: PI0Config) -> None:
+        super().__init__()
+        width = config.dit_config.hidden_size
+        self.sinusoid_embeds = TimeEmbedding(width, config.min_period, config.max_period)
+        self.action_in_proj = nn.Linear(config.max_action_dim, width)
+        self.time_mlp_in = nn.Linear(width, width)
+        self.time_mlp_out = nn.Linear(width, width)
+
+    def forward(self, time: Tensor) -> Tensor:
+        """float [B] -> float32 [B, D], what the norms are told."""
+        return F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(self.sinusoid_embeds(time)))))
+
+
+def empty_adaptive(config: PI0Config) -> PI0ForConditionalGeneration:
+    """As `empty_network`, with pi0.5's expert."""
+    network = empty_network(config)
+    with no_init_weights():
+        network.embed_action_time = TimeCondition(config)
+        network.model.dit = AdaptiveExpert(network.model.dit)
+    return network
+
+
+@torch.no_grad()
+def initialise_adaptive(network: PI0ForConditionalGeneration, seed: int) -> None:
+    """Random weights. Norms start at scale 0 and shift 0, as officially, and at gate 1: with the official 0 every layer
+    begins as the identity, and its attention and MLP get no gradient."""
+    initialise(network, seed)
+    for part in network.modules():
+        if isinstance(part, AdaptiveNorm):
+            part.dense.weight.zero_()
+            part.dense.bias.view(3, -1).copy_(torch.tensor([0.0, 0.0, 1.0])[:, None].to(part.dense.bias))
+
+
+class Pi05Module(Pi0Module):
+    """All parameters of a policy."""
+
+    state_tokens = 0
+    pads = False
+    """The critic's mean counts padding of the prompt, as RLinf's does."""
+
+    def _sees(self, valid: Tensor) -> Tensor:
+        """A row of padding that is to be counted is computed as openpi's is: it attends to all alike."""
+        return valid[:, None, :, None] & valid[:, None, None, :] if self.pads else super()._sees(valid)
+
+    def _counted(self, valid: Tensor, prompt: int) -> Tensor:
+        return torch.cat([valid[:, :-prompt], torch.ones_like(valid[:, -prompt:])], 1) if self.pads else valid
+
+    def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """The state is in the prompt."""
+        embed = self.pi0.embed_action_time
+        return self.pi0.model.dit(embed.action_in_proj(x).to(self._dtype), embed(time), prefix).float()

@@ -1,0 +1,137 @@
+"""From a spec's config and a place in the run to a policy; everything that cannot fit is refused here."""
+
+from __future__ import annotations
+
+import torch
+
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
+from vla_rl.plugins.models.smolvla.folder import WANTED, Sizes, horizon, read_config
+from vla_rl.plugins.models.smolvla.network import (
+    SmolVLAModule,
+    empty_network,
+    freeze_unused,
+    initialise,
+    stays_float32,
+)
+from vla_rl.plugins.models.smolvla.policy import Prompts, SmolVLAPolicy, prompt_text
+from vla_rl.toolkit.models.checkpoints import read_file, read_json, resolve
+from vla_rl.toolkit.models.fitting import simulator_of
+from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Checkpoint, Shape, open_folder
+from vla_rl.toolkit.models.flow_fit import (
+    Fit,
+    add_adapters,
+    fit_checkpoint,
+    fit_preset,
+    make_heads,
+    measured,
+    precision,
+    preset_statistics,
+    uses_state,
+)
+from vla_rl.toolkit.models.heads import PrefixValueHead
+from vla_rl.toolkit.models.images import CornerImages
+from vla_rl.toolkit.models.lerobot import LEROBOT, read_statistics
+from vla_rl.toolkit.models.networks import allocate, fill
+from vla_rl.toolkit.models.prompts import train_tokenizer
+
+SLOTS = 3
+"""Images of the public model's training."""
+TINY = Sizes(
+    text_width=64,
+    text_mlp=128,
+    expert_width=64,
+    expert_mlp=128,
+    depth=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    vocab=512,
+    vision_width=48,
+    vision_mlp=192,
+    vision_depth=2,
+    vision_heads=4,
+    image_size=64,
+    patch_size=8,
+    shuffle=2,
+)
+PRESETS = {"tiny": TINY, "full": Sizes()}
+
+
+def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
+    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    env = simulator_of(context, "smolvla")
+    device = torch.device(context.device)
+    dtype = precision(config, device)
+    fit = _preset(config, context, env) if config.checkpoint is None else _fit(config, context, env)
+    source = fit.checkpoint
+    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+        module = _module(config, context, fit, device, dtype).to(device)
+    prompts = Prompts(
+        source.tokenizer,
+        vocab=source.sizes.vocab,
+        max_length=source.shape.tokenizer_max_length,
+        device=device,
+        instructions=[task.instruction for task in env.tasks],
+        full_width=any(task.instruction_varies for task in env.tasks),
+    )
+    images = CornerImages(source.sizes.image_size, device, dtype)
+    return SmolVLAPolicy(config, context, fit, module, images, device, prompts=prompts)
+
+
+def _preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
+    """Random weights; the tiny one takes no padding but of small states."""
+    assert config.preset is not None
+    sees, sizes = uses_state(config.use_state, env), PRESETS[config.preset]
+    widths = {"action_dim": env.action_dim, "state_dim": max(env.state_dim, 1)} if sizes is TINY else {}
+    checkpoint = Checkpoint(
+        sizes=sizes,
+        shape=Shape(horizon=context.chunk, **widths),
+        statistics=measured(context) or preset_statistics(context, env, sees),
+        tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt_text, TINY.vocab),
+        raw={},
+        slots=SLOTS,
+    )
+    return fit_preset("smolvla", config, env, checkpoint, sees)
+
+
+def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
+    assert config.checkpoint is not None
+    folder = resolve(config.checkpoint, WANTED)
+    raw = read_config(folder)
+    own = folder / ARCHITECTURE
+    checkpoint = open_folder(
+        folder,
+        raw,
+        sizes=read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_config(raw),
+        shape=read_file(folder / "config.json", lambda _: Shape.read_lerobot(raw, horizon(raw))),
+        statistics=read_statistics(folder, raw),
+        tokenizer=config.tokenizer,
+        slots=SLOTS,
+        open_names=lambda names: {name: name.removeprefix(LEROBOT) for name in names},
+    )
+    return fit_checkpoint("smolvla", config, context, env, checkpoint, config.use_state)
+
+
+def _module(
+    config: SmolVLAConfig, context: Context, fit: Fit, device: torch.device, dtype: torch.dtype
+) -> SmolVLAModule:
+    """Weights from the folder, or random ones that depend on the seed alone."""
+    source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
+    smolvla = empty_network(sizes, shape)
+    if source.weights is None:
+        allocate(smolvla, device, dtype, f"preset {config.preset}", stays_float32)
+        initialise(smolvla, derived_seed(context.seed, "smolvla/network"))
+    else:
+        fill(smolvla, source.weights, device, dtype, stays_float32=stays_float32)
+    head = config.value_head
+    heads = make_heads("smolvla", config, head, context, source, sizes.expert_width, sizes.text_width)
+    if config.train_expert_only:
+        smolvla.vlm_with_expert.vlm.requires_grad_(False)
+    elif not isinstance(heads[0], PrefixValueHead) or head.detach:
+        freeze_unused(smolvla)
+    if fit.state is None:  # its input is zero
+        smolvla.state_proj.weight.requires_grad_(False)
+    add_adapters("smolvla", config, context, smolvla)
+    return SmolVLAModule(smolvla, (shape.horizon, shape.action_dim), *heads)

@@ -1,0 +1,125 @@
+"""A folder in lerobot's layout: what its config.json says, and whether this model can take it. Light."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from vla_rl.core.errors import CheckpointError
+from vla_rl.core.spec.structure import at
+from vla_rl.core.types import Context
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
+from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, read_json
+from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
+from vla_rl.toolkit.models.lerobot import read_statistics
+
+WANTED = ("*.json", "*.safetensors")
+"""Files of a hub repository that are read."""
+PUBLIC = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+"""The vision-language model whose sizes are known here: config.json names it, and does not tell them."""
+FIXED = {
+    "attention_mode": "cross_attn",
+    "add_image_special_tokens": False,
+    "adapt_to_pi_aloha": False,
+}
+"""Of lerobot's config.json: what is not built otherwise."""
+
+
+@frozen(kw_only=True)
+class Sizes:
+    """The towers; the defaults are the public model's."""
+
+    text_width: int = 960
+    text_mlp: int = 2560
+    expert_width: int = 720
+    expert_mlp: int = 2048
+    depth: int = 16
+    """Layers of the language model (half of SmolVLM2's) and of the expert, which reads the same layer of the other."""
+    alternate: int = 2
+    """Every so many layers the expert's tokens see each other; in the others they see the prefix alone."""
+    heads: int = 15
+    kv_heads: int = 5
+    head_dim: int = 64
+    vocab: int = 49280
+    vision_width: int = 768
+    vision_mlp: int = 3072
+    vision_depth: int = 12
+    vision_heads: int = 12
+    image_size: int = 512
+    patch_size: int = 16
+    shuffle: int = 4
+    """Patches in each direction that become one token."""
+
+    @classmethod
+    def of_config(cls, raw: dict[str, Any]) -> Sizes:
+        """From lerobot's config.json. Raises CheckpointError for a vision-language model that is not the public one."""
+        public, name = cls(), raw.get("vlm_model_name", PUBLIC)
+        if name != PUBLIC:
+            raise CheckpointError(f"SmolVLA on {name!r} is not supported; on {PUBLIC!r} it is")
+        depth = int(raw.get("num_vlm_layers", public.depth))
+        if int(raw.get("num_expert_layers", -1)) not in {-1, 0, depth}:
+            raise CheckpointError(
+                f"an expert of {raw['num_expert_layers']} layers beside {depth} is not supported; they must be as many"
+            )
+        width = int(public.text_width * float(raw.get("expert_width_multiplier", 0.75)))
+        return cls(
+            expert_width=width,
+            expert_mlp=mlp_width(width),
+            depth=depth,
+            alternate=int(raw.get("self_attn_every_n_layers", public.alternate)),
+        )
+
+    @property
+    def patches(self) -> int:
+        """Tokens of an image."""
+        return (self.image_size // self.patch_size // self.shuffle) ** 2
+
+
+def mlp_width(width: int) -> int:
+    """Of a layer of the expert: 8/3 of its width, rounded up to a multiple of 256."""
+    return -(-4 * int(2 * width / 3) // 256) * 256
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json. Raises CheckpointError for another model, and for what is not supported."""
+    raw = read_json(folder / "config.json")
+    if raw.get("type") != "smolvla":
+        kind = raw.get("type", raw.get("model_type"))
+        raise CheckpointError(
+            f"{folder / 'config.json'} describes a model of type {kind!r}; smolvla reads lerobot's layout "
+            "(`type: smolvla`)"
+        )
+    for key, value in FIXED.items():
+        if raw.get(key, value) != value:
+            raise CheckpointError(f"{folder / 'config.json'}: {key} {raw[key]!r} is not supported, {value!r} is")
+    return raw
+
+
+def horizon(raw: dict[str, Any]) -> int:
+    """H, actions in a denoised chunk."""
+    return int(raw.get("chunk_size", 50))
+
+
+def check(config: SmolVLAConfig, context: Context) -> None:
+    """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
+    if config.checkpoint is None:
+        return
+    with at("checkpoint"):
+        folder = folder_of(config.checkpoint)
+        if folder is None:
+            return
+        raw = read_config(folder)
+        check_horizon(folder, horizon(raw), context.chunk)
+        read_statistics(folder, raw)
+        find_weights(folder)
+    with at("checkpoint" if config.tokenizer is None else "tokenizer"):
+        find_tokenizer(folder, config.tokenizer)
+
+
+def action_dim(config: SmolVLAConfig) -> int | None:
+    """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+    return known_action_dim(
+        config.checkpoint, lambda folder: read_statistics(folder, read_config(folder)).action.dim, WANTED
+    )

@@ -1,0 +1,289 @@
+"""SmolVLA's network on parts of transformers: SmolVLM's vision tower and connector, and layers of Llama.
+
+The prefix (images, instruction, then one token of the state) goes through the language model. Images and instruction
+do not see the state, so they are computed apart from it, without gradient where they are not trained. The expert's
+tokens are the noisy actions, each of which sees those before it. In its even layers they attend to the prefix's keys
+and values and to their own, in its odd ones to projections of the prefix's alone. Rotations are lerobot's: base
+10,000. A camera that is not there is left out: lerobot masks it, and positions count only what is not masked.
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaModel, SmolVLMConfig, SmolVLMForConditionalGeneration
+from transformers.initialization import no_init_weights
+
+from vla_rl.plugins.models.smolvla.folder import Sizes
+from vla_rl.toolkit.models import networks
+from vla_rl.toolkit.models.flow_checkpoint import Shape
+from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, added_to_scores, mean_over
+from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
+from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
+
+BASE = 10_000.0
+Pair = tuple[Tensor, Tensor]
+"""Rotated keys and values, [B, kv heads, T, D]."""
+
+
+@frozen(eq=False)
+class Seen:
+    """What the language model makes of images and instruction."""
+
+    pairs: list[Pair]
+    """Of each layer."""
+    valid: Tensor
+    """bool [B, P], False at padding."""
+    hidden: Tensor
+    """[B, P, D]"""
+
+
+@frozen(eq=False)
+class Prefix:
+    """What the expert needs."""
+
+    pairs: list[Pair]
+    """Of each layer: what its tokens attend to, the state included; in odd layers as its own projections make it."""
+    own: Tensor
+    """[B, 1, H, P + 1 + H], added to the scores of even layers."""
+    across: Tensor
+    """[B, 1, 1, P + 1], of odd layers."""
+    turns: tuple[Pair, Pair]
+    """Rotations of the action tokens in even and odd layers."""
+    summary: Tensor | None
+    """float32 [B, D], the mean of the language model's output, for a critic that reads it."""
+
+
+class VLMWithExpert(nn.Module):
+    """As lerobot names them."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        tower = {
+            "num_hidden_layers": sizes.depth,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "rms_norm_eps": 1e-5,
+        }
+        text = {"hidden_size": sizes.text_width, "intermediate_size": sizes.text_mlp, "vocab_size": sizes.vocab}
+        vision = {
+            "hidden_size": sizes.vision_width,
+            "intermediate_size": sizes.vision_mlp,
+            "num_hidden_layers": sizes.vision_depth,
+            "num_attention_heads": sizes.vision_heads,
+            "image_size": sizes.image_size,
+            "patch_size": sizes.patch_size,
+        }
+        config = SmolVLMConfig(
+            text_config={"model_type": "llama", "pad_token_id": 0, **text, **tower},
+            vision_config=vision,
+            scale_factor=sizes.shuffle,
+        )
+        self.vlm = SmolVLMForConditionalGeneration(config)
+        expert = {"hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp, "vocab_size": sizes.vocab}
+        self.lm_expert = LlamaModel(LlamaConfig(**expert, **tower))
+        del self.lm_expert.embed_tokens
+        wide = sizes.kv_heads * sizes.head_dim
+        for i, layer in enumerate(self.lm_expert.layers):
+            if i % sizes.alternate:
+                layer.self_attn.k_proj = nn.Linear(wide, wide, bias=False)
+                layer.self_attn.v_proj = nn.Linear(wide, wide, bias=False)
+
+
+class SmolVLANetwork(nn.Module):
+    """What a checkpoint holds."""
+
+    def __init__(self, sizes: Sizes, shape: Shape) -> None:
+        super().__init__()
+        width = sizes.expert_width
+        self.sizes = sizes
+        self.vlm_with_expert = VLMWithExpert(sizes)
+        self.state_proj = nn.Linear(shape.state_dim, sizes.text_width)
+        self.action_in_proj = nn.Linear(shape.action_dim, width)
+        self.action_time_mlp_in = nn.Linear(2 * width, width)
+        self.action_time_mlp_out = nn.Linear(width, width)
+        self.action_out_proj = nn.Linear(width, shape.action_dim)
+        self.time = TimeEmbedding(width, shape.min_period, shape.max_period)
+
+
+def empty_network(sizes: Sizes, shape: Shape) -> SmolVLANetwork:
+    """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
+    with no_init_weights():
+        network = SmolVLANetwork(sizes, shape)
+    network.vlm_with_expert.vlm.lm_head.requires_grad_(False)  # in the files, and never computed
+    return network
+
+
+def turns(positions: Tensor, dim: int) -> Pair:
+    """Cosines and sines [B, 1, T, dim / 2] in float32."""
+    exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
+    angle = (positions[..., None].float() / BASE**exponents)[:, None]
+    return angle.cos(), angle.sin()
+
+
+def turned(x: Tensor, by: Pair) -> Tensor:
+    """[B, heads, T, D], each half of D with the other."""
+    (cosine, sine), (left, right) = by, x.float().chunk(2, dim=-1)
+    return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1).to(x.dtype)
+
+
+def normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """In float32, whatever the precision of x."""
+    return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.variance_epsilon).to(x.dtype)
+
+
+def attend(layer: nn.Module, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
+    """The rest of a layer of Llama: what its queries [B, heads, T, D] find, and the MLP. Scores are float32."""
+    keys, values = pair
+    found = F.scaled_dot_product_attention(
+        queries.float(), keys.float(), values.float(), attn_mask=mask, enable_gqa=True
+    )
+    x = x + layer.self_attn.o_proj(found.transpose(1, 2).flatten(2).to(x.dtype))
+    return x + layer.mlp(normed(layer.post_attention_layernorm, x))
+
+
+class SmolVLAModule(FlowModule):
+    """All parameters of a policy."""
+
+    def __init__(
+        self,
+        smolvla: SmolVLANetwork,
+        shape: tuple[int, int],
+        value_head: HorizonValueHead | PrefixValueHead | None = None,
+        noise_head: NoiseHead | None = None,
+    ) -> None:
+        super().__init__(shape, value_head, noise_head)
+        self.smolvla = smolvla
+        self._dim = smolvla.sizes.head_dim
+        self._dtype = smolvla.vlm_with_expert.lm_expert.layers[0].self_attn.q_proj.weight.dtype
+
+    @property
+    def network(self) -> SmolVLANetwork:
+        return self.smolvla
+
+    def embed_images(self, pixels: Tensor) -> Tensor:
+        """[N, 3, S, S] in [-1, 1] -> [N, tokens, D]."""
+        vlm = self.smolvla.vlm_with_expert.vlm.model
+        return vlm.connector(vlm.vision_model(pixel_values=pixels).last_hidden_state)
+
+    def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        """[B, cameras, 3, S, S] in [-1, 1] and int64 [B, L] -> [B, P, D]."""
+        text = self.smolvla.vlm_with_expert.vlm.model.text_model.embed_tokens(ids)
+        features = self.embed_images(pixels.flatten(0, 1)).reshape(len(ids), -1, text.shape[2])
+        return torch.cat([features, text], dim=1) * text.shape[2] ** 0.5
+
+    def look(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Seen:
+        """Run the language model on `embed_prefix`'s inputs; mask: bool [B, L], False at padding."""
+        embeds = self.embed_prefix(pixels, ids)
+        rows, length = embeds.shape[:2]
+        valid = torch.cat([mask.new_ones(rows, length - ids.shape[1]), mask], dim=1)
+        hidden, pairs = self._read(embeds, valid.cumsum(1) - 1, self._scores(valid[:, None, None]), None)
+        return Seen(pairs, valid, hidden)
+
+    def tell(self, seen: Seen, state: Tensor) -> Prefix:
+        """Add the state, normalised [B, S], and what odd layers of the expert make of the prefix."""
+        token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
+        valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
+        across = self._scores(valid[:, None, None])
+        count = valid.sum(1, keepdim=True)
+        told, pairs = self._read(token, count - 1, across, seen.pairs)
+        horizon, device = self.shape[0], state.device
+        before = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril().expand(len(state), -1, -1)
+        own = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
+        ahead = torch.arange(horizon, device=device)[None]
+        expert = self.smolvla.vlm_with_expert.lm_expert.layers
+        for i, layer in enumerate(expert):
+            if self._crosses(i):
+                pairs[i] = self._projected(layer, pairs[i])
+        summary = None
+        if isinstance(self.value_head, PrefixValueHead):
+            summary = mean_over(torch.cat([seen.hidden, told], dim=1), valid)
+        rotations = turns(count + ahead, self._dim), turns(ahead, self._dim)
+        return Prefix(pairs, self._scores(own), across, rotations, summary)
+
+    def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """The state is in the prefix."""
+        net = self.smolvla
+        embed = net.action_in_proj(x)
+        both = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
+        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(both))).to(self._dtype)
+        expert = net.vlm_with_expert.lm_expert
+        for i, (layer, pair) in enumerate(zip(expert.layers, prefix.pairs, strict=True)):
+            base = normed(layer.input_layernorm, hidden)
+            queries = self._heads(layer.self_attn.q_proj(base))
+            if self._crosses(i):
+                hidden = attend(layer, hidden, turned(queries, prefix.turns[1]), pair, prefix.across)
+            else:
+                both_sides = self._joined(pair, self._pair(layer, base, prefix.turns[0]))
+                hidden = attend(layer, hidden, turned(queries, prefix.turns[0]), both_sides, prefix.own)
+        return normed(expert.norm, hidden).float()
+
+    def velocity(self, hidden: Tensor) -> Tensor:
+        return self.smolvla.action_out_proj(hidden)
+
+    # ------------------------------------------------------------------------------------------------ layers
+
+    def _read(self, x: Tensor, positions: Tensor, mask: Tensor, before: list[Pair] | None) -> tuple[Tensor, list[Pair]]:
+        """The language model on tokens x [B, T, D] behind those of `before`. -> its output, all keys and values."""
+        text = self.smolvla.vlm_with_expert.vlm.model.text_model
+        by, pairs = turns(positions, self._dim), []
+        for i, layer in enumerate(text.layers):
+            base = normed(layer.input_layernorm, x)
+            pair = self._pair(layer, base, by)
+            pairs.append(pair if before is None else self._joined(before[i], pair))
+            x = attend(layer, x, turned(self._heads(layer.self_attn.q_proj(base)), by), pairs[-1], mask)
+        return normed(text.norm, x), pairs
+
+    def _pair(self, layer: nn.Module, base: Tensor, by: Pair) -> Pair:
+        keys, values = (self._heads(part(base)) for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
+        return turned(keys, by), values
+
+    def _projected(self, layer: nn.Module, pair: Pair) -> Pair:
+        keys, values = (part.transpose(1, 2).flatten(2) for part in pair)
+        return self._heads(layer.self_attn.k_proj(keys)), self._heads(layer.self_attn.v_proj(values))
+
+    @staticmethod
+    def _joined(one: Pair, two: Pair) -> Pair:
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(one, two, strict=True))
+        return keys, values
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, heads D] -> [B, heads, T, D]."""
+        return x.unflatten(2, (-1, self._dim)).transpose(1, 2)
+
+    def _crosses(self, i: int) -> bool:
+        return i % self.smolvla.sizes.alternate != 0
+
+    def _scores(self, seen: Tensor) -> Tensor:
+        return added_to_scores(seen, torch.float32)
+
+
+def freeze_unused(smolvla: SmolVLANetwork) -> None:
+    """Parts of the language model behind its last keys and values: computed, and without influence."""
+    text = smolvla.vlm_with_expert.vlm.model.text_model
+    last = text.layers[-1]
+    for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm, text.norm):
+        part.requires_grad_(False)
+
+
+def stays_float32(name: str) -> bool:
+    """Of the parameters: RMS norms, and the projections of state, time and actions."""
+    return not name.startswith("vlm_with_expert.") or ("norm" in name and ".vision_model." not in name)
+
+
+def initialise(network: nn.Module, seed: int) -> None:
+    """Random weights by `networks.initialise`: sine-cosine patch positions of a size that is seen beside the patches, a
+    velocity that starts near 0."""
+
+    def other(name: str, module: nn.Module, normal: Normal) -> None:
+        if name.endswith("position_embedding"):
+            module.weight.copy_(0.5 * sine_cosine_positions(*module.weight.shape))
+        elif isinstance(module, nn.Embedding):  # multiplied by the root of the width
+            normal(module.weight, 0.5 * module.embedding_dim**-0.5)
+        elif isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"):
+            module.weight.fill_(1.0)
+
+    networks.initialise(network, seed, "action_out_proj", other)

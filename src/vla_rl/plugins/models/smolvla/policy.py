@@ -1,0 +1,82 @@
+"""The policy of SmolVLA."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vla_rl.core.types import Observation
+from vla_rl.plugins.models.smolvla.folder import PUBLIC, Sizes, mlp_width
+from vla_rl.plugins.models.smolvla.network import Prefix, SmolVLAModule
+from vla_rl.toolkit.models.flow_checkpoint import save_folder
+from vla_rl.toolkit.models.flow_policy import FlowPolicy
+from vla_rl.toolkit.models.lerobot import model_config, write_processors
+from vla_rl.toolkit.models.networks import same_name
+from vla_rl.toolkit.models.prompts import PaddedPrompts
+
+
+def prompt_text(instruction: str) -> str:
+    """lerobot's prompt."""
+    return instruction if instruction.endswith("\n") else f"{instruction}\n"
+
+
+class Prompts(PaddedPrompts):
+    """SmolVLM2's tokenizer on the instruction and a newline."""
+
+    def ids(self, instruction: str) -> list[int]:
+        return list(self.tokenizer.encode(prompt_text(instruction)).ids)
+
+
+class SmolVLAPolicy(FlowPolicy):
+    """Made by `builder.build_policy`."""
+
+    module: SmolVLAModule
+    name = "smolvla"
+    exact_time = True
+
+    def __init__(self, *common: Any, prompts: Prompts) -> None:
+        super().__init__(*common)
+        self.prompts = prompts
+
+    def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
+        ids, mask = self.prompts.rows(obs.instructions)
+        pixels = self._pixels(obs)
+        with self._frozen_prefix():
+            seen = self.module.look(pixels, ids, mask)
+        return self.module.tell(seen, state)
+
+    def save(self, folder: Path) -> None:
+        """lerobot's layout, adapters merged into the weights."""
+        sizes, shape, scales = self.checkpoint.sizes, self.checkpoint.shape, self.checkpoint.statistics
+        public = _keys(sizes)
+        own = {"type": "smolvla", **public, **shape.written(), "pad_language_to": "longest"}
+        own["resize_imgs_with_padding"] = [sizes.image_size, sizes.image_size]
+        save_folder(
+            self.module,
+            self.checkpoint,
+            Path(folder),
+            raw=model_config(scales, self._cameras, sizes.image_size, shape.horizon, **own),
+            processors=partial(
+                write_processors,
+                statistics=scales,
+                prompt=("smolvla_new_line_processor",),
+                tokenizer=PUBLIC,
+                normalise_first=False,
+            ),
+            public_name=same_name,
+            public_sizes=bool(public),
+        )
+
+
+def _keys(sizes: Sizes) -> dict[str, Any]:
+    """lerobot's keys for these sizes; empty where the vision-language model is not the public one."""
+    keys = {
+        "vlm_model_name": PUBLIC,
+        "num_vlm_layers": sizes.depth,
+        "expert_width_multiplier": sizes.expert_width / sizes.text_width,
+        "self_attn_every_n_layers": sizes.alternate,
+    }
+    return keys if sizes.expert_mlp == mlp_width(sizes.expert_width) and Sizes.of_config(keys) == sizes else {}

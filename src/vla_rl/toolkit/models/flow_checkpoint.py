@@ -1,0 +1,151 @@
+"""Folders of models that denoise chunks of actions: opened with statistics and tokenizer, written in lerobot's layout.
+
+Beside lerobot's files there may be ours: value_head.safetensors, noise_head.safetensors, and architecture.json, the
+sizes of a network that is not one of the public ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from vla_rl.toolkit.models.adapters import MergedState
+from vla_rl.toolkit.models.checkpoints import TOKENIZER, WEIGHTS, WeightFiles, find_tokenizer, find_weights, read_file
+from vla_rl.toolkit.models.flow_network import FlowModule
+from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, save_head
+from vla_rl.toolkit.models.lerobot import IMAGES, LEROBOT, Statistics
+
+ARCHITECTURE = "architecture.json"
+
+
+@frozen(kw_only=True)
+class Shape:
+    """What the network's inputs and outputs are padded to, and its clock."""
+
+    horizon: int
+    """H, actions in a denoised chunk."""
+    action_dim: int = 32
+    state_dim: int = 32
+    min_period: float = 4e-3
+    max_period: float = 4.0
+    """Of the sinusoids that embed the time."""
+    tokenizer_max_length: int = 48
+    """Tokens of an instruction; more are cut off."""
+
+    @classmethod
+    def read_lerobot(cls, raw: Mapping[str, Any], horizon: int, **defaults: Any) -> Shape:
+        """From lerobot's config.json."""
+        own = {"action_dim": "max_action_dim", "state_dim": "max_state_dim"}
+        names = {name: own.get(name, name) for name in attrs.fields_dict(cls)}
+        given = {name: raw[key] for name, key in names.items() if key in raw}
+        return cls(**{**defaults, **given, "horizon": horizon})
+
+    def written(self) -> dict[str, Any]:
+        """As `read_lerobot` reads it, the horizon left out."""
+        return {
+            "max_state_dim": self.state_dim,
+            "max_action_dim": self.action_dim,
+            "min_period": self.min_period,
+            "max_period": self.max_period,
+            "tokenizer_max_length": self.tokenizer_max_length,
+        }
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """An opened folder, or what a preset has instead; weights are found, and not yet read."""
+
+    sizes: Any
+    """Of the network: an attrs class of its plugin."""
+    shape: Shape
+    statistics: Statistics
+    tokenizer: Tokenizer
+    raw: Mapping[str, Any]
+    """config.json in lerobot's layout."""
+    slots: int
+    """Images it can take."""
+    folder: Path | None = None
+    weights: WeightFiles | None = None
+    """By public names, without lerobot's prefix."""
+    processors: Mapping[str, bytes] = attrs.field(factory=dict)
+    """lerobot's files of pre- and post-processing, kept as they are."""
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Names of the images it was trained with, in order; none where the folder does not say."""
+        return images_of(self.raw)
+
+
+def images_of(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    names = [name.removeprefix(IMAGES) for name in raw.get("input_features", {}) if name.startswith(IMAGES)]
+    return tuple(name for name in names if not name.startswith("empty_camera"))
+
+
+def open_folder(
+    folder: Path,
+    raw: Mapping[str, Any],
+    *,
+    sizes: Any,
+    shape: Shape,
+    statistics: Statistics,
+    tokenizer: str | None,
+    slots: int,
+    open_names: Callable[[Collection[str]], Mapping[str, str]],
+) -> Checkpoint:
+    """Read what is light: the tokenizer, the headers of the weights, lerobot's files.
+
+    Args:
+        raw: config.json in lerobot's layout, empty where the folder has another.
+        slots: images it can take at least.
+    """
+    return Checkpoint(
+        sizes=sizes,
+        shape=shape,
+        statistics=statistics,
+        tokenizer=read_file(find_tokenizer(folder, tokenizer), lambda path: Tokenizer.from_file(str(path))),
+        raw=raw,
+        slots=max(slots, len(images_of(raw))),
+        folder=folder,
+        weights=find_weights(folder, open_names),
+        processors={path.name: path.read_bytes() for path in sorted(folder.glob("policy_p*processor*"))},
+    )
+
+
+def save_folder(
+    module: FlowModule,
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    raw: Mapping[str, Any],
+    processors: Callable[[Mapping[str, Any]], Mapping[str, bytes]],
+    public_name: Callable[[str], str],
+    public_sizes: bool,
+) -> None:
+    """Write lerobot's layout, adapters merged into the weights.
+
+    Args:
+        raw: config.json, for a checkpoint that has none in this layout.
+        processors: config.json -> lerobot's files, for a checkpoint that has none.
+        public_name: name of a parameter -> name in the files, without lerobot's prefix.
+        public_sizes: config.json alone tells the network's sizes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    merged = MergedState(module.network)
+    state = {LEROBOT + public_name(name): merged.read(name).cpu().contiguous() for name in merged.tensors}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
+        save_head(head, folder, name)
+    own = checkpoint.raw or raw
+    (folder / "config.json").write_text(json.dumps(own, indent=2) + "\n")
+    for name, content in (checkpoint.processors or processors(own)).items():
+        (folder / name).write_bytes(content)
+    if not public_sizes:
+        (folder / ARCHITECTURE).write_text(json.dumps(attrs.asdict(checkpoint.sizes), indent=2) + "\n")
+    checkpoint.tokenizer.save(str(folder / TOKENIZER), pretty=False)

@@ -1,0 +1,102 @@
+"""Keys of a spec that flow-matching models share; light to import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import Attribute, field, frozen
+from attrs.validators import ge, gt, in_, optional
+
+from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.models.fitting import one_source
+
+PRESETS = ("tiny",)
+DTYPES = ("float32", "bfloat16", "float16")
+METHODS = ("flow_sde", "flow_noise")
+STARTS = ("zeros", "fixed_noise")
+
+
+def for_checkpoints(config: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Validator of a key that a preset does not take."""
+    if value is not None and config.checkpoint is None:
+        raise ValueError(f"`{attribute.name}` says how to read a checkpoint; a preset has its own")
+
+
+def _only_for(method: str) -> Any:
+    def check(config: NoiseConfig, attribute: Attribute[Any], value: Any) -> None:
+        if value is not None and config.method != method:
+            raise ValueError(f"`{attribute.name}` belongs to method {method!r}; the method is {config.method!r}")
+
+    return check
+
+
+def _ascending(config: NoiseConfig, attribute: Attribute[Any], value: tuple[float, float] | None) -> None:
+    if value is not None and not 0 < value[0] < value[1]:
+        raise ValueError(f"std_range must be 0 < low < high, not {list(value)}")
+
+
+@frozen(kw_only=True)
+class NoiseConfig:
+    """How denoising is made stochastic, so that a chunk has a log-probability (pi_RL, section 4)."""
+
+    method: str = field(default="flow_sde", validator=in_(METHODS))
+    """`flow_sde`: the ODE turned into an SDE of the same marginals, its noise given by `level`.
+    `flow_noise`: the ODE with Gaussian noise, its size given by a network that is trained too."""
+    level: float | None = field(default=None, validator=[optional(gt(0.0)), _only_for("flow_sde")])
+    """flow_sde: a in sigma_t = a sqrt(t / (1 - t)). None: 0.5."""
+    steps: str | None = field(default=None, validator=[optional(in_(("one", "all"))), _only_for("flow_sde")])
+    """flow_sde: `one` denoising step of each chunk, drawn at random, is stochastic and scored, the others follow the
+    ODE (cheap to train); `all`: every step. None: one."""
+    std_range: tuple[float, float] | None = field(default=None, validator=[_ascending, _only_for("flow_noise")])
+    """flow_noise: bounds of the standard deviation, in normalised actions. None: 0.08 to 0.16."""
+
+
+@frozen(kw_only=True)
+class ValueHeadConfig:
+    """The critic, built when the algorithm needs one: an MLP on the action expert's output."""
+
+    hidden: tuple[int, ...] = (512, 256, 128)
+    """Widths of its hidden layers (ReLU between), as in RLinf."""
+    detach: bool = False
+    """True keeps the critic's gradient out of the expert."""
+
+
+@frozen(kw_only=True)
+class PrefixHeadConfig:
+    """The critic, built when the algorithm needs one: an MLP on the mean output of the vision-language model, which
+    costs no pass of the expert; or on the expert's output."""
+
+    reads: str = field(default="prefix", validator=in_(("prefix", "expert")))
+    """`prefix`: the mean over images and prompt, padding left out; `expert`: what the expert makes of the mean noise,
+    at the cost of one more pass."""
+    hidden: tuple[int, ...] = (1024, 512, 256)
+    """Widths of its hidden layers (ReLU between), as in RLinf."""
+    detach: bool = False
+    """True keeps the critic's gradient out of what it reads."""
+
+
+@frozen(kw_only=True)
+class FlowConfig:
+    """Keys of `model:` that all of them have."""
+
+    checkpoint: str | None = None
+    """Folder with weights, config.json and statistics in a public layout; or a name on the Hugging Face hub,
+    `OWNER/NAME` or `OWNER/NAME@REVISION`."""
+    preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
+    """Random weights instead of a checkpoint: `tiny` (64 px, for tests and CPUs)."""
+    tokenizer: str | None = field(default=None, validator=for_checkpoints)
+    """The language model's tokenizer.json, or a folder that holds it. None: in the checkpoint's folder."""
+    cameras: tuple[str, ...] | None = None
+    """The simulator's cameras in the order of the model's images. None: those of the checkpoint's training, or all."""
+    denoise_steps: int = field(default=4, validator=ge(1))
+    """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in the models' own inference."""
+    noise: NoiseConfig = field(factory=NoiseConfig)
+    """How denoising is made stochastic."""
+    greedy_start: str = field(default="zeros", validator=in_(STARTS))
+    """Where the ODE starts in greedy evaluation: the mean of the initial noise, or one fixed draw of it."""
+    train_expert_only: bool = True
+    """Train the action expert and freeze the vision-language model, as pi_RL does."""
+    lora: LoRAConfig | None = None
+    """Train adapters on the linear layers of what is trained, instead of its weights; the heads are trained whole."""
+    dtype: str = field(default="float32", validator=in_(DTYPES))
+    """Of the towers' weights. Norms, projections of state, time and actions, and all heads stay in float32."""

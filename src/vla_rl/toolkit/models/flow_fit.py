@@ -1,0 +1,180 @@
+"""What a model that denoises chunks, a simulator and a spec agree on, and the parts of its policy that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import nn
+
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.toolkit.models.adapters import insert_adapters
+from vla_rl.toolkit.models.fitting import (
+    MismatchError,
+    check_action_dim,
+    check_horizon,
+    check_state_dim,
+    choose_cameras,
+    require_state,
+)
+from vla_rl.toolkit.models.flow_checkpoint import Checkpoint
+from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
+from vla_rl.toolkit.models.heads import (
+    NOISE_HEAD,
+    VALUE_HEAD,
+    HorizonValueHead,
+    NoiseHead,
+    PrefixValueHead,
+    load_head,
+)
+from vla_rl.toolkit.models.lerobot import Scale, Statistics, rescaled
+
+
+@frozen(kw_only=True)
+class Fit:
+    """What model, simulator and spec agree on."""
+
+    checkpoint: Checkpoint
+    cameras: tuple[str, ...]
+    state: Scale | None
+    """None: the model sees no state."""
+
+
+def precision(config: FlowConfig, device: torch.device) -> torch.dtype:
+    """Of the towers. Raises MismatchError for one that the device is not for."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if dtype == torch.float16 and device.type == "cpu":
+        raise MismatchError("dtype float16 is for GPUs: on the CPU it overflows and is slow; use float32 or bfloat16")
+    return dtype
+
+
+def preset_statistics(context: Context, env: EnvInfo, uses_state: bool) -> Statistics:
+    """Actions scaled by the simulator's bounds, the state as it is."""
+    bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
+    return Statistics(
+        action=Scale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
+        state=Scale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
+    )
+
+
+def fit_preset(name: str, config: FlowConfig, env: EnvInfo, checkpoint: Checkpoint, uses_state: bool) -> Fit:
+    """A network with random weights adapts to the simulator."""
+    return Fit(
+        checkpoint=checkpoint,
+        cameras=_cameras(name, config, env, None),
+        state=checkpoint.statistics.state if uses_state else None,
+    )
+
+
+def fit_checkpoint(
+    name: str,
+    config: FlowConfig,
+    context: Context,
+    env: EnvInfo,
+    checkpoint: Checkpoint,
+    use_state: bool | None,
+    *,
+    blind: str = "use_state: false",
+    quantiles: bool = False,
+) -> Fit:
+    """Raises MismatchError when checkpoint, spec and simulator do not fit.
+
+    Args:
+        use_state: None: as the checkpoint was trained.
+        blind: what a spec says for a model that shall see no state.
+        quantiles: the model's usual scale, where the run measures the demonstrations'; else z-scores.
+    """
+    own = measured(context, quantiles)
+    if own is not None:  # lerobot's files, which hold the checkpoint's statistics, are written anew
+        checkpoint = evolve(checkpoint, statistics=own, raw=rescaled(checkpoint.raw, own), processors={})
+    scales, shape = checkpoint.statistics, checkpoint.shape
+    where = f"{checkpoint.folder} was trained"
+    check_action_dim(where, scales.action.dim, env)
+    check_horizon(checkpoint.folder, shape.horizon, context.chunk)
+    for part, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
+        if scale is not None and scale.dim > width:
+            raise MismatchError(f"{checkpoint.folder}: statistics of {scale.dim} {part}, the network takes {width}")
+    if use_state is None and scales.state is not None and env.state_dim == 0:
+        raise MismatchError(
+            f"{where} on a {scales.state.dim}-dimensional state, and this simulator has none; "
+            f"{blind} feeds none instead"
+        )
+    state = None
+    if uses_state(use_state, env) and not (use_state is None and scales.state is None):
+        state = scales.state
+        if state is None:
+            raise MismatchError(f"{where} without a state; set {blind}")
+        check_state_dim(where, state.dim, env)
+    return Fit(checkpoint=checkpoint, cameras=_cameras(name, config, env, checkpoint), state=state)
+
+
+def measured(context: Context, quantiles: bool = False) -> Statistics | None:
+    """Scales by the demonstrations, when the run scales by them: z-scores, or from the 1st to the 99th percentile."""
+    found = context.scaling
+    if found is None:
+        return None
+    mode, low, high = ("QUANTILES", "q01", "q99") if quantiles else ("MEAN_STD", "mean", "std")
+    scales = {
+        name: Scale(mode=mode, values=(tuple(part[low]), tuple(part[high])), dim=len(part[low]))
+        for name, part in found.items()
+    }
+    return Statistics(action=scales["action"], state=scales.get("state"))
+
+
+def uses_state(use_state: bool | None, env: EnvInfo) -> bool:
+    if use_state:
+        require_state(env, "use_state")
+    return env.state_dim > 0 if use_state is None else use_state
+
+
+def _cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: Checkpoint | None) -> tuple[str, ...]:
+    trained = () if checkpoint is None else checkpoint.images
+    chosen = choose_cameras(name, env, config.cameras, trained, tuple(env.cameras))
+    if config.cameras is None and trained and len(trained) != len(chosen):
+        raise MismatchError(
+            f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the simulator has "
+            f"{len(chosen)} ({', '.join(chosen)}); name those it shall see in model.cameras, in the order of its images"
+        )
+    if checkpoint is not None and len(chosen) > checkpoint.slots:
+        raise MismatchError(
+            f"the checkpoint takes {checkpoint.slots} cameras, the policy would see {len(chosen)} "
+            f"({', '.join(chosen)}); name the right ones in model.cameras"
+        )
+    return chosen
+
+
+def add_adapters(name: str, config: FlowConfig, context: Context, network: nn.Module) -> None:
+    """Where the spec asks for them, on what is trained so far."""
+    if config.lora is not None:
+        insert_adapters(network, config.lora, derived_seed(context.seed, f"{name}/lora"))
+
+
+def make_heads(
+    name: str,
+    config: FlowConfig,
+    options: ValueHeadConfig | PrefixHeadConfig,
+    context: Context,
+    checkpoint: Checkpoint,
+    expert_width: int,
+    prefix_width: int,
+) -> tuple[HorizonValueHead | PrefixValueHead | None, NoiseHead | None]:
+    """The critic and Flow-Noise's network that algorithm and spec need, as saved beside the checkpoint or new."""
+    value_head: HorizonValueHead | PrefixValueHead | None = None
+    noise_head = None
+    if context.values != "none":
+        per_action = context.chunk if context.values == "action" else None
+        seed = derived_seed(context.seed, f"{name}/value_head")
+        reads_prefix = isinstance(options, PrefixHeadConfig) and options.reads == "prefix"
+        kind: Callable[..., Any] = PrefixValueHead if reads_prefix else HorizonValueHead
+        width = prefix_width if reads_prefix else expert_width
+        value_head = kind(width, options.hidden, per_action, options.detach, seed)
+    if config.noise.method == "flow_noise":
+        seed = derived_seed(context.seed, f"{name}/noise_head")
+        bounds = config.noise.std_range or (0.08, 0.16)
+        noise_head = NoiseHead(expert_width, checkpoint.shape.action_dim, bounds, seed)
+    load_head(value_head, checkpoint.folder, VALUE_HEAD)
+    load_head(noise_head, checkpoint.folder, NOISE_HEAD)
+    return value_head, noise_head

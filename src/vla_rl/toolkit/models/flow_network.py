@@ -1,0 +1,122 @@
+"""Parts of networks that denoise a chunk of actions beside a prefix (images, instruction, state) that is computed
+once and lent to every denoising step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
+
+
+class TimeEmbedding(nn.Module):
+    """Sines and cosines of the time in float64, as openpi and lerobot have it; transformers' own are float32, which
+    moves the samples by 1e-4."""
+
+    def __init__(self, width: int, low: float, high: float) -> None:
+        super().__init__()
+        self.pairs, self.low, self.high = width // 2, low, high
+
+    def forward(self, time: Tensor) -> Tensor:
+        """float [B] -> float32 [B, D]."""
+        fraction = torch.linspace(0, 1, self.pairs, dtype=torch.float64, device=time.device)
+        angle = time.double()[:, None] * (2 * math.pi / (self.low * (self.high / self.low) ** fraction))
+        return torch.cat([angle.sin(), angle.cos()], dim=1).float()
+
+
+class LentCache(DynamicCache):
+    """The prefix's keys and values, lent to one pass after the other: the suffix is seen and not kept, so nothing has
+    to be cropped and no pass holds another one's graph."""
+
+    def __init__(self, source: DynamicCache) -> None:
+        super().__init__()
+        layers: list[Any] = source.layers
+        self.pairs: list[tuple[Tensor, Tensor]] = [(layer.keys, layer.values) for layer in layers]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self.pairs[layer_idx]
+        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
+
+
+def added_to_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """bool -> what is added to attention scores, once for all layers and steps: 0 where a token sees, else very low. A
+    row that sees nothing attends to all alike."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:
+    """[B, P, D] and bool [B, P] -> float32 [B, D], over the rows that count."""
+    weights = counted.float()[..., None]
+    return (hidden.float() * weights).sum(1) / weights.sum(1)
+
+
+class Lent(Protocol):
+    """What a prefix has beside what its own network reads."""
+
+    @property
+    def summary(self) -> Tensor | None:
+        """float32 [B, D] of a critic that reads the prefix."""
+
+
+class FlowModule(nn.Module, ABC):
+    """All parameters of a policy."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        value_head: HorizonValueHead | PrefixValueHead | None,
+        noise_head: NoiseHead | None,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        """Actions in a denoised chunk and numbers in an action, padding included."""
+        self.value_head, self.noise_head = value_head, noise_head
+
+    @property
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """What a checkpoint holds: all but the heads."""
+
+    @abstractmethod
+    def denoise(self, prefix: Any, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """The expert's output for the action tokens.
+
+        Args:
+            state: normalised [B, S].   x: noisy actions [B, H, A].   time: [B], 1 for noise, 0 for actions.
+        Returns: float32 [B, H, D].
+        """
+
+    @abstractmethod
+    def velocity(self, hidden: Tensor) -> Tensor:
+        """[B, H, D] -> [B, H, A]: from actions to noise."""
+
+    def flow_matching(self, prefix: Any, state: Tensor, actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """Squared errors [B, H, A] of the velocity at these times ([B]), for normalised actions."""
+        t = time[:, None, None]
+        velocity = self.velocity(self.denoise(prefix, state, t * noise + (1 - t) * actions, time))
+        return (noise - actions - velocity) ** 2
+
+    def criticise(self, prefix: Lent, state: Tensor) -> Tensor | None:
+        """Values [B] or [B, C], or None without a critic.
+
+        A critic on the expert reads the mean of the initial noise (x = 0 at t = 1), so that values depend on the
+        observation alone; RLinf averages over the noisy chunks of the denoising steps instead.
+        """
+        head = self.value_head
+        if head is None:
+            return None
+        if isinstance(head, PrefixValueHead):
+            assert prefix.summary is not None
+            values: Tensor = head(prefix.summary.detach() if head.detach else prefix.summary)
+            return values
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not head.detach):
+            hidden = self.denoise(prefix, state, state.new_zeros(len(state), *self.shape), state.new_ones(len(state)))
+        values = head(hidden)
+        return values

@@ -1,0 +1,207 @@
+"""Policies that denoise a chunk of actions: the denoising chain as a sequence of Gaussians (pi_RL).
+
+The log-probability of an action is the sum, over the stochastic denoising steps and over the dimensions that the
+simulator takes, of the log-density of x_{i+1} given x_i. The initial noise and the actions that are denoised but not
+executed do not count: nothing of what they say depends on the weights, or is acted on.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_rl.core.errors import NotOffered
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise, generator
+from vla_rl.core.types import Chunk, Context, Observation, Scores, to_numpy
+from vla_rl.toolkit.models.adapters import before_training, seeded
+from vla_rl.toolkit.models.fitting import simulator_of
+from vla_rl.toolkit.models.flow_config import FlowConfig
+from vla_rl.toolkit.models.flow_fit import Fit
+from vla_rl.toolkit.models.flow_matching import Schedule, entropy, log_density, training_times
+from vla_rl.toolkit.models.flow_network import FlowModule
+from vla_rl.toolkit.models.images import ImageProcessor
+from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.scaling import Scaler
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+NOWHERE = -1
+"""In a replay's `step`: greedy, no step was stochastic."""
+
+
+class FlowPolicy(VLAModel):
+    """All of a policy but what its network is told: a subclass says how instructions become `_prefix` and what `save`
+    writes."""
+
+    module: FlowModule
+    name: str
+    """Of the model, in messages and in the keys of random numbers."""
+    exact_time = False
+    """Whether the network is told exact times, or those that add up in float32."""
+    tokens_per_action = 1
+
+    def __init__(
+        self,
+        config: FlowConfig,
+        context: Context,
+        fit: Fit,
+        module: FlowModule,
+        images: ImageProcessor,
+        device: torch.device,
+    ) -> None:
+        env = simulator_of(context, self.name)
+        self.module, self.checkpoint, self.images = module, fit.checkpoint, images
+        self.critic = module.value_head
+        steps = (config.noise.steps or "one") if config.noise.method == "flow_sde" else "all"
+        self._schedule = Schedule(config.denoise_steps, config.noise.level or 0.5, device, self.exact_time)
+        self._every_step = steps == "all"
+        self._actions = Scaler(fit.checkpoint.statistics.action, device)
+        self._state_scaler = None if fit.state is None else Scaler(fit.state, device)
+        bounds = (env.action_low, env.action_high)
+        self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
+        self._cameras, self._chunk, self._seed, self._device = fit.cameras, context.chunk, context.seed, device
+        self._spread = context.temperature**0.5  # density to the power 1 / temperature
+        self._greedy_start, self._train_prefix = config.greedy_start, not config.train_expert_only
+        self._shape = module.shape
+        self._adapted = config.lora is not None
+        self._first_noise_head = deepcopy(module.noise_head) if self._adapted else None
+        self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
+        module.eval()  # nothing in checkpoints; adapters drop out in `imitation_loss` only
+
+    @abstractmethod
+    def _prefix(self, obs: Observation, state: Tensor) -> Any:
+        """What the network makes of images and instructions, and of the normalised, padded state [B, S]."""
+
+    @torch.no_grad()
+    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        rows, steps = len(obs), self._schedule.steps
+        prefix, state = self._see(obs)
+        if greedy:
+            x = self._start().expand(rows, -1, -1)
+            draws = None
+            step = torch.full((rows,), NOWHERE, device=self._device)
+        else:
+            x = as_tensor(noise.normals(*self._shape), self._device)
+            step = (as_tensor(noise.uniforms(), self._device) * steps).long().clamp(max=steps - 1)
+            draws = as_tensor(noise.normals(steps if self._every_step else 1, *self._shape), self._device)
+        chain, log_probs = [x], torch.zeros(rows, self._chunk, 1, device=self._device)
+        for i in range(steps):
+            noisy = self._noisy(step, i)
+            mean, std = self._transition(prefix, state, x, torch.full_like(step, i), noisy)
+            x = mean if draws is None else mean + std * draws[:, i if self._every_step else 0]
+            log_probs += self._sum(log_density(x, mean, std))
+            chain.append(x)
+        actions = self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
+        values = self.module.criticise(prefix, state)
+        replay = {"chain": torch.stack(chain, dim=1), "step": step}
+        return Chunk(actions=actions, log_probs=log_probs, values=values, replay=replay)
+
+    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
+        """One pass of the expert where one step was stochastic, K passes where all were; the vision-language model
+        runs once."""
+        prefix, state = self._see(obs)
+        chain, step = (as_tensor(chunk.replay[name], self._device) for name in ("chain", "step"))
+        rows = torch.arange(len(step), device=self._device)
+        at = (
+            [torch.full_like(step, i) for i in range(self._schedule.steps)] if self._every_step else [step.clamp(min=0)]
+        )
+        log_probs = torch.zeros(len(step), self._chunk, 1, device=self._device)
+        spread = torch.zeros_like(log_probs)
+        for index in at:
+            mean, std = self._transition(prefix, state, chain[rows, index], index, step != NOWHERE)
+            log_probs = log_probs + self._sum(log_density(chain[rows, index + 1], mean, std))
+            spread = spread + self._sum(entropy(std).expand_as(mean))
+        spread = spread + 0 * log_probs  # Flow-SDE's is a constant, and callers differentiate it
+        return Scores(log_probs=log_probs, entropy=spread, values=self.module.criticise(prefix, state))
+
+    @torch.no_grad()
+    def values(self, obs: Observation) -> Tensor:
+        values = self.module.criticise(*self._see(obs))
+        if values is None:
+            raise NotOffered(f"this {self.name} has no value head; it is built for algorithms that need values")
+        return values
+
+    @torch.no_grad()
+    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
+        """Score recorded chunks with the weights under the adapters and the noise head as it began: float32 [B, C, 1].
+        Costs no second copy of the weights. Raises NotOffered without `lora`."""
+        if not self._adapted:
+            raise NotOffered(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
+        with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
+            return self.chunk_log_probs(obs, chunk).log_probs
+
+    def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
+        """Flow matching (Black et al. 2024): the mean squared error of the velocity at a random time.
+
+        Actions behind the C demonstrated ones repeat the last one and do not count. Times and noise are keyed by the
+        run's seed, the demonstrated actions and the weights, so that they are new at every optimiser step and the same
+        after a resume.
+        """
+        horizon, width = self._shape
+        wanted = self._actions.normalise(as_tensor(actions, self._device), width)
+        target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
+        trained = [p for p in self.module.network.parameters() if p.requires_grad]
+        keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
+        rng = generator(self._seed, f"{self.name}/imitation", *keys)
+        time = as_tensor(training_times(rng, len(target)), self._device)
+        noise = as_tensor(rng.standard_normal(target.shape, dtype=np.float32), self._device)
+        with seeded(int(rng.integers(2**63)), self._device):
+            prefix, state = self._see(obs, dropout=True)
+            errors = self.module.flow_matching(prefix, state, target, noise, time)
+        return errors[:, : wanted.shape[1]].mean()
+
+    # ------------------------------------------------------------------------------------------------ one step
+
+    def _transition(self, prefix: Any, state: Tensor, x: Tensor, index: Tensor, noisy: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B, H, A] and standard deviation (the same, or [B, 1, 1]) of step `index` from x; 0 where not noisy."""
+        hidden = self.module.denoise(prefix, state, x, self._schedule.time[index])
+        velocity = self.module.velocity(hidden)
+        if self.module.noise_head is None:
+            mean, std = self._schedule.mean(x, velocity, index, noisy), self._schedule.std[index][:, None, None]
+        else:
+            mean, std = self._schedule.mean(x, velocity, index, None), self.module.noise_head(hidden)
+        return mean, torch.where(noisy[:, None, None], std * self._spread, 0.0)
+
+    def _noisy(self, step: Tensor, i: int) -> Tensor:
+        return step != NOWHERE if self._every_step else step == i
+
+    def _sum(self, elements: Tensor) -> Tensor:
+        """[B, H, A] -> [B, C, 1]: over the dimensions of each executed action."""
+        return elements[:, : self._chunk, : self._actions.dim].sum(-1, keepdim=True)
+
+    def _start(self) -> Tensor:
+        if self._greedy_start == "zeros":
+            return torch.zeros(1, *self._shape, device=self._device)
+        return as_tensor(
+            generator(0, f"{self.name}/greedy").standard_normal((1, *self._shape), dtype=np.float32), self._device
+        )
+
+    def _see(self, obs: Observation, dropout: bool = False) -> tuple[Any, Tensor]:
+        """The prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
+        for part in self._dropouts:
+            part.train(dropout)
+        state = self._state(obs)
+        return self._prefix(obs, state), state
+
+    def _pixels(self, obs: Observation) -> Tensor:
+        return self.images([obs.images[name] for name in self._cameras])
+
+    def _frozen_prefix(self) -> torch.set_grad_enabled:
+        """A context without gradient where the vision-language model is not trained."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix)
+
+    def _state(self, obs: Observation) -> Tensor:
+        width = self.checkpoint.shape.state_dim
+        if self._state_scaler is None:
+            return torch.zeros(len(obs), width, device=self._device)
+        if obs.state is None:
+            raise ValueError(f"{self.name} was built with a state, and the observation has none")
+        return self._state_scaler.normalise(as_tensor(obs.state, self._device), width)
