@@ -30,6 +30,9 @@ class NetworkConfig:
     """Residual blocks of a stage, two convolutions each."""
     keypoints: int = field(default=32, validator=ge(1))
     """Places in the picture of each camera that the network finds (spatial softmax)."""
+    state_waves: int = field(default=4, validator=[ge(0), le(12)])
+    """Sines and cosines, of periods 2, 1, 1/2, ..., by which each number of the state is seen besides itself: a
+    position in metres is told apart by centimetres."""
     words: int = field(default=1024, validator=ge(2))
     """Rows of the table in which words and pairs of words are looked up by their hash."""
     instruction: int = field(default=32, validator=ge(1))
@@ -64,9 +67,9 @@ class FilmResnetConfig:
     """Cameras in the order in which the model sees them. None: those of the checkpoint's training, else all."""
     use_state: bool | None = None
     """See the proprioceptive state. None: as the checkpoint was trained, else where there is one."""
-    shift: int = field(default=4, validator=[ge(0), le(32)])
+    shift: int = field(default=2, validator=[ge(0), le(32)])
     """Imitation moves each picture by up to so many pixels each way, at random, with its edge repeated (DrQ)."""
-    smoothing: float = field(default=0.0, validator=[ge(0.0), le(8.0)])
+    smoothing: float = field(default=0.7, validator=[ge(0.0), le(8.0)])
     """Imitation aims at a Gaussian of this deviation, in bins, around the demonstrated number; 0: at its bin alone."""
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """The critic, when the algorithm asks for one."""

@@ -46,7 +46,8 @@ class Words:
         words = re.findall(r"\w+", text.lower())
         terms = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
         found = torch.tensor([crc32(term.encode()) % self._rows for term in terms], dtype=torch.int64)
-        return torch.bincount(found, minlength=self._rows) / max(len(terms), 1) ** 0.5
+        bag: Tensor = torch.bincount(found, minlength=self._rows) / max(len(terms), 1) ** 0.5
+        return bag
 
 
 def pixels(images: Array, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -21,8 +21,8 @@ from vla_rl.toolkit.models.heads import small_mlp
 from vla_rl.toolkit.models.networks import Normal
 
 
-def conv(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+def conv(channels: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
 
 
 def norm(channels: int) -> nn.GroupNorm:
@@ -34,8 +34,8 @@ class FilmBlock(nn.Module):
 
     def __init__(self, channels: int, instruction: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = conv(channels, channels), norm(channels)
-        self.conv2, self.norm2 = conv(channels, channels), norm(channels)
+        self.conv1, self.norm1 = conv(channels), norm(channels)
+        self.conv2, self.norm2 = conv(channels), norm(channels)
         self.film = nn.Linear(instruction, 2 * channels)
 
     def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
@@ -45,29 +45,36 @@ class FilmBlock(nn.Module):
         return x + F.relu(y * (1 + scale) + shift)
 
 
+class Stage(nn.Module):
+    """Fewer and wider pixels, then residual blocks."""
+
+    def __init__(self, inputs: int, channels: int, kernel: int, stride: int, config: NetworkConfig) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(inputs, channels, kernel, stride, padding=(kernel - stride + 1) // 2, bias=False)
+        self.norm = norm(channels)
+        self.blocks = nn.ModuleList(FilmBlock(channels, config.instruction) for _ in range(config.blocks))
+
+    def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.down(x)))
+        for block in self.blocks:
+            x = block(x, instruction)
+        return x
+
+
 class Camera(nn.Module):
     """Pictures of one camera -> features [B, 2 * keypoints + channels]."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        first, last = config.channels[0], config.channels[-1]
-        self.stem, self.stem_norm = nn.Conv2d(3, first, 8, 4, padding=2, bias=False), norm(first)
-        self.stages = nn.ModuleList(
-            nn.ModuleList(FilmBlock(width, config.instruction) for _ in range(config.blocks))
-            for width in config.channels
-        )
-        self.downs = nn.ModuleList(conv(wide, narrow, stride=2) for wide, narrow in pairwise(config.channels))
-        self.down_norms = nn.ModuleList(norm(width) for width in config.channels[1:])
-        self.keypoints = nn.Conv2d(last, config.keypoints, 1)
+        first = Stage(3, config.channels[0], 8, 4, config)
+        further = (Stage(wide, narrow, 3, 2, config) for wide, narrow in pairwise(config.channels))
+        self.stages = nn.ModuleList((first, *further))
+        self.keypoints = nn.Conv2d(config.channels[-1], config.keypoints, 1)
 
-    def forward(self, pixels: Tensor, instruction: Tensor) -> Tensor:
+    def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
         """[B, 3, S, S] in [-1, 1] and [B, E] -> [B, D]."""
-        x = F.relu(self.stem_norm(self.stem(pixels)))
-        for i, stage in enumerate(self.stages):
-            if i:
-                x = F.relu(self.down_norms[i - 1](self.downs[i - 1](x)))
-            for block in stage:
-                x = block(x, instruction)
+        for stage in self.stages:
+            x = stage(x, instruction)
         return torch.cat([places(self.keypoints(x)), x.mean((2, 3))], dim=1)
 
 
@@ -78,6 +85,12 @@ def places(maps: Tensor) -> Tensor:
     x = share.sum(2) @ torch.linspace(-1, 1, width, device=maps.device)
     y = share.sum(3) @ torch.linspace(-1, 1, height, device=maps.device)
     return torch.cat([x, y], dim=1).to(maps.dtype)
+
+
+def waves(state: Tensor, count: int) -> Tensor:
+    """[B, D] -> [B, D (1 + 2 count)]: the state, and sines and cosines of each number of periods 2, 1, 1/2, ..."""
+    angle = (state.float().unsqueeze(-1) * (math.pi * 2.0 ** torch.arange(count, device=state.device))).flatten(1)
+    return torch.cat([state, angle.sin().to(state.dtype), angle.cos().to(state.dtype)], dim=1)
 
 
 class ValueHead(nn.Module):
@@ -94,8 +107,8 @@ class ValueHead(nn.Module):
             x = (features.detach() if self.detach else features).float()
             for layer in self.layers[:-1]:
                 x = F.relu(layer(x))
-            x = self.layers[-1](x)
-            return x.squeeze(-1) if self.outputs is None else x
+            values: Tensor = self.layers[-1](x)
+            return values.squeeze(-1) if self.outputs is None else values
 
 
 class FilmResnet(nn.Module):
@@ -106,7 +119,12 @@ class FilmResnet(nn.Module):
         self.shape = (chunk, action_dim, config.bins)
         self.words = nn.Embedding(config.words, config.instruction)
         self.cameras = nn.ModuleList(Camera(config) for _ in range(cameras))
-        self.features = cameras * (2 * config.keypoints + config.channels[-1]) + state_dim + config.instruction
+        self.state_waves = config.state_waves
+        self.features = (
+            cameras * (2 * config.keypoints + config.channels[-1])
+            + state_dim * (1 + 2 * config.state_waves)
+            + config.instruction
+        )
         self.trunk = nn.ModuleList(
             nn.Linear(wide, narrow) for wide, narrow in pairwise((self.features, *config.hidden))
         )
@@ -125,7 +143,8 @@ class FilmResnet(nn.Module):
         """
         instruction = bags @ self.words.weight
         seen = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
-        x = torch.cat([*seen, *(() if state is None else (state,)), instruction], dim=1)
+        felt = [] if state is None else [waves(state, self.state_waves)]
+        x = torch.cat([*seen, *felt, instruction], dim=1)
         values = None if self.value_head is None else self.value_head(x)
         if not act:
             return None, values

@@ -86,9 +86,9 @@ class FilmResnetPolicy(VLAModel):
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
-        _, values = self.module(*self._inputs(obs), act=False)
-        if values is None:
+        if self.critic is None:
             raise NotOffered("this film_resnet has no value head; it is built for algorithms that need values")
+        values: Tensor = self.module(*self._inputs(obs), act=False)[1]
         return values
 
     @torch.no_grad()
