@@ -16,7 +16,6 @@ from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
-from vla_rl.plugins.models.openvla.policy import inverse_cdf
 from vla_rl.plugins.models.openvla.prompts import Prompts
 from vla_rl.testing import check_model
 
@@ -126,12 +125,6 @@ def test_greedy_takes_the_most_likely_token() -> None:
     model, obs = policy(), observation(3)
     tokens = model.sample_chunk(obs, noise(3), True).replay["tokens"]
     assert torch.equal(tokens, model._act(obs)[0].argmax(-1) + model.codec.first)
-
-
-def test_inverse_cdf_by_hand() -> None:
-    log_probs = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.5, 0.0]).log().expand(7, 6)
-    uniforms = torch.tensor([0.0, 0.24, 0.25, 0.49, 0.5, 0.75, 0.99999994])
-    assert inverse_cdf(log_probs, uniforms).tolist() == [1, 1, 2, 2, 4, 4, 4]
 
 
 def test_temperature_flattens() -> None:

@@ -45,6 +45,15 @@ def choose_cameras(
     return chosen
 
 
+def check_camera_count(trained: Sequence[str], chosen: Sequence[str]) -> None:
+    """Raises MismatchError where the policy would see fewer or more cameras than in training (none: not known)."""
+    if trained and len(trained) != len(chosen):
+        raise MismatchError(
+            f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the policy would see "
+            f"{len(chosen)} ({', '.join(chosen)}); name the right ones in model.cameras"
+        )
+
+
 def require_state(env: EnvInfo, key: str) -> None:
     """Raises MismatchError where the spec's `key` asks for a state that the simulator does not have."""
     if env.state_dim == 0:

@@ -16,10 +16,11 @@ from transformers import DynamicCache
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, choose, entropy, replay
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, replay
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
 from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.tokens import choose, entropy
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array

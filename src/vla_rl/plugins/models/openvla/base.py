@@ -136,24 +136,3 @@ def pack(features: Tensor) -> Tensor:
 
 def unpack(features: Tensor) -> Tensor:
     return features.view(torch.bfloat16) if features.dtype == torch.int16 else features
-
-
-def inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """The bin whose stretch of the cumulative distribution holds the uniform. [..., bins], [...] -> int64 [...].
-
-    A bin of probability 0 is never chosen.
-    """
-    cdf = log_probs.double().exp().cumsum(-1)
-    total = cdf[..., -1]
-    point = torch.minimum(uniforms.double() * total, torch.nextafter(total, torch.zeros_like(total)))
-    return (cdf <= point.unsqueeze(-1)).sum(-1)
-
-
-def choose(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
-    """int64 [...]: the mode of [..., bins], or the one that the uniforms [...] draw."""
-    return log_probs.argmax(-1) if uniforms is None else inverse_cdf(log_probs, uniforms)
-
-
-def entropy(log_probs: Tensor) -> Tensor:
-    """[..., bins] -> [...], nats."""
-    return -(log_probs.exp() * log_probs).sum(-1)

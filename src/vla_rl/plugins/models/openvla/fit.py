@@ -18,6 +18,7 @@ from vla_rl.plugins.models.openvla.prompts import train_tokenizer
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
     check_action_dim,
+    check_camera_count,
     check_state_dim,
     choose_cameras,
     require_state,
@@ -184,11 +185,7 @@ def _cameras(config: FamilyConfig, env: EnvInfo, setup: dict[str, Any]) -> tuple
     there, trained = tuple(env.cameras), tuple(setup.get("cameras", ()))
     single = decoding(config) == "autoregressive"
     chosen = choose_cameras(_plugin(config), env, config.cameras, trained, there[:1] if single else there)
-    if trained and len(trained) != len(chosen):
-        raise MismatchError(
-            f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the policy would see "
-            f"{len(chosen)} ({', '.join(chosen)}); name the right ones in model.cameras"
-        )
+    check_camera_count(trained, chosen)
     if single and not trained and config.checkpoint is not None and len(chosen) > 1:
         raise MismatchError(
             f"OpenVLA was trained on one image, model.cameras names {len(chosen)} ({', '.join(chosen)}); name one"

@@ -14,14 +14,13 @@ from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, choose, entropy, inverse_cdf, replay
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, replay
 from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.tokens import choose, entropy
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
-
-__all__ = ["OFTPolicy", "inverse_cdf"]
 
 
 class OFTPolicy(FamilyPolicy):

@@ -1,0 +1,132 @@
+"""From a spec's config and a place in the run to a policy; everything that cannot fit is refused here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import torch
+
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.plugins.models.film_resnet.checkpoint import (
+    Setup,
+    check_setup,
+    open_folder,
+    read_setup,
+    read_statistics,
+)
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.network import FilmResnet, ValueHead, initialise
+from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
+from vla_rl.toolkit.models.checkpoints import find_weights
+from vla_rl.toolkit.models.fitting import (
+    MismatchError,
+    check_action_dim,
+    check_camera_count,
+    check_state_dim,
+    choose_cameras,
+    require_state,
+    simulator_of,
+)
+from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
+from vla_rl.toolkit.models.lerobot import Scale, Statistics
+from vla_rl.toolkit.models.networks import fill
+
+NAME = "film_resnet"
+
+
+def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy:
+    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    env = simulator_of(context, NAME)
+    folder = None if config.checkpoint is None else open_folder(config.checkpoint)
+    setup = _new(config, context, env) if folder is None else _trained(folder, config, context, env)
+    device, dtype = torch.device(context.device), getattr(torch, config.dtype)
+    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+        module = _module(config, context, setup, folder, device, dtype)
+    return FilmResnetPolicy(
+        module=module.to(device),
+        setup=setup,
+        statistics=_measured(context, setup) or (_plain(env, setup) if folder is None else read_statistics(folder)),
+        instructions=[task.instruction for task in env.tasks],
+        temperature=context.temperature,
+        shift=config.shift,
+        smoothing=config.smoothing,
+        seed=context.seed,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def _new(config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
+    if config.use_state:
+        require_state(env, "use_state")
+    return Setup(
+        network=config.network or NetworkConfig(),
+        cameras=choose_cameras(NAME, env, config.cameras, (), tuple(env.cameras)),
+        chunk=context.chunk,
+        action_dim=env.action_dim,
+        state_dim=0 if config.use_state is False else env.state_dim,
+    )
+
+
+def _trained(folder: Path, config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:
+    setup = read_setup(folder)
+    check_setup(folder, setup, config, context.chunk)
+    trained = f"{folder} was trained"
+    check_action_dim(trained, setup.action_dim, env)
+    if config.use_state is not None and config.use_state != (setup.state_dim > 0):
+        raise MismatchError(f"{trained} {'with' if setup.state_dim else 'without'} a state; leave model.use_state out")
+    if setup.state_dim:
+        check_state_dim(trained, setup.state_dim, env)
+    cameras = choose_cameras(NAME, env, config.cameras, setup.cameras, tuple(env.cameras))
+    check_camera_count(setup.cameras, cameras)
+    return attrs.evolve(setup, cameras=cameras)
+
+
+def _plain(env: EnvInfo, setup: Setup) -> Statistics:
+    """Actions by the simulator's bounds, the state as it is."""
+    bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
+    return Statistics(
+        action=Scale(mode="MIN_MAX", values=bounds, dim=setup.action_dim),
+        state=Scale(mode="IDENTITY", values=(), dim=setup.state_dim) if setup.state_dim else None,
+    )
+
+
+def _measured(context: Context, setup: Setup) -> Statistics | None:
+    """Of the demonstrations that the run scales by: quantiles of the actions, z-scores of the state."""
+    found = context.scaling
+    if found is None:
+        return None
+
+    def scale(part: str, mode: str, first: str, second: str) -> Scale:
+        values = (tuple(map(float, found[part][first])), tuple(map(float, found[part][second])))
+        return Scale(mode=mode, values=values, dim=len(values[0]))
+
+    return Statistics(
+        action=scale("action", "QUANTILES", "q01", "q99"),
+        state=scale("state", "MEAN_STD", "mean", "std") if setup.state_dim else None,
+    )
+
+
+def _module(
+    config: FilmResnetConfig,
+    context: Context,
+    setup: Setup,
+    folder: Path | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> FilmResnet:
+    """Weights from the folder, or random ones that depend on the seed alone. The critic stays in float32."""
+    module = FilmResnet(setup.network, len(setup.cameras), setup.state_dim, setup.chunk, setup.action_dim)
+    if folder is None:
+        initialise(module, derived_seed(context.seed, "film_resnet/network"))
+        module.to(device, dtype)
+    else:
+        fill(module, find_weights(folder), device, dtype)
+    if context.values != "none":
+        outputs = context.chunk if context.values == "action" else None
+        seed = derived_seed(context.seed, "film_resnet/value_head")
+        module.value_head = ValueHead(module.features, config.value_head, outputs, seed)
+        load_head(module.value_head, folder, VALUE_HEAD)
+    return module

@@ -1,0 +1,69 @@
+"""Frames and instructions -> what the network takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vla_rl.toolkit.models.networks import as_tensor
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+
+class Words:
+    """Instructions as bags of their words and pairs of neighbouring words, which tell "the bowl on the plate" from
+    "the plate on the bowl". Each is looked up by its hash, so there is no vocabulary to keep and no unknown word."""
+
+    def __init__(self, rows: int, device: torch.device, instructions: Iterable[str] = ()) -> None:
+        """
+        Args:
+            rows: of the table.   instructions: known ones, laid out at once.
+        """
+        self._rows = rows
+        self._index: dict[str, int] = {}
+        self._bags = torch.zeros(0, rows, device=device)
+        self._learn(instructions)
+
+    def __call__(self, instructions: Sequence[str]) -> Tensor:
+        """float32 [B, rows] of length about 1 each: by which the table is multiplied."""
+        self._learn(text for text in instructions if text not in self._index)
+        return self._bags[[self._index[text] for text in instructions]]
+
+    def _learn(self, instructions: Iterable[str]) -> None:
+        for text in dict.fromkeys(instructions):
+            self._index[text] = len(self._bags)
+            self._bags = torch.cat([self._bags, self._bag(text)[None].to(self._bags)])
+
+    def _bag(self, text: str) -> Tensor:
+        words = re.findall(r"\w+", text.lower())
+        terms = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
+        found = torch.tensor([crc32(term.encode()) % self._rows for term in terms], dtype=torch.int64)
+        bag: Tensor = torch.bincount(found, minlength=self._rows) / max(len(terms), 1) ** 0.5
+        return bag
+
+
+def pixels(images: Array, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """uint8 [B, H, W, 3] -> [B, 3, S, S] in [-1, 1], channels last in memory, as CPUs convolve fastest."""
+    x = as_tensor(images, device).permute(0, 3, 1, 2).float()
+    if tuple(x.shape[2:]) != (size, size):
+        x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
+    return (x / 127.5 - 1).to(dtype, memory_format=torch.channels_last)
+
+
+def shifted(images: Array, offsets: Array, device: torch.device) -> Tensor:
+    """uint8 [B, H, W, 3], each moved by its offset (int64 [B, 2], down and right), the edge repeated."""
+    x, move = as_tensor(images, device), as_tensor(offsets, device)
+    rows, columns = (
+        (torch.arange(size, device=device) - move[:, axis, None]).clamp(0, size - 1)
+        for axis, size in enumerate(x.shape[1:3])
+    )
+    each = torch.arange(len(x), device=device)
+    return x[each[:, None, None], rows[:, :, None], columns[:, None, :]]

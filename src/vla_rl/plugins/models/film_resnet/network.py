@@ -1,0 +1,165 @@
+"""The network: pictures, state and instruction -> logits of action bins, and values.
+
+Each camera has a residual ConvNet of its own, whose blocks are modulated by the instruction (FiLM, Perez et al. 2018).
+Of its last map the network reads where K features are (spatial softmax, Levine et al. 2016) and how strong all are.
+Channels are normalised in groups within one picture, so that rows of a batch know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_rl.plugins.models.film_resnet.config import GROUP, NetworkConfig, ValueHeadConfig
+from vla_rl.toolkit.models import networks
+from vla_rl.toolkit.models.heads import small_mlp
+from vla_rl.toolkit.models.networks import Normal
+
+
+def conv(channels: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+
+def norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(channels // GROUP, channels)
+
+
+class FilmBlock(nn.Module):
+    """x + relu(film(norm(conv(relu(norm(conv(x)))))))."""
+
+    def __init__(self, channels: int, instruction: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = conv(channels), norm(channels)
+        self.conv2, self.norm2 = conv(channels), norm(channels)
+        self.film = nn.Linear(instruction, 2 * channels)
+
+    def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
+        """[B, K, H, W] and [B, E] -> [B, K, H, W]."""
+        scale, shift = self.film(instruction)[:, :, None, None].chunk(2, dim=1)
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return x + F.relu(y * (1 + scale) + shift)
+
+
+class Stage(nn.Module):
+    """Fewer and wider pixels, then residual blocks."""
+
+    def __init__(self, inputs: int, channels: int, kernel: int, stride: int, config: NetworkConfig) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(inputs, channels, kernel, stride, padding=(kernel - stride + 1) // 2, bias=False)
+        self.norm = norm(channels)
+        self.blocks = nn.ModuleList(FilmBlock(channels, config.instruction) for _ in range(config.blocks))
+
+    def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.down(x)))
+        for block in self.blocks:
+            x = block(x, instruction)
+        return x
+
+
+class Camera(nn.Module):
+    """Pictures of one camera -> features [B, 2 * keypoints + channels]."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        first = Stage(3, config.channels[0], 8, 4, config)
+        further = (Stage(wide, narrow, 3, 2, config) for wide, narrow in pairwise(config.channels))
+        self.stages = nn.ModuleList((first, *further))
+        self.keypoints = nn.Conv2d(config.channels[-1], config.keypoints, 1)
+
+    def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
+        """[B, 3, S, S] in [-1, 1] and [B, E] -> [B, D]."""
+        for stage in self.stages:
+            x = stage(x, instruction)
+        return torch.cat([places(self.keypoints(x)), x.mean((2, 3))], dim=1)
+
+
+def places(maps: Tensor) -> Tensor:
+    """Spatial softmax: [B, K, H, W] -> [B, 2 K], the mean x and then y of each map, in [-1, 1]."""
+    height, width = maps.shape[2:]
+    share = torch.softmax(maps.flatten(2).float(), dim=2).view(maps.shape)
+    x = share.sum(2) @ torch.linspace(-1, 1, width, device=maps.device)
+    y = share.sum(3) @ torch.linspace(-1, 1, height, device=maps.device)
+    return torch.cat([x, y], dim=1).to(maps.dtype)
+
+
+def waves(state: Tensor, count: int) -> Tensor:
+    """[B, D] -> [B, D (1 + 2 count)]: the state, and sines and cosines of each number of periods 2, 1, 1/2, ..."""
+    angle = (state.float().unsqueeze(-1) * (math.pi * 2.0 ** torch.arange(count, device=state.device))).flatten(1)
+    return torch.cat([state, angle.sin().to(state.dtype), angle.cos().to(state.dtype)], dim=1)
+
+
+class ValueHead(nn.Module):
+    """Critic on features [B, D] -> float32 [B] or, where `outputs` is a number, [B, outputs]. Its weights stay in
+    float32."""
+
+    def __init__(self, dim: int, config: ValueHeadConfig, outputs: int | None, seed: int) -> None:
+        super().__init__()
+        self.outputs, self.detach = outputs, config.detach
+        self.layers = small_mlp([dim, *config.hidden, outputs or 1], seed)
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            x = (features.detach() if self.detach else features).float()
+            for layer in self.layers[:-1]:
+                x = F.relu(layer(x))
+            values: Tensor = self.layers[-1](x)
+            return values.squeeze(-1) if self.outputs is None else values
+
+
+class FilmResnet(nn.Module):
+    """All parameters of a policy."""
+
+    def __init__(self, config: NetworkConfig, cameras: int, state_dim: int, chunk: int, action_dim: int) -> None:
+        super().__init__()
+        self.shape = (chunk, action_dim, config.bins)
+        self.words = nn.Embedding(config.words, config.instruction)
+        self.cameras = nn.ModuleList(Camera(config) for _ in range(cameras))
+        self.state_waves = config.state_waves
+        self.features = (
+            cameras * (2 * config.keypoints + config.channels[-1])
+            + state_dim * (1 + 2 * config.state_waves)
+            + config.instruction
+        )
+        self.trunk = nn.ModuleList(
+            nn.Linear(wide, narrow) for wide, narrow in pairwise((self.features, *config.hidden))
+        )
+        self.head = nn.Linear(config.hidden[-1], math.prod(self.shape))
+        self.value_head: ValueHead | None = None
+
+    def forward(
+        self, pixels: Sequence[Tensor], state: Tensor | None, bags: Tensor, act: bool = True
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """
+        Args:
+            pixels: [B, 3, S, S] of each camera.   state: normalised [B, D] or None.   bags: [B, words], see `Words`.
+            act: compute logits.
+        Returns:
+            float32 logits [B, C, A, bins] (None unless `act`) and values [B] | [B, C] (None without critic).
+        """
+        instruction = bags @ self.words.weight
+        seen = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
+        felt = [] if state is None else [waves(state, self.state_waves)]
+        x = torch.cat([*seen, *felt, instruction], dim=1)
+        values = None if self.value_head is None else self.value_head(x)
+        if not act:
+            return None, values
+        for layer in self.trunk:
+            x = F.relu(layer(x))
+        return self.head(x).float().unflatten(1, self.shape), values
+
+
+def initialise(network: FilmResnet, seed: int) -> None:
+    """Random weights by `networks.initialise`; bins start nearly alike."""
+
+    def other(name: str, module: nn.Module, normal: Normal) -> None:
+        if isinstance(module, nn.Embedding):
+            normal(module.weight, 1.0)
+        elif isinstance(module, nn.GroupNorm):
+            module.weight.fill_(1.0)
+
+    networks.initialise(network, seed, "head", other)

@@ -1,0 +1,144 @@
+"""The policy: a chunk in one pass, its numbers drawn from bins independently of each other given the observation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from vla_rl.core.errors import NotOffered
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise, generator
+from vla_rl.core.types import Chunk, Observation, Scores, to_numpy
+from vla_rl.plugins.models.film_resnet.checkpoint import Setup, write_setup
+from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
+from vla_rl.plugins.models.film_resnet.inputs import Words, pixels, shifted
+from vla_rl.plugins.models.film_resnet.network import FilmResnet
+from vla_rl.toolkit.models.checkpoints import WEIGHTS
+from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
+from vla_rl.toolkit.models.lerobot import Statistics
+from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.tokens import choose, entropy
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+CRITIC = "value_head."
+
+
+class FilmResnetPolicy(VLAModel):
+    """Made by `builder.build_policy`."""
+
+    module: FilmResnet
+
+    def __init__(
+        self,
+        *,
+        module: FilmResnet,
+        setup: Setup,
+        statistics: Statistics,
+        instructions: Sequence[str],
+        temperature: float,
+        shift: int,
+        smoothing: float,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.module, self.setup, self.statistics = module, setup, statistics
+        self.critic = module.value_head
+        self.tokens_per_action = setup.action_dim
+        self.codec = BinCodec(statistics.action, setup.network.bins, device)
+        self._state = None if statistics.state is None else Scaler(statistics.state, device)
+        self._words = Words(setup.network.words, device, instructions)
+        self._temperature, self._shift, self._smoothing, self._seed = temperature, shift, smoothing, seed
+        self._device, self._dtype = device, dtype
+        self._reference = deepcopy(module).requires_grad_(False)
+        self._reference.value_head = None
+
+    def encode_actions(self, actions: Array) -> Tensor:
+        return self.codec.encode(as_tensor(actions, self._device))
+
+    def decode_actions(self, tokens: Array) -> Tensor:
+        return self.codec.decode(as_tensor(tokens, self._device))
+
+    @torch.no_grad()
+    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        log_probs, values = self._act(self.module, obs)
+        uniforms = None if greedy else as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device)
+        bins = choose(log_probs, uniforms)
+        return Chunk(
+            actions=self.codec.decode(bins), log_probs=_of(log_probs, bins), values=values, replay={"tokens": bins}
+        )
+
+    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
+        log_probs, values = self._act(self.module, obs)
+        chosen = _of(log_probs, as_tensor(chunk.replay["tokens"], self._device))
+        return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
+
+    @torch.no_grad()
+    def values(self, obs: Observation) -> Tensor:
+        if self.critic is None:
+            raise NotOffered("this film_resnet has no value head; it is built for algorithms that need values")
+        values: Tensor = self.module(*self._inputs(obs), act=False)[1]
+        return values
+
+    @torch.no_grad()
+    def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
+        """By a copy of the weights that the model was built with."""
+        return _of(self._act(self._reference, obs)[0], as_tensor(chunk.replay["tokens"], self._device))
+
+    def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
+        """Cross-entropy over the bins (temperature 1), mean over the batch and the chunk. Pictures are moved at random,
+        keyed by the demonstrated actions of the batch: other batches, and so other epochs, move them otherwise."""
+        logits, _ = self.module(*self._inputs(obs, self._offsets(actions)))
+        if not self._smoothing:
+            return F.cross_entropy(logits.flatten(0, 2), self.encode_actions(actions).flatten())
+        places = self.codec.places(as_tensor(actions, self._device))
+        aim = targets(places, self.codec.bins, self._smoothing)
+        return -(aim * torch.log_softmax(logits, dim=-1)).sum(-1).mean()
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_setup(folder, self.setup, self.statistics)
+        state = {name: tensor for name, tensor in self.module.state_dict().items() if not name.startswith(CRITIC)}
+        save_file(on_host(state), folder / WEIGHTS)
+        save_head(self.module.value_head, folder, VALUE_HEAD)
+
+    def _act(self, module: FilmResnet, obs: Observation) -> tuple[Tensor, Tensor | None]:
+        """float32 log-probs [B, C, A, bins] at the temperature, and values."""
+        logits, values = module(*self._inputs(obs))
+        return torch.log_softmax(logits / self._temperature, dim=-1), values
+
+    def _inputs(self, obs: Observation, offsets: Array | None = None) -> tuple[list[Tensor], Tensor | None, Tensor]:
+        """Pixels of each camera, normalised state and bags of words; pictures moved by int64 [cameras, B, 2]."""
+        images = [obs.images[name] for name in self.setup.cameras]
+        if offsets is not None:
+            images = [shifted(image, move, self._device) for image, move in zip(images, offsets, strict=True)]
+        seen = [pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
+        state = None
+        if self._state is not None:
+            if obs.state is None:
+                raise ValueError("film_resnet was built to see the state, but the observation has none")
+            state = self._state.normalise(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
+        return seen, state, self._words(obs.instructions).to(self._dtype)
+
+    def _offsets(self, actions: Array) -> Array | None:
+        if not self._shift:
+            return None
+        batch = to_numpy(actions)
+        draws = generator(self._seed, "film_resnet/shift", crc32(batch.tobytes()))
+        return draws.integers(-self._shift, self._shift + 1, (len(self.setup.cameras), len(batch), 2))
+
+
+def _of(log_probs: Tensor, bins: Tensor) -> Tensor:
+    """[..., bins], int64 [...] -> [...]."""
+    return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

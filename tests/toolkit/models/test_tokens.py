@@ -1,0 +1,24 @@
+"""Categorical distributions, worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vla_rl.toolkit.models.tokens import choose, entropy, inverse_cdf
+
+
+def test_inverse_cdf_by_hand() -> None:
+    log_probs = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.5, 0.0]).log().expand(7, 6)
+    uniforms = torch.tensor([0.0, 0.24, 0.25, 0.49, 0.5, 0.75, 0.99999994])
+    assert inverse_cdf(log_probs, uniforms).tolist() == [1, 1, 2, 2, 4, 4, 4]
+
+
+def test_the_mode_or_a_draw() -> None:
+    log_probs = torch.tensor([[0.2, 0.5, 0.3]]).log()
+    assert choose(log_probs, None).tolist() == [1]
+    assert choose(log_probs, torch.tensor([0.1])).tolist() == [0]
+
+
+def test_entropy_in_nats() -> None:
+    assert entropy(torch.tensor([0.5, 0.5]).log()).item() == pytest.approx(0.6931472)
