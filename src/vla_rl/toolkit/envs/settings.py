@@ -9,6 +9,8 @@ from typing import Any
 from attrs import evolve, field, frozen
 from attrs import validators as v
 
+AT_LEAST_ONE: Any = v.optional(v.ge(1))
+
 
 @frozen(kw_only=True)
 class Processes:
@@ -16,7 +18,7 @@ class Processes:
 
     apart: bool | None = None
     """Rows in processes of their own, or all in the worker's; null: in their own when there are several rows."""
-    rows_per_process: int | None = field(default=1, validator=v.optional(v.ge(1)))
+    rows_per_process: int | None = field(default=1, validator=AT_LEAST_ONE)
     """Rows that take turns in a process; null: as many as it takes for a process per core of the worker."""
     deadline_s: float = field(default=180.0, validator=v.gt(0))
     """Seconds after which a row that does not answer is taken for hung and replaced; building a scene counts too.
@@ -44,7 +46,7 @@ class Processes:
 class SharedProcesses(Processes):
     """For simulators whose rows have much to share."""
 
-    rows_per_process: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    rows_per_process: int | None = field(default=None, validator=AT_LEAST_ONE)
     """Rows that take turns in a process, with one model and one renderer a task; null: as many as it takes for a
     process per core of the worker."""
 

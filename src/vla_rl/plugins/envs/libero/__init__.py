@@ -8,7 +8,7 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.envs.libero.checks import check, known_cameras, one_choice_of_tasks, preflight
-from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.envs.settings import SharedProcesses
 
 
 @frozen(kw_only=True)
@@ -33,8 +33,13 @@ class LiberoConfig:
     fast_physics: bool = False
     """Solve once a physics step instead of three times: faster; states differ from the official ones, typically by
     2e-6, by millimetres where contacts amplify it."""
-    processes: Processes = field(factory=Processes)
-    """Processes of the rows."""
+    memory_mib: int = field(default=2000, validator=validators.ge(0))
+    """Up to so much memory of a process simulators of tasks stay built that none of its rows plays now."""
+    disk_mib: int = field(default=16_000, validator=validators.ge(0))
+    """Of compiled models and pictures kept in the user's cache folder (`~/.cache/vla-rl/libero`); all 130 tasks take
+    about 12,000."""
+    processes: SharedProcesses = field(factory=SharedProcesses)
+    """Processes of the rows; those of one process share a simulator a task."""
 
     @train_states.validator
     def _train_states(self, attribute: Any, value: int | str) -> None:
