@@ -71,6 +71,7 @@ class Kept:
 
     def __init__(self, limit: int, folder: Path | None = None) -> None:
         self._limit, self._folder = limit, folder or usual_folder()
+        self._checked: set[Path] = set()
 
     def load(self, xml: str) -> mujoco.MjModel:
         self.keep([xml])
@@ -105,10 +106,11 @@ class Kept:
                 file.replace(self._folder / f"{name}-{_checksum(file):08x}.mjb")
 
     def _sound(self, name: str) -> bool:
-        """Whether it is there, whole; then it counts as used now."""
+        """Whether it is there, and was whole when it was first read; then it counts as used now."""
         try:
             file = self._file(name)
-            if file.stem.endswith(f"-{_checksum(file):08x}"):
+            if file in self._checked or file.stem.endswith(f"-{_checksum(file):08x}"):
+                self._checked.add(file)
                 os.utime(file)
                 return True
             file.unlink()

@@ -67,13 +67,6 @@ KEPT_BYTES = 16 * 2**30
 OTHER_BYTES = 30 * 2**20
 
 
-def give_back() -> None:
-    """Memory that is free goes back to the machine."""
-    gc.collect()  # robosuite's objects refer to one another
-    with suppress(OSError, AttributeError):  # a C library without it
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """NumPy's global generator, from which placements are drawn, with this seed; as it was afterwards."""
@@ -83,6 +76,24 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         np.random.set_state(before)
+
+
+@contextmanager
+def loading(kept: Kept) -> Iterator[list[str | None]]:
+    """Where robosuite would compile a model it gets one that was compiled before, if there is one. The list will name
+    its pictures."""
+    pictures: list[str | None] = []
+
+    def load(xml: str) -> MjSim:
+        sources = take_apart(xml)
+        pictures[:] = sources.pictures
+        return MjSim(kept.load(sources.scene))
+
+    robosuite_base.MjSim = SimpleNamespace(from_xml_string=load)
+    try:
+        yield pictures
+    finally:
+        robosuite_base.MjSim = MjSim
 
 
 class Scene:
@@ -110,9 +121,8 @@ class Scene:
         draw_on(device)
         self.task = task
         self._cameras = dict(cameras)
-        self._kept = kept or Kept(KEPT_BYTES)
-        self._camera: Camera | None = None
-        with seeded(0), quiet(), self._loaded():
+        kept = kept or Kept(KEPT_BYTES)
+        with seeded(0), quiet(), loading(kept) as pictures:
             self._control = ControlEnv(
                 bddl_file_name=task.bddl_file,
                 use_camera_obs=False,
@@ -133,23 +143,9 @@ class Scene:
         self._env.sim.reset = self._reset_simulator
         self._loop = ControlLoop(self._env, fast_physics)
         self._draw, self._start = lru_cache(REMEMBERED)(self._drawn), lru_cache(REMEMBERED)(self._started)
+        self._camera = Camera(self._model, textures(pictures, kept), max(cameras.values())) if cameras else None
         self._film = mujoco.MjData(self._model)
         self._developed: Seen | None = None
-        give_back()
-
-    @contextmanager
-    def _loaded(self) -> Iterator[None]:
-        """Where robosuite would compile a model it gets one that was compiled before, if there is one."""
-
-        def load(xml: str) -> MjSim:
-            scene, self._pictures = take_apart(xml)
-            return MjSim(self._kept.load(scene))
-
-        robosuite_base.MjSim = SimpleNamespace(from_xml_string=load)
-        try:
-            yield
-        finally:
-            robosuite_base.MjSim = MjSim
 
     @property
     def memory(self) -> int:
@@ -218,7 +214,9 @@ class Scene:
     def place(self, seed: int, state: Array | None, settle_steps: int) -> None:
         """Start an episode: placements drawn with `seed`; then, if given, the movable things as in `state`
         (float64, flattened simulator state); then steps without motion. Asked for again, it costs next to nothing."""
-        self._loop.load(self._start(seed, None if state is None else state.tobytes(), settle_steps))
+        self._loop.load(
+            self._start(seed, None if state is None else np.asarray(state, np.float64).tobytes(), settle_steps)
+        )
 
     def _started(self, seed: int, state: bytes | None, settle_steps: int) -> Saved:
         self._loop.load(self._draw(seed))
@@ -287,8 +285,7 @@ class Scene:
     def images(self) -> dict[str, Array]:
         """Pictures that belong to the current observation: camera -> uint8 [H, W, 3], turned by 180 degrees."""
         if self._camera is None:
-            shown = textures(self._pictures, self._kept)
-            self._camera = Camera(self._model, shown, max(self._cameras.values()))
+            return {}
         film = self._develop()
         now = self._model.site_rgba.copy()
         self._model.site_rgba[:] = self._loop.seen.colours
@@ -312,4 +309,6 @@ class Scene:
             self._camera.close()
         self._control.close()
         vars(self).clear()
-        give_back()
+        gc.collect()  # robosuite's objects refer to one another
+        with suppress(OSError, AttributeError):  # a C library without it
+            ctypes.CDLL("libc.so.6").malloc_trim(0)

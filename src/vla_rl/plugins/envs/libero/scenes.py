@@ -10,6 +10,7 @@ from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.suites import Task
 
 if TYPE_CHECKING:
+    from vla_rl.plugins.envs.libero.compiled import Kept
     from vla_rl.plugins.envs.libero.scene import Scene
     from vla_rl.plugins.envs.libero.stepping import Saved
 
@@ -33,6 +34,7 @@ class Scenes:
         self._built: dict[Task, Scene] = {}  # the one used last is the last
         self._there: dict[Task, Episode] = {}
         self._played: dict[int, Episode] = {}
+        self._kept: Kept | None = None
         self.seeds: dict[int, int] = {}
         """Of train states that were drawn: id -> seed."""
 
@@ -69,15 +71,20 @@ class Scenes:
         from vla_rl.plugins.envs.libero.scene import Scene
 
         config = self._config
+        if self._kept is None:
+            self._kept = Kept(config.disk_mib * MIB)
+        before = {texture for scene in self._built.values() for texture in scene.textures}
         self._make_room()
-        return Scene(
+        scene = Scene(
             task,
             config.cameras,
             config.fast_render,
             fast_physics=config.fast_physics,
             device=self._device,
-            kept=Kept(config.disk_mib * MIB),
+            kept=self._kept,
         )
+        before.clear()  # some of those that went are shown again
+        return scene
 
     def _make_room(self) -> None:
         """For one more of the usual size."""
