@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Sequence
 from functools import cache
 from weakref import WeakValueDictionary
@@ -18,7 +20,9 @@ MOST_GEOMS = 1000
 
 @cache
 def gl_context() -> mujoco.GLContext:
-    return mujoco.GLContext(1, 1)  # everything is drawn into buffers of its own
+    context = mujoco.GLContext(1, 1)  # everything is drawn into buffers of its own
+    atexit.register(context.free)
+    return context
 
 
 class Texture:
@@ -38,8 +42,9 @@ class Texture:
         self.number = int(self._context.texture[0])
 
     def __del__(self) -> None:
-        gl_context().make_current()
-        self._context.free()
+        if not sys.is_finalizing():  # GL has ended already
+            gl_context().make_current()
+            self._context.free()
 
 
 _LOADED: WeakValueDictionary[str, Texture] = WeakValueDictionary()
