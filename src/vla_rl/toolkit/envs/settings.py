@@ -44,11 +44,10 @@ class Processes:
 
 @frozen(kw_only=True)
 class SharedProcesses(Processes):
-    """For simulators whose rows have much to share."""
+    """For simulators whose rows have much to share: libraries, models, shaders, textures."""
 
     rows_per_process: int | None = field(default=None, validator=AT_LEAST_ONE)
-    """Rows that take turns in a process, with one model and one renderer a task; null: as many as it takes for a
-    process per core of the worker."""
+    """Rows that take turns in a process; null: as many as it takes for a process per core of the worker."""
 
 
 def rows_apart(config: Any) -> bool:

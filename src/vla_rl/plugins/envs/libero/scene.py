@@ -209,7 +209,8 @@ class Scene:
 
     def _things(self) -> Array:
         """Where all movable things are on the table, float64 [things, 2], metres."""
-        return self._data.xpos[[self._env.obj_body_id[name] for name in self._env.objects_dict], :2].copy()
+        bodies = [self._env.obj_body_id[name] for name in self._env.objects_dict]
+        return np.array(self._data.xpos[bodies, :2])
 
     def place(self, seed: int, state: Array | None, settle_steps: int) -> None:
         """Start an episode: placements drawn with `seed`; then, if given, the movable things as in `state`
