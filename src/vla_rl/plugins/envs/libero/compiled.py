@@ -12,9 +12,11 @@ import json
 import mmap
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +29,8 @@ import mujoco
 
 FORMAT = "1"
 """To be raised when files of before are of no use."""
+DRAFTS, ABANDONED = "drafts-", 3600
+"""Folders in which models are compiled, and seconds after which one has no owner any more."""
 COMPILE = """
 import json, sys, mujoco
 for xml, file in json.load(sys.stdin):
@@ -89,7 +93,7 @@ class Kept:
         self._prune(names)
 
     def _compile(self, missing: dict[str, str]) -> None:
-        with tempfile.TemporaryDirectory(dir=self._folder) as drafts:
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix=DRAFTS) as drafts:
             files = {name: Path(drafts, name) for name in missing}
             wanted = [(xml, str(files[name])) for name, xml in missing.items()]
             done = subprocess.run(
@@ -133,6 +137,10 @@ class Kept:
 
     def _prune(self, spared: Collection[str]) -> None:
         """Another process may do the same at this moment, or load what goes: a file that is open stays readable."""
+        for drafts in self._folder.glob(f"{DRAFTS}*"):
+            with suppress(FileNotFoundError):
+                if time.time() - drafts.stat().st_mtime > ABANDONED:  # its process was killed
+                    shutil.rmtree(drafts, ignore_errors=True)
         found = []
         for file in self._folder.glob("*.mjb"):
             with suppress(FileNotFoundError):
