@@ -35,9 +35,9 @@ class LiberoConfig:
     2e-6, by millimetres where contacts amplify it."""
     memory_mib: int = field(default=2000, validator=validators.ge(0))
     """Up to so much memory of a process simulators of tasks stay built that none of its rows plays now."""
-    disk_mib: int = field(default=16_000, validator=validators.ge(0))
+    disk_mib: int = field(default=8000, validator=validators.ge(0))
     """Of compiled models and pictures kept in the user's cache folder (`~/.cache/vla-rl/libero`); all 130 tasks take
-    about 12,000."""
+    about 4,700."""
     processes: SharedProcesses = field(factory=SharedProcesses)
     """Processes of the rows; those of one process share a simulator a task."""
 

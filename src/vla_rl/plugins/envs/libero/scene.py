@@ -61,7 +61,7 @@ CALM = 0.06
 """Metres that things may slide while a drawn scene settles, as they do in (almost all) official states."""
 REMEMBERED = 1000
 """Beginnings of episodes that are not worked out again, of each task; about 10 kB each."""
-KEPT_BYTES = 16 * 2**30
+KEPT_BYTES = 8 * 2**30
 """On disk, where nothing else is said."""
 OTHER_BYTES = 30 * 2**20
 """Of Python's objects and two sets of simulation data."""
