@@ -1,6 +1,6 @@
 """Simulators through vla-rl against their own packages, side by side in one run: speed, equality, resets, memory.
 
-python benchmarks/simulators.py libero [--memory] [--rows 8] [--json FILE]
+python benchmarks/simulators.py libero [--memory] [--rows 8] [--scale] [--all-suites] [--json FILE]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -91,11 +91,17 @@ def libero_scene(task: Any, state: Array, **changes: Any) -> Iterator[Any]:
     scene.close()
 
 
+def libero_shown(official: Any) -> Callable[[], None]:
+    """Has the official environment draw in its own GL context: it would take that of whoever drew last."""
+    context = official.sim._render_context_offscreen  # noqa: SLF001  robosuite's
+    return context.gl_ctx.make_current if context else lambda: None
+
+
 def libero_limit(official: Any) -> Callable[[], None]:
     """What a chunk costs at least: MuJoCo's steps and, where there are cameras, one picture of each."""
     import mujoco
 
-    sim = official.sim
+    sim, show = official.sim, libero_shown(official)
     model = sim.model._model  # noqa: SLF001  MuJoCo's own, within robosuite's wrapper
     data = mujoco.MjData(model)
     data.qpos[:], data.qvel[:], data.ctrl[:] = sim.data.qpos, sim.data.qvel, sim.data.ctrl
@@ -104,6 +110,7 @@ def libero_limit(official: Any) -> Callable[[], None]:
         for _ in range(CHUNK * SUBSTEPS):
             mujoco.mj_step(model, data)
         if official.env.use_camera_obs:
+            show()
             for camera in official.env.camera_names:
                 sim.render(SIZE, SIZE, camera_name=camera)
 
@@ -131,8 +138,9 @@ def libero_chunks(task: Any, state: Array) -> Figures:
     """Chunks of 8 with two cameras: the official environment draws every step, ours the last one."""
     with libero_official(task, state, cameras=True) as official, libero_scene(task, state) as ours:
         seen: dict[str, Any] = {}
+        show = libero_shown(official)
         players = {
-            "official": Player(lambda action: seen.update(official.step(action)[0])),
+            "official": Player(lambda action: show() or seen.update(official.step(action)[0])),
             "exact": Player(ours.step, then=lambda: seen.update(ours=ours.images())),
         }
         times = side_by_side(players | {"limit": libero_limit(official)}, rounds=7)
@@ -168,11 +176,14 @@ def libero_resets(task: Any, states: Array) -> Figures:
     return {f"libero_{name}_ms": median(times[name]) * 1e3 for name in times}
 
 
-def libero_env(rows: int, tasks: tuple[int, ...]) -> tuple[Any, dict[str, list[int]]]:
+def libero_env(rows: int, tasks: tuple[int, ...] = (0,), **changes: Any) -> tuple[Any, dict[str, list[int]]]:
     """-> the public environment, and its evaluation states by task."""
     from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+    from vla_rl.toolkit.envs.settings import SharedProcesses
 
-    env = plugin.build(LiberoConfig(suite="libero_spatial", tasks=tasks), Context(num_envs=rows, chunk=CHUNK))
+    processes = SharedProcesses(rows_per_process=changes.pop("rows_per_process", 1))
+    given = {"suite": "libero_spatial", "tasks": tasks, "processes": processes} | changes
+    env = plugin.build(LiberoConfig(**given), Context(num_envs=rows, chunk=CHUNK))
     states: dict[str, list[int]] = {}
     for state in env.reset_states("eval"):
         states.setdefault(state.task, []).append(state.id)
@@ -181,7 +192,7 @@ def libero_env(rows: int, tasks: tuple[int, ...]) -> tuple[Any, dict[str, list[i
 
 def libero_rows(rows: int) -> Figures:
     """Resets of several rows at once, with settling and pictures, and of one after the other."""
-    env, states = libero_env(rows, (0,))
+    env, states = libero_env(rows)
     ids, everyone = np.array(next(iter(states.values()))[:rows]), np.arange(rows)
 
     def one_by_one() -> None:
@@ -221,6 +232,86 @@ def libero_memory() -> Figures:
     }
 
 
+def proportional_mib(pids: Iterable[int]) -> float:
+    """Memory of processes; what several of them share counts once."""
+    return sum(psutil.Process(pid).memory_full_info().pss for pid in set(pids)) / 2**20
+
+
+def all_pids() -> list[int]:
+    """This process, the fork server and the rows."""
+    return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+
+
+class Playing:
+    """An environment whose rows all play chunks, from official states."""
+
+    def __init__(self, env: Any, ids: list[int]) -> None:
+        self.env, rows = env, np.arange(len(ids))
+        self._actions = np.random.default_rng(0).uniform(-1, 1, (len(ids), CHUNK, 7)).astype(np.float32)
+        self._on = np.ones(len(ids), bool)
+        env.reset(rows, np.array(ids), rows)
+
+    def __call__(self) -> None:
+        self.env.chunk_step(self._actions, self._on, False)
+
+
+def libero_many_rows() -> Figures:
+    """32 rows of one task in two processes, beside two rows in two processes."""
+    few, states = libero_env(2)
+    many, _ = libero_env(32, rows_per_process=16)
+    [ids] = states.values()
+    works = {"few": Playing(few, ids[:2]), "many": Playing(many, ids[:32])}
+    side_by_side(works, rounds=1)
+    times = side_by_side(works, rounds=4)
+    row = (proportional_mib(many.pids) - proportional_mib(few.pids)) / 30
+    few.close()
+    works["many"]()
+    total = proportional_mib(all_pids())
+    many.close()
+    return {
+        "libero_rows32_memory_gib": total / 1024,
+        "libero_row_extra_mib": row,
+        "libero_scale_throughput_ratio": median(16 * a / b for a, b in zip(times["few"], times["many"], strict=True)),
+        "libero_rows32_steps_per_second": 32 * CHUNK / median(times["many"]),
+    }
+
+
+def libero_switch(memory_mib: int) -> float:
+    """Median seconds of a reset to a task other than the last one, which was compiled before, settling and two pictures
+    included."""
+    env, states = libero_env(1, (0, 1), memory_mib=memory_mib)
+    row, ids = np.array([0]), [state for pair in zip(*states.values(), strict=True) for state in pair]
+    times = [seconds(lambda state=state: env.reset(row, np.array([state]), row)) for state in ids[:12]]
+    env.close()
+    return median(times[2:])
+
+
+def libero_scale() -> Figures:
+    """Many rows and many tasks."""
+    figures = libero_many_rows()
+    for name, memory_mib in (("memory", 2000), ("disk", 0)):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            figures[f"libero_task_switch_{name}_s"] = pool.apply(libero_switch, (memory_mib,))
+    return figures
+
+
+def libero_all_suites() -> Figures:
+    """130 tasks in turn on 16 rows: each row plays one chunk of a task, then one of another."""
+    suites = dict.fromkeys(("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"))
+    env, states = libero_env(16, suite=None, tasks=None, suites=suites, rows_per_process=8)
+    first = [ids[0] for ids in states.values()]
+    figures: Figures = {"libero_all_suites_tasks": len(first)}
+    for name in ("first", "again"):
+        peak, begun = 0.0, time.perf_counter()
+        for start in range(0, len(first), 16):
+            Playing(env, (first * 2)[start : start + 16])()
+            peak = max(peak, proportional_mib(all_pids()))
+        figures[f"libero_all_suites_{name}_s"] = time.perf_counter() - begun
+        figures[f"libero_all_suites_{name}_peak_gib"] = peak / 1024
+    env.close()
+    return figures
+
+
 def libero(options: argparse.Namespace) -> Figures:
     """libero_spatial 0."""
     os.environ.setdefault("MUJOCO_GL", "egl")
@@ -233,6 +324,10 @@ def libero(options: argparse.Namespace) -> Figures:
         figures |= libero_rows(options.rows)
     if options.memory:
         figures |= libero_memory()
+    if options.scale:
+        figures |= libero_scale()
+    if options.all_suites:
+        figures |= libero_all_suites()
     return figures
 
 
@@ -346,7 +441,11 @@ def main() -> None:
     parser.add_argument("simulators", nargs="*", help=f"of {', '.join(SECTIONS)}; default: all")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--memory", action="store_true", help="also 200 resets and 20 task switches: minutes")
-    parser.add_argument("--rows", type=int, default=0, help="also resets of so many rows side by side; 2 GB each")
+    parser.add_argument(
+        "--scale", action="store_true", help="also 32 rows in two processes, and task switches: minutes"
+    )
+    parser.add_argument("--all-suites", action="store_true", help="also 130 tasks on 16 rows: minutes")
+    parser.add_argument("--rows", type=int, default=0, help="also resets of so many rows in a process each; 1 GB a row")
     options = parser.parse_args()
     unknown = [name for name in options.simulators if name not in SECTIONS]
     if unknown:

@@ -172,3 +172,76 @@ def test_a_process_ends_though_it_did_not_close_its_rows():
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     assert not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split())
+
+
+SHARED = Processes(rows_per_process=2)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_process_that_rows_share_changes_no_number(train, tmp_path, calm, fault):
+    """What breaks with its process breaks all of its rows, and counts once."""
+    shared = {"at_step": TRAINING, "processes": {"deadline_s": 1.0, "rows_per_process": 2}}
+    results, metrics = train(**fragile_spec(tmp_path, fault, env=shared))
+    assert (calm[0]["faults"], results["faults"]) == (0, 1)
+    assert without_faults(metrics) == without_faults(calm[1])
+
+
+@pytest.mark.parametrize(("fault", "with_it"), [("kill", [0, 1]), ("slow", [0, 1]), ("raise", [1]), ("nan", [1])])
+def test_who_breaks_with_a_row_that_shares_its_process(tmp_path, fault, with_it):
+    processes = Processes(rows_per_process=2, deadline_s=1.0)
+    told = str(tmp_path / "told")
+    config = FragileConfig(fault=fault, told=told, at_step=1, processes=processes)
+    env = fragile.build(config, Context(num_envs=4, chunk=1))
+    rows = np.arange(4)
+    env.reset(rows, rows, rows)
+    before = env.pids
+    assert before[0] == before[1] != before[2] == before[3]
+    played = env.chunk_step(np.ones((4, 1, 2), np.float32), np.ones(4, bool), True)
+    faults = env.faults()
+    assert sorted(faults) == with_it and sum(map(len, faults.values())) == 1
+    assert np.flatnonzero(~played.executed[:, 0]).tolist() == with_it
+    again = env.chunk_step(np.ones((4, 1, 2), np.float32), np.ones(4, bool), True)
+    assert np.flatnonzero(~again.executed[:, 0]).tolist() == with_it == sorted(env.faults()), "until they are reset"
+    broken = np.array(with_it)
+    env.reset(broken, broken, broken)
+    assert (env.pids[0] == before[0]) == (with_it == [1]) and env.pids[2:] == before[2:]
+    assert env.chunk_step(np.ones((4, 1, 2), np.float32), np.ones(4, bool), True).executed.all()
+    assert env.faults() == {}
+    env.close()
+
+
+def test_a_process_that_dies_while_some_of_its_rows_are_reset_takes_the_others_with_it():
+    env = fragile.build(FragileConfig(processes=SHARED), Context(num_envs=2, chunk=1))
+    rows = np.arange(2)
+    env.reset(rows, rows, rows)
+    os.kill(env.pids[0], signal.SIGKILL)
+    env.reset(rows[:1], rows[:1], rows[:1])
+    assert {row: len(texts) for row, texts in env.faults().items()} == {0: 1, 1: 0}
+    played = env.chunk_step(np.ones((2, 1, 2), np.float32), np.ones(2, bool), True)
+    assert played.executed[:, 0].tolist() == [True, False] and env.faults() == {1: []}
+    env.close()
+
+
+def test_a_row_that_is_made_anew_in_vain_gets_another_process(tmp_path):
+    config = FragileConfig(fault="reset", always=True, row=1, told=str(tmp_path / "told"), processes=SHARED)
+    env = fragile.build(config, Context(num_envs=2))
+    rows = np.arange(2)
+    env.reset(rows[:1], rows[:1], rows[:1])
+    [before] = set(env.pids)
+    with pytest.raises(UserError, match=r"row 1 broke 3 times in reset:(.|\n)*the scene fell apart"):
+        env.reset(rows[1:], rows[1:], rows[1:])
+    assert before not in env.pids and sorted(env.faults()) == [0, 1]
+    env.close()
+
+
+@pytest.mark.parametrize(("rows", "each", "expected"), [(5, 2, [1, 2, 2]), (4, 1, [1] * 4), (3, 8, [3])])
+def test_rows_are_spread_evenly(rows, each, expected):
+    shares = Processes(rows_per_process=each).shares(rows)
+    assert [len(share) for share in shares] == expected
+    assert [row for share in shares for row in share] == list(range(rows))
+
+
+def test_rows_that_share_a_process_cannot_get_a_fresh_one():
+    with pytest.raises(ValueError, match="give rows_per_process: 1 beside it"):
+        Processes(rows_per_process=None, recycle_mib=4000)
+    assert len(Processes(rows_per_process=None).shares(100)) == len(os.sched_getaffinity(0))

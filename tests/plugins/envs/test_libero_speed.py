@@ -54,6 +54,7 @@ def start(pair: Pair, state: Array) -> None:
     film(pair.official, False)
     pair.official.seed(0)
     pair.official.reset()
+    show(pair.official)
     pair.official.set_init_state(state)
     for _ in range(10):
         pair.official.step(STILL)
@@ -66,6 +67,11 @@ def film(official: Any, on: bool) -> None:
     for name in FILMED.values():
         clock = {key: vars(observables["robot0_eef_pos"])[key] for key in ("_time_since_last_sample", "_sampled")}
         vars(observables[name]).update(clock, _enabled=on, _active=on)
+
+
+def show(official: Any) -> None:
+    """Draw in its own GL context: it would take that of whoever drew last."""
+    official.sim._render_context_offscreen.gl_ctx.make_current()
 
 
 def assert_equal(pair: Pair, seen: dict[str, Array]) -> None:
@@ -94,6 +100,7 @@ def test_chunks_equal_the_official_ones(pair: Pair) -> None:
         actions = np.clip(draw.uniform(-1, 1, 7) + draw.normal(0, 0.5, (CHUNK, 7)), -1, 1)
         for i, action in enumerate(actions):
             film(pair.official, i == CHUNK - 1)
+            show(pair.official)
             seen, reward, done, _ = pair.official.step(action)
             assert pair.scene.step(action) == (reward, bool(done))
         assert_equal(pair, seen)
@@ -119,6 +126,7 @@ def test_a_solved_episode_is_equal_and_faster(pair: Pair) -> None:
                 plan.append(expert.act(pair.scene.observation))
                 pair.scene.step(plan[-1])
         between = time.perf_counter()
+        show(pair.official)
         answers = [pair.official.step(action) for action in plan]
         ratios.append((time.perf_counter() - between) / (between - begun))
         results += [pair.scene.step(action) for action in plan]
@@ -146,8 +154,8 @@ def test_an_episode_depends_on_its_state_alone(pair: Pair) -> None:
         ends.append([scene.step(action) and scene.simulator_state() for action in actions])
         scene.place(number, None, 1)
         if len(ends) == 3:
-            scene._starts.clear()  # so that the last one is placed, not remembered
-            scene._draws.clear()
+            scene._start.cache_clear()  # so that the last one is placed, not remembered
+            scene._draw.cache_clear()
     assert np.array_equal(ends[0], ends[1]) and np.array_equal(ends[0], ends[3])
     assert not np.array_equal(ends[0], ends[2])
 

@@ -1,4 +1,4 @@
-"""Where a row lives: in a process of its own, or in the caller's; and what happens to it there."""
+"""Where rows live: in processes apart, each with one or several, or in the caller's; and what happens to them there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium
 import numpy as np
 import psutil
-from attrs import define, frozen
+from attrs import Factory, define, frozen
 from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import NotOffered, UserError
@@ -28,20 +29,29 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+Answer = tuple[str, Any]
+"""("answer", result) or ("broken" | "user error" | "not offered", text)."""
+
+
 class _Served(gymnasium.Env[Any, Any]):
-    """A row behind one method that never raises: what goes wrong is an answer too."""
+    """Rows behind one method that never raises: what goes wrong is an answer too."""
 
-    def __init__(self, make: MakeRow, number: int, chunk: int) -> None:
+    def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # of no use, but asked for
-        self._make, self._number, self._chunk = make, number, chunk
-        self.row: Row | None = None
+        self._make, self._first, self._chunk = make, first, chunk
+        self.rows: dict[int, Row] = {}
 
-    def answer(self, method: str, given: tuple[Any, ...]) -> tuple[str, Any]:
-        """-> ("answer", result) or ("broken" | "user error" | "not offered", text)."""
+    def answer(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
+        """The rows in turn; those in `anew` are made again before."""
+        for row in anew:
+            self._drop(row)
+        return {row: self._answer(method, row, given) for row, given in asked.items()}
+
+    def _answer(self, method: str, row: int, given: tuple[Any, ...]) -> Answer:
         try:
-            if self.row is None:
-                self.row = self._make(self._number)
-            return "answer", getattr(self, f"_{method}")(self.row, *given)
+            if row not in self.rows:
+                self.rows[row] = self._make(self._first + row)
+            return "answer", getattr(self, f"_{method}")(self.rows[row], *given)
         except NotOffered as exc:
             return "not offered", str(exc)
         except UserError as exc:
@@ -66,22 +76,25 @@ class _Served(gymnasium.Env[Any, Any]):
     def _expert_chunk(self, row: Row) -> Array:
         return np.asarray(row.expert_chunk(self._chunk), np.float32)
 
+    def _drop(self, row: int) -> None:
+        with suppress(Exception):  # it is broken
+            self.rows.pop(row).close()
+
     def close(self) -> None:
-        if self.row is not None:
-            self.row.close()
-            self.row = None
+        while self.rows:
+            self.rows.popitem()[1].close()
 
 
 class _Home(Protocol):
-    """Where a row lives."""
+    """Where rows live."""
 
     pid: int
 
-    def __init__(self, make: MakeRow, number: int, chunk: int) -> None: ...
+    def __init__(self, make: MakeRow, first: int, chunk: int) -> None: ...
 
-    def send(self, method: str, given: tuple[Any, ...]) -> None: ...
+    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None: ...
 
-    def receive(self, timeout: float) -> tuple[str, Any]:
+    def receive(self, timeout: float) -> dict[int, Answer]:
         """Raises TimeoutError, EOFError or ConnectionError."""
 
     def close(self) -> None: ...
@@ -90,32 +103,32 @@ class _Home(Protocol):
 class Inline:
     """In this process."""
 
-    def __init__(self, make: MakeRow, number: int, chunk: int) -> None:
+    def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
         self.pid = os.getpid()
-        self._served = _Served(make, number, chunk)
-
-    def send(self, method: str, given: tuple[Any, ...]) -> None:
-        self._asked = method, given
+        self._served = _Served(make, first, chunk)
 
     @property
-    def row(self) -> Row | None:
-        """None: it was asked for nothing yet."""
-        return self._served.row
+    def rows(self) -> Mapping[int, Row]:
+        """Those that were asked for something."""
+        return self._served.rows
 
-    def receive(self, timeout: float) -> tuple[str, Any]:
+    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
+        self._asked = method, asked, anew
+
+    def receive(self, timeout: float) -> dict[int, Answer]:
         return self._served.answer(*self._asked)
 
     def close(self) -> None:
         self._served.close()
 
 
-class InProcess:
-    """In a process of its own, which ends with its owner, however that ends."""
+class Apart:
+    """In a process of their own, which ends with its owner, however that ends."""
 
-    def __init__(self, make: MakeRow, number: int, chunk: int) -> None:
+    def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
-        make_served = _MakeServed(make, number, chunk, os.getpid())
-        with held():  # neither the fork server nor the row is reached by a signal to the whole job
+        make_served = _MakeServed(make, first, chunk, os.getpid())
+        with held():  # neither the fork server nor the rows are reached by a signal to the whole job
             self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
                 [make_served], shared_memory=False, context="forkserver"
             )
@@ -123,18 +136,18 @@ class InProcess:
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end, in vain, and wait
         self.pid = self._process.pid or 0
 
-    def send(self, method: str, given: tuple[Any, ...]) -> None:
-        self._vector.call_async("answer", method, given)
+    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
+        self._vector.call_async("answer", method, asked, anew)
 
-    def receive(self, timeout: float) -> tuple[str, Any]:
+    def receive(self, timeout: float) -> dict[int, Answer]:
         try:
-            answer: tuple[str, Any] = self._vector.call_wait(timeout)[0]
+            answers: dict[int, Answer] = self._vector.call_wait(timeout)[0]
         except (EOFError, ConnectionError) as exc:
             self._process.join(5)
             code = self._process.exitcode
             hint = "; -9 is what a lack of memory gives" if code == -signal.SIGKILL else ""
             raise ConnectionError(f"its process ended with exit code {code}{hint}") from exc
-        return answer
+        return answers
 
     def close(self) -> None:
         self._process.kill()  # rows need no cleanup, and one that hangs would not answer
@@ -147,7 +160,7 @@ class InProcess:
 @frozen
 class _MakeServed:
     make: MakeRow
-    number: int
+    first: int
     chunk: int
     owner: int
     """Process id of the batch's owner."""
@@ -156,58 +169,79 @@ class _MakeServed:
         if os.getpid() != self.owner:
             ignore_signals()  # they are the owner's to handle
             threading.Thread(target=_leave_with_owner, daemon=True).start()
-        return _Served(self.make, self.number, self.chunk)
+        return _Served(self.make, self.first, self.chunk)
 
 
 @define
 class RowProcess:
-    """A row and the process it lives in, which is started when it is needed, and anew after it broke."""
+    """Rows and the process they live in, which is started when it is needed, and anew after it broke."""
 
-    row: int
+    rows: range
+    """Their numbers within the batch."""
+    first: int
+    """Number within the run of the batch's first row."""
     make: MakeRow
-    home: type[InProcess | Inline]
+    home: type[Apart | Inline]
     chunk: int
     episodes: int = 0
+    ready: set[int] = Factory(set)
+    """Rows that were reset and have not broken since."""
+    _anew: set[int] = Factory(set)
+    """Rows to be made again there: what they are now is broken."""
     _there: _Home | None = None
     _unsent: str = ""
 
     @property
-    def alive(self) -> bool:
+    def runs(self) -> bool:
         return self._there is not None
 
     @property
     def pid(self) -> int:
-        """0: it lives nowhere."""
+        """0: they live nowhere."""
         return 0 if self._there is None else self._there.pid
 
-    @property
-    def here(self) -> Row:
+    def here(self, row: int) -> Row:
         """The row, which lives in this process and was reset."""
-        assert isinstance(self._there, Inline) and self._there.row is not None
-        return self._there.row
+        assert isinstance(self._there, Inline)
+        return self._there.rows[row]
 
     def start(self) -> None:
-        self._there = self.home(self.make, self.row, self.chunk)
+        self._there = self.home(self.make, self.first, self.chunk)
         self.episodes = 0
 
-    def send(self, method: str, given: tuple[Any, ...]) -> None:
+    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> None:
         assert self._there is not None
         try:
             self._unsent = ""
-            self._there.send(method, given)
+            self._there.send(method, asked, self._anew & asked.keys())
         except OSError as exc:
             self._unsent = f"its process ended before {method}: {exc}"
 
-    def receive(self, timeout: float, deadline: float) -> tuple[str, Any]:
+    def receive(self, timeout: float, deadline: float) -> dict[int, Answer] | str:
+        """The answers, or what is wrong with the process."""
         assert self._there is not None
         if self._unsent:
-            return "broken", self._unsent
+            return self._unsent
         try:
             return self._there.receive(timeout)
         except multiprocessing.TimeoutError:
-            return "broken", f"no answer for {deadline:g} s (processes.deadline_s)"
+            return f"no answer for {deadline:g} s (processes.deadline_s)"
         except ConnectionError as exc:
-            return "broken", str(exc)
+            return str(exc)
+
+    def was_reset(self, row: int) -> None:
+        self.episodes += 1
+        self.ready.add(row)
+        self._anew.discard(row)
+
+    def mend(self, row: int) -> bool:
+        """Have a row that broke made anew with its next reset, it alone. -> False: that takes another process, since it
+        lives there by itself or has been made anew in vain."""
+        if len(self.rows) == 1 or row in self._anew:
+            return False
+        self.ready.discard(row)
+        self._anew.add(row)
+        return True
 
     def stale(self, limits: Processes) -> bool:
         """Whether the process has played as many episodes, or takes as much memory, as it may."""
@@ -224,20 +258,26 @@ class RowProcess:
             return True
 
     def discard(self) -> None:
+        self.ready.clear()
+        self._anew.clear()
         if self._there is not None:
             self._there.close()
             self._there = None
 
+    def __str__(self) -> str:
+        numbers = [self.first + row for row in self.rows]
+        return f"row {numbers[0]}" if len(numbers) == 1 else f"rows {numbers[0]} to {numbers[-1]}"
 
-def start_all(rows: Sequence[RowProcess]) -> None:
-    """Start the processes that are missing, side by side."""
-    missing = [row for row in rows if not row.alive]
-    if len(missing) > 1 and missing[0].home is InProcess:
+
+def start_all(processes: Sequence[RowProcess]) -> None:
+    """Start those that are missing, side by side."""
+    missing = [process for process in processes if not process.runs]
+    if len(missing) > 1 and missing[0].home is Apart:
         with ThreadPoolExecutor(len(missing)) as pool:
             list(pool.map(RowProcess.start, missing))
     else:
-        for row in missing:
-            row.start()
+        for process in missing:
+            process.start()
 
 
 def _leave_with_owner() -> None:

@@ -1,8 +1,9 @@
 """Simulators that hold one scene each: a plugin writes a `Row`, and `RowsEnv` makes N of them a `SimEnv`.
 
-Every row lives in a process of its own (gymnasium's vector environment of size one, started from a fork server, so
-nothing is ever forked after GL was initialised). A row that raises, dies, hangs or returns garbage is replaced by a
-fresh one; `faults` says what broke, and core plays the episode again.
+Rows live in processes, one in each or several that take turns (gymnasium's vector environment of size one, started
+from a fork server, so nothing is ever forked after GL was initialised). A row that raises or returns garbage is
+replaced by a fresh one, and all rows of a process that dies or hangs; `faults` says what broke, and core plays the
+episodes again.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.toolkit.envs.row import MakeRow, Row, View
-from vla_rl.toolkit.envs.row_process import Inline, InProcess, RowProcess, start_all
+from vla_rl.toolkit.envs.row_process import Apart, Inline, RowProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
 
 Array = np.ndarray[Any, Any]
 RESET_TRIES = 3
-"""Fresh processes that a row gets for one reset."""
+"""How often a row is made, for one reset."""
 
 
 class RowsEnv(SimEnv):
@@ -46,11 +47,13 @@ class RowsEnv(SimEnv):
         instructions = {task.name: task.instruction for task in info.tasks}
         self._told = {state.id: instructions[state.task] for split in self._states.values() for state in split}
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
-        home: type[InProcess | Inline] = InProcess if apart else Inline
-        self._rows = [
-            RowProcess(row=context.first_row + i, make=make_row, home=home, chunk=self._chunk)
-            for i in range(self.num_envs)
+        home: type[Apart | Inline] = Apart if apart else Inline
+        shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
+        first = context.first_row
+        self._homes = [
+            RowProcess(rows=rows, first=first, make=make_row, home=home, chunk=self._chunk) for rows in shares
         ]
+        self._rows = [process for process in self._homes for _ in process.rows]
         self._instructions = [info.tasks[0].instruction] * self.num_envs
         blank = {name: np.zeros((h, w, 3), np.uint8) for name, (h, w) in info.cameras.items()}
         self._views = [View(blank, np.zeros(info.state_dim, np.float32))] * self.num_envs
@@ -60,7 +63,7 @@ class RowsEnv(SimEnv):
         return self._states[split]
 
     def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        """All rows at once. A row that breaks gets a fresh process and tries again, up to `RESET_TRIES` times."""
+        """All rows at once. A row that breaks is made anew and tries again, up to `RESET_TRIES` times."""
         rows = [int(row) for row in to_numpy(rows)]
         wanted = {
             row: (int(state), int(key))
@@ -72,25 +75,27 @@ class RowsEnv(SimEnv):
                 self._rows[row].discard()
         missing = wanted
         for _ in range(RESET_TRIES):
-            for row, view in self._ask("reset", missing, self._view_flaw).items():
+            answers = self._ask("reset", missing, self._view_flaw)
+            for row, view in answers.items():
                 self._views[row] = view
-                self._rows[row].episodes += 1
-            missing = {row: wanted[row] for row in missing if not self._rows[row].alive}
+                self._rows[row].was_reset(row)
+            missing = {row: wanted[row] for row in missing.keys() - answers.keys()}
             if not missing:
                 return self._observation(rows)
-        row = next(iter(missing))
-        raise UserError(f"row {self._rows[row].row} broke {RESET_TRIES} times in reset:\n{self._faults[row][-1]}")
+        row = min(missing)
+        texts = [text for row in missing for text in self._faults.get(row, ())]
+        raise UserError(f"row {self._number(row)} broke {RESET_TRIES} times in reset:\n{texts[-1]}")
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        """A row that breaks executes nothing, keeps its last view, and is named by `faults`."""
+        """A row that breaks, or whose process does, executes nothing, keeps its last view, and is named by `faults`."""
         actions = np.asarray(to_numpy(actions), np.float32)
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
         flags = np.zeros((4, *shape), bool)
         wanted = {int(row): (actions[row], bool(stop_at_end)) for row in np.flatnonzero(to_numpy(active))}
-        for row in [row for row in wanted if not self._rows[row].alive]:
+        for row in [row for row in wanted if row not in self._rows[row].ready]:
             del wanted[row]
-            self._faults.setdefault(row, [f"row {self._rows[row].row} has not been reset since it broke"])
+            self._faults.setdefault(row, [])  # it was told when it broke
         for row, played in self._ask("play", wanted, self._played_flaw).items():
             rewards[row], flags[:, row], self._views[row] = played
         succeeded, terminated, truncated, executed = flags
@@ -107,7 +112,7 @@ class RowsEnv(SimEnv):
     def expert_chunk(self) -> Array:
         """Raises NotOffered for a task without an expert. Rows that broke answer with zeros."""
         chunks = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
-        answers = self._ask("expert_chunk", {row: () for row in range(self.num_envs) if self._rows[row].alive})
+        answers = self._ask("expert_chunk", {row: () for process in self._homes for row in process.ready})
         for row, chunk in answers.items():
             chunks[row] = chunk
         return chunks
@@ -117,44 +122,71 @@ class RowsEnv(SimEnv):
         return found
 
     def close(self) -> None:
-        for row in self._rows:
-            row.discard()
+        for process in self._homes:
+            process.discard()
 
     @property
     def pids(self) -> list[int]:
         """Of each row the process it lives in; 0: none, until it is reset."""
-        return [row.pid for row in self._rows]
+        return [process.pid for process in self._rows]
 
     def row(self, i: int) -> Row:
         """The i-th row itself, once it was reset, where rows live in this process (`processes: {apart: false}`)."""
-        return self._rows[i].here
+        return self._rows[i].here(i)
 
     # --------------------------------------------------------------------------------------------------- inside
 
     def _ask(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], flaw: Callable[[Any], str] = lambda _: ""
     ) -> dict[int, Any]:
-        """Ask rows side by side. -> their answers; rows that broke are discarded and noted instead."""
-        start_all([self._rows[row] for row in arguments])
-        end = time.monotonic() + self._processes.deadline_s
+        """Ask processes side by side, each all of its rows at once. -> their answers; what broke is noted instead."""
+        asked: dict[int, dict[int, tuple[Any, ...]]] = {}
         for row, given in arguments.items():
-            self._rows[row].send(method, given)
+            asked.setdefault(self._rows[row].rows.start, {})[row] = given
+        processes = [(self._rows[start], of_rows) for start, of_rows in asked.items()]
+        start_all([process for process, _ in processes])
+        begun = time.monotonic()
+        for process, of_rows in processes:
+            process.send(method, of_rows)
         answers: dict[int, Any] = {}
         refused: list[Exception] = []
-        for row in arguments:
-            kind, answer = self._rows[row].receive(max(0.0, end - time.monotonic()), self._processes.deadline_s)
-            if kind in ("user error", "not offered"):
-                refused.append((UserError if kind == "user error" else NotOffered)(answer))
+        for process, of_rows in processes:
+            deadline = self._processes.deadline_s * len(of_rows)
+            got = process.receive(max(0.0, begun + deadline - time.monotonic()), deadline)
+            if isinstance(got, str):
+                self._note(min(of_rows), f"{process}: {got}")
+                self._end(process, of_rows)
                 continue
-            wrong = answer if kind == "broken" else flaw(answer)
-            if wrong:
-                self._rows[row].discard()
-                self._faults.setdefault(row, []).append(f"row {self._rows[row].row}: {wrong}")
+            fine: dict[int, Any] = {}
+            mended = True
+            for row, (kind, answer) in got.items():
+                if kind in ("user error", "not offered"):
+                    refused.append((UserError if kind == "user error" else NotOffered)(answer))
+                elif wrong := answer if kind == "broken" else flaw(answer):
+                    self._note(row, f"row {self._number(row)}: {wrong}")
+                    mended &= process.mend(row)
+                else:
+                    fine[row] = answer
+            if mended:
+                answers |= fine
             else:
-                answers[row] = answer
+                self._end(process, of_rows)
         if refused:  # raised when every row has answered, so that the next call finds none busy
             raise refused[0]
         return answers
+
+    def _end(self, process: RowProcess, asked: Iterable[int]) -> None:
+        """Of what broke with it all is named by `faults`, where the break is told once."""
+        for row in process.ready.union(asked):
+            self._faults.setdefault(row, [])
+        process.discard()
+
+    def _note(self, row: int, text: str) -> None:
+        self._faults.setdefault(row, []).append(text)
+
+    def _number(self, row: int) -> int:
+        """Within the run."""
+        return self._rows[row].first + row
 
     def _observation(self, rows: Iterable[int]) -> Observation:
         views = [self._views[row] for row in rows]

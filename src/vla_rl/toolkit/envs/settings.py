@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 from typing import Any
 
 from attrs import evolve, field, frozen
 from attrs import validators as v
+
+AT_LEAST_ONE: Any = v.optional(v.ge(1))
 
 
 @frozen(kw_only=True)
@@ -13,13 +17,37 @@ class Processes:
     """The processes of simulator rows; a plugin offers this as its setting `processes`."""
 
     apart: bool | None = None
-    """A process for each row, or all in the worker's own; null: a process each when there are several rows."""
+    """Rows in processes of their own, or all in the worker's; null: in their own when there are several rows."""
+    rows_per_process: int | None = field(default=1, validator=AT_LEAST_ONE)
+    """Rows that take turns in a process; null: as many as it takes for a process per core of the worker."""
     deadline_s: float = field(default=180.0, validator=v.gt(0))
-    """Seconds after which a row that does not answer is taken for hung and replaced; building a scene counts too."""
+    """Seconds after which a row that does not answer is taken for hung and replaced; building a scene counts too.
+    Rows that share a process have as much together as apart."""
     recycle_episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Episodes after which a row gets a fresh process; null: never."""
     recycle_mib: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Resident memory in MiB above which a row gets a fresh process before its next episode; null: never."""
+
+    @recycle_episodes.validator
+    @recycle_mib.validator
+    def _alone(self, attribute: Any, value: int | None) -> None:
+        if value is not None and self.rows_per_process != 1:
+            raise ValueError("rows that share a process cannot get a fresh one; give rows_per_process: 1 beside it")
+
+    def shares(self, rows: int) -> list[range]:
+        """Which of so many rows live in each process, as even as can be."""
+        each = self.rows_per_process
+        count = len(os.sched_getaffinity(0)) if each is None else math.ceil(rows / each)
+        count = min(count, rows)
+        return [range(rows * i // count, rows * (i + 1) // count) for i in range(count)]
+
+
+@frozen(kw_only=True)
+class SharedProcesses(Processes):
+    """For simulators whose rows have much to share: libraries, models, shaders, textures."""
+
+    rows_per_process: int | None = field(default=None, validator=AT_LEAST_ONE)
+    """Rows that take turns in a process; null: as many as it takes for a process per core of the worker."""
 
 
 def rows_apart(config: Any) -> bool:

@@ -36,6 +36,11 @@ def one_choice_of_tasks(instance: Any, attribute: Any, suites: Mapping[str, Any]
         raise ValueError("names the tasks of each suite itself; leave tasks out, and name at least one suite")
 
 
+def state_count(instance: Any, attribute: Any, value: int | str) -> None:
+    if isinstance(value, int) and not 1 <= value <= 500:
+        raise ValueError(f"{value} states a task; give 1 to 500, or official")
+
+
 def check(config: Any, context: Context) -> None:
     """Raise UserError for suites and tasks that the installed package does not have."""
     from vla_rl.plugins.envs.libero.suites import Suite

@@ -15,6 +15,7 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
+from vla_rl.plugins.envs.libero.scenes import Scenes
 from vla_rl.plugins.envs.libero.suites import Array, Suite
 from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.rows import RowsEnv
@@ -73,27 +74,30 @@ def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
         tasks=tuple(tasks),
         notes=tuple(note for note, holds in notes.items() if holds),
     )
-    return RowsEnv(info, states, MakeRow(config=config, device=context.device), context, config.processes)
+    return RowsEnv(info, states, MakeRow(Scenes(config, context.device), config), context, config.processes)
 
 
-@frozen(kw_only=True)
+@frozen
 class MakeRow:
+    scenes: Scenes
+    """Of the process in which the rows are made."""
     config: LiberoConfig
-    device: str
 
     def __call__(self, number: int) -> LiberoRow:
-        return LiberoRow(self.config, self.device)
+        return LiberoRow(number, self.scenes, self.config)
 
 
 class LiberoRow(Row):
-    """Builds a task's simulator at the first reset to one of its states, in seconds, and keeps it until another task
-    is asked for."""
+    """Takes turns with the other rows of its process, in the scene of its task."""
 
-    def __init__(self, config: LiberoConfig, device: str) -> None:
-        self._config, self._device = config, device
-        self._scene: Any = None
+    def __init__(self, number: int, scenes: Scenes, config: LiberoConfig) -> None:
+        self._number, self._scenes, self._config = number, scenes, config
         self._expert: Expert | None = None
-        self._seeds: dict[int, int] = {}
+
+    @property
+    def _scene(self) -> Any:
+        """As this row left it."""
+        return self._scenes.of(self._number)
 
     @cached_property
     def _suites(self) -> dict[int, Suite]:
@@ -104,64 +108,54 @@ class LiberoRow(Row):
         number, within = divmod(state_id, IDS_PER_SUITE)
         index, state = divmod(within, IDS_PER_TASK)
         self._suite = self._suites[number]
-        self._enter(index)
         self._expert = None
+        scene = self._scenes.begin(self._number, self._suite.tasks[index])
         if state < FIRST_TRAIN:
-            self._scene.place(0, self._suite.initial_states(index)[state], self._config.settle_steps)
+            scene.place(0, self._suite.initial_states(index)[state], self._config.settle_steps)
         else:
-            self._scene.place(self._drawn(state_id), None, self._config.settle_steps)
+            scene.place(self._drawn(state_id), None, self._config.settle_steps)
 
     def step(self, action: Array) -> Outcome:
+        scene = self._scene
         if self._expert is not None:
-            self._expert.act(self._scene.observation)  # follows what really happens
-        reward, success = self._scene.step(np.asarray(action, np.float64))
+            self._expert.act(scene.observation)  # follows what really happens
+        reward, success = scene.step(np.asarray(action, np.float64))
         return Outcome(reward, success, terminated=success)
 
     def render(self) -> View:
-        return View(self._scene.images(), self._scene.state())
+        scene = self._scene
+        return View(scene.images(), scene.state())
 
     def expert_chunk(self, length: int) -> Array:
         """What the closed-loop expert does in the next steps if nothing disturbs it."""
-        task = self._scene.task
+        scene = self._scene
         if self._expert is None:
-            self._expert = Expert(recipe(self._suite.name, task.index, task.instruction))
+            self._expert = Expert(recipe(self._suite.name, scene.task.index, scene.task.instruction))
         actions = np.zeros((length, ACTION_DIM), np.float32)
         expert = deepcopy(self._expert)
-        with self._scene.rehearsal():
+        with scene.rehearsal():
             for i in range(length):
-                actions[i] = expert.act(self._scene.observation)
-                self._scene.step(np.asarray(actions[i], np.float64))
+                actions[i] = expert.act(scene.observation)
+                scene.step(np.asarray(actions[i], np.float64))
         return actions
 
     def close(self) -> None:
-        if self._scene is not None:
-            self._scene.close()
-            self._scene = None
-
-    def _enter(self, index: int) -> None:
-        """Have the simulator of this task."""
-        from vla_rl.plugins.envs.libero.scene import Scene
-
-        task, config = self._suite.tasks[index], self._config
-        if self._scene is None or self._scene.task != task:
-            self.close()
-            self._scene = Scene(
-                task, config.cameras, config.fast_render, fast_physics=config.fast_physics, device=self._device
-            )
+        self._scenes.leave(self._number)
 
     def _drawn(self, state_id: int) -> int:
         """The seed of a train state: a function of the task's name and the number alone. Never an official state."""
-        if state_id not in self._seeds:
-            purpose, number = f"libero/{self._scene.task.name}", state_id % IDS_PER_TASK
-            official = self._suite.initial_states(self._scene.task.index)
+        known, scene = self._scenes.seeds, self._scene
+        if state_id not in known:
+            purpose, number = f"libero/{scene.task.name}", state_id % IDS_PER_TASK
+            official = self._suite.initial_states(scene.task.index)
             seeds = (derived_seed(0, purpose, number, attempt) % 2**32 for attempt in range(TRIES))
-            others = (seed for seed in seeds if self._scene.distance(seed, official) > DIFFERENT)
+            others = (seed for seed in seeds if scene.distance(seed, official) > DIFFERENT)
             try:
-                self._seeds[state_id] = self._scene.calm_seed(others)
+                known[state_id] = scene.calm_seed(others)
             except ValueError as exc:
                 raise UserError(
-                    f"{self._suite.name} task {self._scene.task.index} placed its things as in an official state in "
+                    f"{self._suite.name} task {scene.task.index} placed its things as in an official state in "
                     f"each of {TRIES} draws, so it has no train states of its own; leave it out of training, or "
                     "train with train_states: official"
                 ) from exc
-        return self._seeds[state_id]
+        return known[state_id]

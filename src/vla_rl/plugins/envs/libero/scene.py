@@ -10,8 +10,9 @@ import ctypes
 import gc
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
+from functools import lru_cache
 from io import StringIO
 from types import SimpleNamespace
 
@@ -40,10 +41,14 @@ def quiet() -> Iterator[None]:
 try:
     with quiet():
         import mujoco
+        import robosuite.environments.base as robosuite_base
         import robosuite.utils.transform_utils as transforms
         from libero.libero.envs.env_wrapper import ControlEnv
+        from robosuite.utils.binding_utils import MjSim
         from robosuite.utils.errors import RandomizationError
 
+        from vla_rl.plugins.envs.libero.compiled import Kept, take_apart
+        from vla_rl.plugins.envs.libero.drawing import Camera, Texture, textures
         from vla_rl.plugins.envs.libero.stepping import ControlLoop, Saved, Seen
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
     raise mujoco_error(error) from error
@@ -54,6 +59,12 @@ NO_MOTION = np.array([0.0] * 6 + [-1.0])
 """The action of the settling steps: stay, gripper open."""
 CALM = 0.06
 """Metres that things may slide while a drawn scene settles, as they do in (almost all) official states."""
+REMEMBERED = 1000
+"""Beginnings of episodes that are not worked out again, of each task; about 10 kB each."""
+KEPT_BYTES = 8 * 2**30
+"""On disk, where nothing else is said."""
+OTHER_BYTES = 30 * 2**20
+"""Of Python's objects and two sets of simulation data."""
 
 
 @contextmanager
@@ -67,14 +78,35 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(before)
 
 
+@contextmanager
+def loading(kept: Kept) -> Iterator[list[str | None]]:
+    """Where robosuite would compile a model it gets one that was compiled before, if there is one. The list will name
+    its pictures."""
+    pictures: list[str | None] = []
+
+    def load(xml: str) -> MjSim:
+        sources = take_apart(xml)
+        pictures[:] = sources.pictures
+        return MjSim(kept.load(sources.scene))
+
+    robosuite_base.MjSim = SimpleNamespace(from_xml_string=load)
+    try:
+        yield pictures
+    finally:
+        robosuite_base.MjSim = MjSim
+
+
 class Scene:
     """A task's simulator. Building takes seconds, a reset milliseconds.
+
+    Several rows may take turns: `save` and `load` hold and bring back all that the future of a row depends on.
 
     Args:
         cameras: name -> height and width in pixels.
         fast_render: no reflections.
         fast_physics: one solver pass in each sub-step, see `stepping`.
         device: torch's name of the device on which the first scene of a process has all of them drawn.
+        kept: where compiled models are.
     """
 
     def __init__(
@@ -84,15 +116,17 @@ class Scene:
         fast_render: bool = False,
         fast_physics: bool = False,
         device: str = "cpu",
+        kept: Kept | None = None,
     ) -> None:
         draw_on(device)
         self.task = task
         self._cameras = dict(cameras)
-        with seeded(0), quiet():
+        kept = kept or Kept(KEPT_BYTES)
+        with seeded(0), quiet(), loading(kept) as pictures:
             self._control = ControlEnv(
                 bddl_file_name=task.bddl_file,
                 use_camera_obs=False,
-                has_offscreen_renderer=True,
+                has_offscreen_renderer=False,
                 hard_reset=False,
                 ignore_done=True,
             )
@@ -108,11 +142,20 @@ class Scene:
         self._site_colours = self._model.site_rgba.copy()
         self._env.sim.reset = self._reset_simulator
         self._loop = ControlLoop(self._env, fast_physics)
-        self._draws: dict[int, Saved] = {}
-        self._starts: dict[tuple[int, bytes | None, int], Saved] = {}
+        self._draw, self._start = lru_cache(REMEMBERED)(self._drawn), lru_cache(REMEMBERED)(self._started)
+        self._camera = Camera(self._model, textures(pictures, kept), max(cameras.values())) if cameras else None
         self._film = mujoco.MjData(self._model)
         self._developed: Seen | None = None
-        self._env.sim._render_context_offscreen.data = SimpleNamespace(_data=self._film)
+
+    @property
+    def memory(self) -> int:
+        """About what it takes, in bytes, textures apart: the model, its meshes as they are drawn, Python's objects."""
+        return 2 * int(mujoco.mj_sizeModel(self._model)) + OTHER_BYTES
+
+    @property
+    def textures(self) -> Sequence[Texture]:
+        """Those that it shows."""
+        return () if self._camera is None else self._camera.textures
 
     # ------------------------------------------------------------------------------------------------ resets
 
@@ -166,30 +209,30 @@ class Scene:
 
     def _things(self) -> Array:
         """Where all movable things are on the table, float64 [things, 2], metres."""
-        return self._data.xpos[[self._env.obj_body_id[name] for name in self._env.objects_dict], :2].copy()
+        bodies = [self._env.obj_body_id[name] for name in self._env.objects_dict]
+        return np.array(self._data.xpos[bodies, :2])
 
     def place(self, seed: int, state: Array | None, settle_steps: int) -> None:
         """Start an episode: placements drawn with `seed`; then, if given, the movable things as in `state`
         (float64, flattened simulator state); then steps without motion. Asked for again, it costs next to nothing."""
-        start = (seed, None if state is None else state.tobytes(), settle_steps)
-        if start not in self._starts:
-            self._draw(seed)
-            if state is not None:
-                self._env.sim.set_state_from_flattened(state)
-            self._env.sim.forward()
-            self._env._check_success()
-            self._env._post_process()
-            self._loop.restart()
-            for _ in range(settle_steps):
-                self.step(NO_MOTION)
-            self._starts[start] = self._loop.save()
-        self._loop.load(self._starts[start])
+        self._loop.load(
+            self._start(seed, None if state is None else np.asarray(state, np.float64).tobytes(), settle_steps)
+        )
 
-    def _draw(self, seed: int) -> None:
+    def _started(self, seed: int, state: bytes | None, settle_steps: int) -> Saved:
+        self._loop.load(self._draw(seed))
+        if state is not None:
+            self._env.sim.set_state_from_flattened(np.frombuffer(state))
+        self._env.sim.forward()
+        self._env._check_success()
+        self._env._post_process()
+        self._loop.restart()
+        for _ in range(settle_steps):
+            self.step(NO_MOTION)
+        return self._loop.save()
+
+    def _drawn(self, seed: int) -> Saved:
         """robosuite's own reset, which places what the task does not fix."""
-        if seed in self._draws:
-            self._loop.load(self._draws[seed])
-            return
         with seeded(seed):
             while True:
                 try:
@@ -197,7 +240,13 @@ class Scene:
                     break
                 except RandomizationError:  # objects did not fit: draw on
                     continue
-        self._draws[seed] = self._loop.save()
+        return self._loop.save()
+
+    def save(self) -> Saved:
+        return self._loop.save()
+
+    def load(self, saved: Saved) -> None:
+        self._loop.load(saved)
 
     # ----------------------------------------------------------------------------------- steps and pictures
 
@@ -236,13 +285,13 @@ class Scene:
 
     def images(self) -> dict[str, Array]:
         """Pictures that belong to the current observation: camera -> uint8 [H, W, 3], turned by 180 degrees."""
-        self._develop()
-        self._env.sim._render_context_offscreen.gl_ctx.make_current()
+        if self._camera is None:
+            return {}
+        film = self._develop()
         now = self._model.site_rgba.copy()
         self._model.site_rgba[:] = self._loop.seen.colours
         pictures = {
-            name: self._env.sim.render(size, size, camera_name=CAMERAS[name])[::-1, ::-1]
-            for name, size in self._cameras.items()
+            name: self._camera.picture(film, CAMERAS[name], size)[::-1, ::-1] for name, size in self._cameras.items()
         }
         self._model.site_rgba[:] = now
         return pictures
@@ -256,7 +305,9 @@ class Scene:
         return self._loop.rehearsal()
 
     def close(self) -> None:
-        """Free the GL context and the memory. Nothing can be asked of the scene afterwards."""
+        """Free the memory. Nothing can be asked of the scene afterwards."""
+        if self._camera is not None:
+            self._camera.close()
         self._control.close()
         vars(self).clear()
         gc.collect()  # robosuite's objects refer to one another

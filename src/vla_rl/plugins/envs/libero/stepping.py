@@ -22,6 +22,8 @@ STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 """All that the future depends on, the solver's warm start included."""
 CHANGING = ("body_pos", "body_quat", "site_rgba")
 """What resets and steps change in the model: fixtures are placed, burners light up."""
+LASTING = ("sim", "update")
+"""What a controller has of its simulator, which is not part of a moment."""
 ALL_BUT_SOLVER = mujoco.mjtStage.mjSTAGE_VEL
 """Stages to skip where positions and velocities have not changed since the last pass."""
 OLD_MASSES = tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < (3, 4)
@@ -45,7 +47,7 @@ class Seen(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A moment to return to."""
+    """A moment to return to, in this simulator or another of the same task."""
 
     state: Array
     model: dict[str, Array]
@@ -107,7 +109,8 @@ class ControlLoop:
         mujoco.mj_getState(self._model, self._data, state, STATE)
         model = {name: getattr(self._model, name).copy() for name in CHANGING}
         loop = {name: vars(self)[name] for name in ("_grip", "_since", "_sampled", "seen")}
-        return Saved(state, model, dict(vars(self._robot.controller)), loop)
+        controller = {name: value for name, value in vars(self._robot.controller).items() if name not in LASTING}
+        return Saved(state, model, controller, loop)
 
     def load(self, saved: Saved) -> None:
         """Go on as if nothing had happened since, to the last bit."""

@@ -8,7 +8,7 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.envs.maniskill import checks
-from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.envs.settings import SharedProcesses
 
 
 @frozen(kw_only=True)
@@ -37,7 +37,7 @@ class ManiSkillConfig:
     show_goals: bool = True
     """Draw goals that ManiSkill hides from cameras (PickCube's green sphere): a policy without them cannot know where
     to go. false: the pixels of ManiSkill's own benchmarks."""
-    processes: Processes = field(factory=Processes)
+    processes: SharedProcesses = field(factory=SharedProcesses)
     """Processes of the rows, with `backend: cpu`."""
     rows_apart = property(checks.rows_apart)
 
@@ -53,7 +53,7 @@ plugin = Plugin(
     build=build,
     summary="ManiSkill 3: manipulation on SAPIEN, on processors or batched on a GPU",
     extra="maniskill",
-    row_memory=1_200_000_000,
+    row_memory=650_000_000,
     preflight=checks.preflight,
     check=checks.check,
     action_dim=checks.action_dim,

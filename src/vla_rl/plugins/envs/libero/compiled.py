@@ -1,0 +1,189 @@
+"""Compiled models, kept on disk: MuJoCo takes seconds to compile what it loads in a fifth of a second.
+
+A scene is compiled without its pictures, which are most of it and which many tasks share; each of them is kept as a
+model of its own that holds one texture.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
+
+import mujoco
+
+FORMAT = "1"
+"""To be raised when files of before are of no use."""
+DRAFTS, ABANDONED = "drafts-", 3600
+"""Folders in which models are compiled, and seconds after which one has no owner any more."""
+COMPILE = """
+import json, sys, mujoco
+for xml, file in json.load(sys.stdin):
+    mujoco.mj_saveModel(mujoco.MjModel.from_xml_string(xml), file, None)
+"""
+
+
+class Sources(NamedTuple):
+    """A scene's XML taken apart."""
+
+    scene: str
+    """XML in which each picture is a single pixel."""
+    pictures: tuple[str | None, ...]
+    """By texture number: XML of a model that is this texture alone; None: it is drawn by the scene's own XML."""
+
+
+def take_apart(xml: str) -> Sources:
+    """Numbers of textures stay as they are."""
+    root, pictures = ET.fromstring(xml), []  # noqa: S314  robosuite wrote it
+    for texture in root.iter("texture"):
+        alone = None
+        if "file" in texture.attrib:
+            given = dict(texture.attrib)
+            name = given.pop("name", Path(given["file"]).stem)
+            alone = _alone(given)
+            texture.attrib.clear()
+            texture.attrib.update(name=name, builtin="flat", width="1", height="1")
+            texture.attrib.update({key: given[key] for key in ("type",) if key in given})
+        pictures.append(alone)
+    return Sources(ET.tostring(root, "unicode"), tuple(pictures))
+
+
+def _alone(texture: dict[str, str]) -> str:
+    """The same for all tasks that have this picture, whatever they call it."""
+    root = ET.Element("mujoco")
+    ET.SubElement(ET.SubElement(root, "asset"), "texture", texture | {"name": "picture"})
+    return ET.tostring(root, "unicode")
+
+
+class Kept:
+    """Compiled models in a folder of the user's, of so many bytes in all; what was used longest ago goes first."""
+
+    def __init__(self, limit: int, folder: Path | None = None) -> None:
+        self._limit, self._folder = limit, folder or usual_folder()
+        self._checked: set[Path] = set()
+
+    def load(self, xml: str) -> mujoco.MjModel:
+        self.keep([xml])
+        return mujoco.MjModel.from_binary_path(str(self._file(_name(xml))))
+
+    def keep(self, xmls: Sequence[str]) -> None:
+        """Those that are missing, or damaged, are compiled in one process, which takes the compiler's memory with it.
+        RuntimeError with its words if it fails."""
+        names = {_name(xml): xml for xml in xmls}
+        if all(map(self._sound, names)):
+            return
+        with self._locked(next(iter(names))):
+            missing = {name: xml for name, xml in names.items() if not self._sound(name)}
+            self._compile(missing)
+        self._prune(names)
+
+    def _compile(self, missing: dict[str, str]) -> None:
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix=DRAFTS) as drafts:
+            files = {name: Path(drafts, name) for name in missing}
+            wanted = [(xml, str(files[name])) for name, xml in missing.items()]
+            done = subprocess.run(
+                [sys.executable, "-c", COMPILE],
+                input=json.dumps(wanted),
+                capture_output=True,
+                text=True,
+                check=False,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+            if done.returncode != 0:
+                raise RuntimeError(f"MuJoCo could not compile a model (exit code {done.returncode}):\n{done.stderr}")
+            for name, file in files.items():
+                file.replace(self._folder / f"{name}-{_checksum(file):08x}.mjb")
+
+    def _sound(self, name: str) -> bool:
+        """Whether it is there, and was whole when it was first read; then it counts as used now."""
+        try:
+            file = self._file(name)
+            if file in self._checked or file.stem.endswith(f"-{_checksum(file):08x}"):
+                self._checked.add(file)
+                os.utime(file)
+                return True
+            file.unlink()
+        except FileNotFoundError:
+            pass
+        return False
+
+    def _file(self, name: str) -> Path:
+        found = next(self._folder.glob(f"{name}-*.mjb"), None)
+        if found is None:
+            raise FileNotFoundError(f"no {name} in {self._folder}")
+        return found
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """No one else compiles this meanwhile: whoever waits finds it."""
+        with (self._folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _prune(self, spared: Collection[str]) -> None:
+        """Another process may do the same at this moment, or load what goes: a file that is open stays readable."""
+        for drafts in self._folder.glob(f"{DRAFTS}*"):
+            with suppress(FileNotFoundError):
+                if time.time() - drafts.stat().st_mtime > ABANDONED:  # its process was killed
+                    shutil.rmtree(drafts, ignore_errors=True)
+        found = []
+        for file in self._folder.glob("*.mjb"):
+            with suppress(FileNotFoundError):
+                facts = file.stat()
+                found.append((facts.st_mtime_ns, facts.st_size, file))
+        total = sum(size for _, size, _ in found)
+        for _, size, file in sorted(found):
+            name = file.stem.partition("-")[0]
+            if total > self._limit and name not in spared:
+                total -= size
+                file.unlink(missing_ok=True)
+                (self._folder / f"{name}.lock").unlink(missing_ok=True)
+
+
+def _name(xml: str) -> str:
+    """Of what the compiled model depends on: the XML, the files that it names, and the compiler."""
+    known = hashlib.sha256(f"{FORMAT} {mujoco.__version__} {xml}".encode())
+    for file in sorted(set(re.findall(r'file="([^"]+)"', xml))):
+        with suppress(OSError):  # the compiler will complain
+            facts = Path(file).stat()
+            known.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return known.hexdigest()[:32]
+
+
+def _checksum(file: Path) -> int:
+    if not file.stat().st_size:
+        return 0  # it cannot be mapped
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return zlib.crc32(content)
+
+
+@cache
+def usual_folder() -> Path:
+    """In the user's cache folder, or where there can be none in one that ends with this process."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vla-rl/libero")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return Path(_temporary().name)
+    return folder
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="vla-rl-libero-")

@@ -1,0 +1,107 @@
+"""Pictures of LIBERO scenes: one GL context a process, and each texture in it once, whoever shows it."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Sequence
+from functools import cache
+from weakref import WeakValueDictionary
+
+import mujoco
+import numpy as np
+
+from vla_rl.plugins.envs.libero.compiled import Kept
+from vla_rl.plugins.envs.libero.suites import Array
+
+MOST_GEOMS = 1000
+"""In a picture; as robosuite has it."""
+
+
+@cache
+def gl_context() -> mujoco.GLContext:
+    context = mujoco.GLContext(1, 1)  # everything is drawn into buffers of its own
+    atexit.register(context.free)
+    return context
+
+
+class Texture:
+    """One picture in the memory of the graphics card (or of llvmpipe), until no scene shows it any more."""
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        """
+        Args:
+            model: it holds this texture alone.
+        """
+        model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
+        model.vis.global_.offwidth = model.vis.global_.offheight = 1
+        faces = 1 if model.tex_type[0] == mujoco.mjtTexture.mjTEXTURE_2D else 6
+        self.memory = faces * int(model.tex_width[0]) * int(model.tex_height[0]) * 4 * 4 // 3  # RGBA, smaller copies
+        gl_context().make_current()
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
+        self.number = int(self._context.texture[0])
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # GL has ended already
+            gl_context().make_current()
+            self._context.free()
+
+
+_LOADED: WeakValueDictionary[str, Texture] = WeakValueDictionary()
+"""By XML: those that scenes of this process show."""
+
+
+def textures(pictures: Sequence[str | None], kept: Kept) -> list[Texture | None]:
+    """By texture number."""
+    wanted = {xml for xml in pictures if xml is not None}
+    found = {xml: texture for xml, texture in _LOADED.items() if xml in wanted}
+    missing = sorted(wanted - found.keys())
+    kept.keep(missing)
+    for xml in missing:
+        found[xml] = _LOADED[xml] = Texture(kept.load(xml))
+    return [None if xml is None else found[xml] for xml in pictures]
+
+
+class Camera:
+    """Draws one model as robosuite does: visual meshes only."""
+
+    def __init__(self, model: mujoco.MjModel, shown: Sequence[Texture | None], largest: int) -> None:
+        """
+        Args:
+            shown: by texture number; None: the model's own.
+            largest: height or width of the largest picture.
+        """
+        if not model.light_castshadow.any():
+            model.vis.quality.shadowsize = 0  # its map would take 64 MiB
+        model.vis.global_.offwidth = model.vis.global_.offheight = largest
+        gl_context().make_current()
+        self._model, self.textures = model, tuple(texture for texture in shown if texture is not None)
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        self._own = self._context.texture.copy()
+        for number, texture in enumerate(shown):
+            if texture is not None:
+                self._context.texture[number] = texture.number
+        self._scene = mujoco.MjvScene(model, MOST_GEOMS)
+        self._options = mujoco.MjvOption()
+        self._options.geomgroup[:2] = 0, 1
+        self._view = mujoco.MjvCamera()
+        self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._pointer = mujoco.MjvPerturb()
+
+    def picture(self, data: mujoco.MjData, name: str, size: int) -> Array:
+        """uint8 [H, W, 3], as OpenGL has it: the lowest line first."""
+        gl_context().make_current()
+        frame, picture = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
+        self._view.fixedcamid = self._model.camera(name).id
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(self._model, data, self._options, self._pointer, self._view, everything, self._scene)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        mujoco.mjr_render(frame, self._scene, self._context)
+        mujoco.mjr_readPixels(picture, None, frame, self._context)
+        return picture
+
+    def close(self) -> None:
+        gl_context().make_current()
+        self._context.texture[:] = self._own  # those of others stay
+        self._context.free()
+        self.textures = ()

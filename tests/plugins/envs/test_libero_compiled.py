@@ -1,0 +1,122 @@
+"""Compiled models on disk: found again, whole, within bounds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+mujoco = pytest.importorskip("mujoco", reason="needs MuJoCo: pip install 'vla-rl[libero]'")
+from vla_rl.plugins.envs.libero.compiled import Kept, take_apart  # noqa: E402
+
+
+def scene(picture: Path, size: float = 1.0) -> str:
+    return f"""<mujoco><asset>
+        <texture type="skybox" builtin="gradient" width="32" height="32"/>
+        <texture name="wood" type="2d" file="{picture}"/> <texture type="cube" file="{picture}"/>
+        <material name="wood" texture="wood"/> <material name="side" texture="{picture.stem}"/>
+        </asset><worldbody><geom type="sphere" size="{size}" material="wood"/></worldbody></mujoco>"""
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    file = tmp_path / "oak.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)).save(file)
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    return folder
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.mjb"))
+
+
+def arrays(model: Any) -> dict[str, Any]:
+    found = {name: getattr(model, name) for name in dir(model) if not name.startswith("_")}
+    return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+
+
+def test_a_scene_taken_apart_is_the_same_but_for_its_pictures(picture: Path, folder: Path) -> None:
+    whole, sources, kept = (
+        mujoco.MjModel.from_xml_string(scene(picture)),
+        take_apart(scene(picture)),
+        Kept(10**9, folder),
+    )
+    model = kept.load(sources.scene)
+    assert [alone is None for alone in sources.pictures] == [True, False, False]
+    for name, value in arrays(model).items():
+        assert name.startswith("tex_") or np.array_equal(value, arrays(whole)[name], equal_nan=True), name
+    assert model.tex_type.tolist() == whole.tex_type.tolist()
+    for number, alone in enumerate(sources.pictures):
+        if alone is not None:
+            shown, begin = kept.load(alone), whole.tex_adr[number]
+            assert shown.ntex == 1 and shown.tex_type[0] == whole.tex_type[number]
+            assert np.array_equal(shown.tex_data, whole.tex_data[begin : begin + len(shown.tex_data)])
+
+
+def test_what_was_compiled_is_found_again_until_something_changes(picture: Path, folder: Path) -> None:
+    wood = take_apart(scene(picture)).pictures[1]
+    assert wood is not None
+    Kept(10**9, folder).load(wood)
+    [file] = files(folder)
+    written = file.stat().st_ino
+    Kept(10**9, folder).load(wood)
+    assert [f.stat().st_ino for f in files(folder)] == [written]
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(picture)
+    assert Kept(10**9, folder).load(wood).tex_width[0] == 8 and len(files(folder)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_file_is_made_anew(picture: Path, folder: Path, damage: str) -> None:
+    xml = take_apart(scene(picture)).scene
+    before = arrays(Kept(10**9, folder).load(xml))
+    [file] = files(folder)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes({"cut": bytes(content[: len(content) // 2]), "flip": bytes(content), "empty": b""}[damage])
+    after = arrays(Kept(10**9, folder).load(xml))
+    assert all(np.array_equal(value, after[name], equal_nan=True) for name, value in before.items())
+    assert len(files(folder)) == 1
+
+
+def test_what_was_used_longest_ago_goes_first(picture: Path, folder: Path) -> None:
+    xmls = [take_apart(scene(picture, size)).scene for size in (1.0, 2.0, 3.0)]
+    kept = Kept(10**9, folder)
+    kept.keep(xmls[:2])
+    [size] = {file.stat().st_size for file in files(folder)}
+    for file in files(folder):
+        os.utime(file, (1, 1))
+    kept.load(xmls[0])
+    (folder / "drafts-of-a-killed-process").mkdir()
+    os.utime(folder / "drafts-of-a-killed-process", (1, 1))
+    Kept(int(2.5 * size), folder).keep(xmls[2:])
+    assert len(files(folder)) == 2 and not list(folder.glob("drafts-*"))
+    made = {file: file.stat().st_ino for file in files(folder)}
+    Kept(10**9, folder).keep([xmls[0], xmls[2]])
+    assert {file: file.stat().st_ino for file in files(folder)} == made, "the second had gone"
+
+
+def test_the_compilers_words_are_said(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"could not compile a model \(exit code 1\)(.|\n)*nonsense"):
+        Kept(10**9, folder).load("<mujoco><nonsense/></mujoco>")
+    assert not files(folder)
+
+
+def test_without_a_place_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from vla_rl.plugins.envs.libero.compiled import usual_folder
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    usual_folder.cache_clear()
+    folder = usual_folder()
+    usual_folder.cache_clear()
+    assert folder.is_dir() and tmp_path not in folder.parents
