@@ -17,10 +17,11 @@ from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import LoRAConfig, NoiseConfig, Pi0Config, plugin
 from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
 from vla_rl.plugins.models.pi0.layout import LEROBOT, public_name
-from vla_rl.plugins.models.pi0.network import empty_network, freeze_unused
+from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.adapters import insert_adapters
+from vla_rl.toolkit.models.flow_network import freeze_unused
 
 LORA = LoRAConfig(rank=4)
 FLOW_NOISE = NoiseConfig(method="flow_noise")
@@ -87,7 +88,7 @@ def test_adapters_are_on_the_linear_layers_that_would_be_trained(expert_only: bo
 def test_adapters_of_the_full_size(expert_only: bool, layers: int, count: int) -> None:
     with torch.device("meta"):
         network = empty_network(network_config(Sizes(), Shape(horizon=50)))
-        freeze_unused(network)
+        freeze_unused(network.model.vlm.language_model)
         if expert_only:
             network.model.vlm.requires_grad_(False)
         insert_adapters(network, LoRAConfig(rank=32), 0)

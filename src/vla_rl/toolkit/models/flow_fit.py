@@ -22,6 +22,7 @@ from vla_rl.toolkit.models.fitting import (
 )
 from vla_rl.toolkit.models.flow_checkpoint import Checkpoint
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
+from vla_rl.toolkit.models.flow_network import freeze_unused
 from vla_rl.toolkit.models.heads import (
     NOISE_HEAD,
     VALUE_HEAD,
@@ -31,6 +32,7 @@ from vla_rl.toolkit.models.heads import (
     load_head,
 )
 from vla_rl.toolkit.models.lerobot import Scale, Statistics, rescaled
+from vla_rl.toolkit.models.networks import allocate, fill
 
 
 @frozen(kw_only=True)
@@ -144,6 +146,47 @@ def _cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: Checkpoint
             f"({', '.join(chosen)}); name the right ones in model.cameras"
         )
     return chosen
+
+
+def choose_trained(config: FlowConfig, vlm: nn.Module, language: Any, head: nn.Module | None) -> None:
+    """Freeze the vision-language model, or, where it is trained, what has no influence; on a critic that reads its
+    output, all of it has."""
+    if config.train_expert_only:
+        vlm.requires_grad_(False)
+    elif not isinstance(head, PrefixValueHead) or head.detach:
+        freeze_unused(language)
+
+
+def prompt_options(checkpoint: Checkpoint, env: EnvInfo, device: torch.device) -> dict[str, Any]:
+    """For `PaddedPrompts`."""
+    return {
+        "tokenizer": checkpoint.tokenizer,
+        "vocab": checkpoint.sizes.vocab,
+        "max_length": checkpoint.shape.tokenizer_max_length,
+        "device": device,
+        "instructions": [task.instruction for task in env.tasks],
+        "full_width": any(task.instruction_varies for task in env.tasks),
+    }
+
+
+def give_weights(
+    name: str,
+    config: FlowConfig,
+    context: Context,
+    checkpoint: Checkpoint,
+    network: nn.Module,
+    start: Callable[[Any, int], None],
+    **rules: Any,
+) -> None:
+    """Those of the folder, or random ones (`start`) that depend on the seed alone; on the device, in the precision that
+    the spec says. `rules`: `public_name` and `stays_float32` of `networks.fill`."""
+    device = torch.device(context.device)
+    dtype = precision(config, device)
+    if checkpoint.weights is not None:
+        fill(network, checkpoint.weights, device, dtype, **rules)
+        return
+    allocate(network, device, dtype, f"preset {config.preset}", rules["stays_float32"])
+    start(network, derived_seed(context.seed, f"{name}/network"))
 
 
 def add_adapters(name: str, config: FlowConfig, context: Context, network: nn.Module) -> None:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
+from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
 
 class TimeEmbedding(nn.Module):
@@ -55,6 +57,31 @@ def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:
     """[B, P, D] and bool [B, P] -> float32 [B, D], over the rows that count."""
     weights = counted.float()[..., None]
     return (hidden.float() * weights).sum(1) / weights.sum(1)
+
+
+def freeze_unused(language: Any) -> None:
+    """Parts of a language model behind its last keys and values: computed, and without influence on the expert."""
+    last = language.layers[-1]
+    for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm, language.norm):
+        part.requires_grad_(False)
+
+
+def initialise(network: nn.Module, seed: int, rms: float) -> None:
+    """Random weights by `networks.initialise`: sine-cosine patch positions of a size that is seen beside the patches, a
+    velocity that starts near 0. `rms`: what RMS norms begin with."""
+
+    def other(name: str, module: nn.Module, normal: Normal) -> None:
+        weight: Any = getattr(module, "weight", None)
+        if name.endswith("position_embedding"):
+            weight.copy_(0.5 * sine_cosine_positions(*weight.shape))
+        elif isinstance(module, nn.Embedding):  # multiplied by the root of the width
+            normal(weight, 0.5 * module.embedding_dim**-0.5)
+        elif isinstance(module, nn.LayerNorm):
+            weight.fill_(1.0)
+        elif type(module).__name__.endswith("RMSNorm"):
+            weight.fill_(rms)
+
+    networks.initialise(network, seed, "action_out_proj", other)
 
 
 class Lent(Protocol):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config, Pi05HeadConfig, PiConfig
+from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config, Pi05HeadConfig
 from vla_rl.plugins.models.pi0.statistics import action_dim, check
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.flow_config import NoiseConfig, ValueHeadConfig
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def build(config: PiConfig, context: Context) -> FlowPolicy:
+def build(config: Pi0Config | Pi05Config, context: Context) -> FlowPolicy:
     """The policy of this spec on the device of this place in the run."""
     from vla_rl.plugins.models.pi0.builder import build_policy
 

@@ -15,8 +15,8 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.initialization import no_init_weights
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaModel
 
-from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network, initialise
-from vla_rl.toolkit.models.flow_network import TimeEmbedding
+from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network
+from vla_rl.toolkit.models.flow_network import TimeEmbedding, initialise
 
 
 class AdaptiveNorm(nn.Module):
@@ -103,7 +103,7 @@ def empty_adaptive(config: PI0Config) -> PI0ForConditionalGeneration:
 def initialise_adaptive(network: PI0ForConditionalGeneration, seed: int) -> None:
     """Random weights. Norms start at scale 0 and shift 0, as officially, and at gate 1: with the official 0 every layer
     begins as the identity, and its attention and MLP get no gradient."""
-    initialise(network, seed)
+    initialise(network, seed, rms=0.0)
     for part in network.modules():
         if isinstance(part, AdaptiveNorm):
             part.dense.weight.zero_()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.pi0.adaptive import Pi05Module, empty_adaptive, initialise_adaptive
 from vla_rl.plugins.models.pi0.architecture import PROMPTS, TINY, network_config
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, open_checkpoint
-from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config, PiConfig
+from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.pi0.layout import public_name
-from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, freeze_unused, initialise, stays_float32
+from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, stays_float32
 from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text, state_text
 from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_state_kind
@@ -20,21 +21,24 @@ from vla_rl.toolkit.models.flow_checkpoint import Checkpoint, Shape
 from vla_rl.toolkit.models.flow_fit import (
     Fit,
     add_adapters,
+    choose_trained,
     fit_checkpoint,
     fit_preset,
+    give_weights,
     make_heads,
     measured,
     precision,
     preset_statistics,
+    prompt_options,
     uses_state,
 )
+from vla_rl.toolkit.models.flow_network import initialise
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
-from vla_rl.toolkit.models.networks import allocate, fill
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 
-def build_policy(config: PiConfig, context: Context) -> Pi0Policy | Pi05Policy:
+def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy | Pi05Policy:
     """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, name_of(config))
     device = torch.device(context.device)
@@ -42,23 +46,18 @@ def build_policy(config: PiConfig, context: Context) -> Pi0Policy | Pi05Policy:
     fit, kind = (_preset if config.checkpoint is None else _fit)(config, context, env)
     source = fit.checkpoint
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
-        module = _module(config, context, fit, device, dtype).to(device)
-    varies = any(task.instruction_varies for task in env.tasks)
-    prompts = Prompts(
-        source.tokenizer,
-        vocab=source.sizes.vocab,
-        max_length=source.shape.tokenizer_max_length,
-        device=device,
-        instructions=[task.instruction for task in env.tasks],
-        full_width=module.pads if isinstance(module, Pi05Module) and fit.state is not None else varies,
-    )
+        module = _module(config, context, fit).to(device)
+    options = prompt_options(source, env, device)
+    if isinstance(module, Pi05Module) and fit.state is not None:
+        options["full_width"] = module.pads
+    prompts = Prompts(**options)
     common = config, context, fit, module, ImageProcessor(source.sizes.image_size, device, dtype), device
     if isinstance(config, Pi05Config):
         return Pi05Policy(*common, prompts=prompts, kind=kind)
     return Pi0Policy(*common, prompts=prompts)
 
 
-def _sees_state(config: PiConfig, kind: str, env: EnvInfo) -> bool | None:
+def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool | None:
     """None: where checkpoint and simulator have one."""
     if isinstance(config, Pi0Config):
         return config.use_state
@@ -71,7 +70,7 @@ def _sees_state(config: PiConfig, kind: str, env: EnvInfo) -> bool | None:
     return True
 
 
-def _preset(config: PiConfig, context: Context, env: EnvInfo) -> tuple[Fit, str]:
+def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[Fit, str]:
     """Random weights, no padding but of small states. And how the prompt tells the state."""
     model, kind = name_of(config), "none"
     if isinstance(config, Pi05Config):
@@ -94,7 +93,7 @@ def _preset(config: PiConfig, context: Context, env: EnvInfo) -> tuple[Fit, str]
     return fit_preset(model, config, env, checkpoint, sees), kind
 
 
-def _fit(config: PiConfig, context: Context, env: EnvInfo) -> tuple[Fit, str]:
+def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[Fit, str]:
     assert config.checkpoint is not None
     model, kind = name_of(config), "none"
     checkpoint = open_checkpoint(config.checkpoint, model, config.tokenizer, config.asset_id)
@@ -108,22 +107,17 @@ def _fit(config: PiConfig, context: Context, env: EnvInfo) -> tuple[Fit, str]:
     return fit, kind
 
 
-def _module(config: PiConfig, context: Context, fit: Fit, device: torch.device, dtype: torch.dtype) -> Pi0Module:
+def _module(config: Pi0Config | Pi05Config, context: Context, fit: Fit) -> Pi0Module:
     """Weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, model = fit.checkpoint, fit.checkpoint.sizes, name_of(config)
     adaptive = isinstance(config, Pi05Config)
     pi0 = (empty_adaptive if adaptive else empty_network)(network_config(sizes, source.shape))
-    if source.weights is None:
-        allocate(pi0, device, dtype, f"preset {config.preset}", stays_float32)
-        (initialise_adaptive if adaptive else initialise)(pi0, derived_seed(context.seed, f"{model}/network"))
-    else:
-        fill(pi0, source.weights, device, dtype, public_name=public_name, stays_float32=stays_float32)
+    start = initialise_adaptive if adaptive else partial(initialise, rms=0.0)
+    rules = {"public_name": public_name, "stays_float32": stays_float32}
+    give_weights(model, config, context, source, pi0, start, **rules)
     head = config.value_head
     heads = make_heads(model, config, head, context, source, sizes.expert_width, sizes.text_width)
-    if config.train_expert_only:
-        pi0.model.vlm.requires_grad_(False)
-    elif not isinstance(heads[0], PrefixValueHead) or head.detach:
-        freeze_unused(pi0)
+    choose_trained(config, pi0.model.vlm, pi0.model.vlm.language_model, heads[0])
     if isinstance(config, Pi0Config) and fit.state is None:  # its input is zero
         pi0.embed_action_time.state_proj.weight.requires_grad_(False)
     add_adapters(model, config, context, pi0)

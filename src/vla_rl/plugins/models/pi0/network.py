@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import torch
 from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
-from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.flow_network import FlowModule, LentCache, TimeEmbedding, added_to_scores, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
-from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
 
 @frozen(eq=False)
@@ -128,31 +126,6 @@ class Pi0Module(FlowModule):
         return self.pi0.action_out_proj(hidden)
 
 
-def freeze_unused(pi0: PI0ForConditionalGeneration) -> None:
-    """Parts of the vision-language model behind its last keys and values: computed, and without influence."""
-    language = pi0.model.vlm.language_model
-    last = language.layers[-1]
-    for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm, language.norm):
-        part.requires_grad_(False)
-
-
 def stays_float32(name: str) -> bool:
     """Of the parameters: RMS norms of the towers and the projections of state, time and actions, as in openpi."""
     return not name.startswith("model.") or ("norm" in name and ".vision_tower." not in name)
-
-
-def initialise(network: nn.Module, seed: int) -> None:
-    """Random weights by `networks.initialise`: sine-cosine patch positions of a size that is seen beside the patches, a
-    velocity that starts near 0."""
-
-    def other(name: str, module: nn.Module, normal: Normal) -> None:
-        if name.endswith("position_embedding"):
-            module.weight.copy_(0.5 * sine_cosine_positions(*module.weight.shape))
-        elif isinstance(module, nn.Embedding):  # Gemma multiplies by the root of the width
-            normal(module.weight, 0.5 * module.embedding_dim**-0.5)
-        elif isinstance(module, nn.LayerNorm):
-            module.weight.fill_(1.0)
-        elif type(module).__name__.endswith("RMSNorm"):
-            module.weight.zero_()  # Gemma's norm multiplies by 1 + weight
-
-    networks.initialise(network, seed, "action_out_proj", other)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.plugins.models.smolvla.folder import WANTED, Sizes, horizon, read_config
-from vla_rl.plugins.models.smolvla.network import (
-    SmolVLAModule,
-    empty_network,
-    freeze_unused,
-    initialise,
-    stays_float32,
-)
+from vla_rl.plugins.models.smolvla.network import SmolVLAModule, empty_network, stays_float32
 from vla_rl.plugins.models.smolvla.policy import Prompts, SmolVLAPolicy, prompt_text
 from vla_rl.toolkit.models.checkpoints import read_file, read_json, resolve
 from vla_rl.toolkit.models.fitting import simulator_of
@@ -22,18 +17,20 @@ from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Checkpoint, Shap
 from vla_rl.toolkit.models.flow_fit import (
     Fit,
     add_adapters,
+    choose_trained,
     fit_checkpoint,
     fit_preset,
+    give_weights,
     make_heads,
     measured,
     precision,
     preset_statistics,
+    prompt_options,
     uses_state,
 )
-from vla_rl.toolkit.models.heads import PrefixValueHead
+from vla_rl.toolkit.models.flow_network import initialise
 from vla_rl.toolkit.models.images import CornerImages
 from vla_rl.toolkit.models.lerobot import LEROBOT, read_statistics
-from vla_rl.toolkit.models.networks import allocate, fill
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 SLOTS = 3
@@ -67,15 +64,8 @@ def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
     fit = _preset(config, context, env) if config.checkpoint is None else _fit(config, context, env)
     source = fit.checkpoint
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
-        module = _module(config, context, fit, device, dtype).to(device)
-    prompts = Prompts(
-        source.tokenizer,
-        vocab=source.sizes.vocab,
-        max_length=source.shape.tokenizer_max_length,
-        device=device,
-        instructions=[task.instruction for task in env.tasks],
-        full_width=any(task.instruction_varies for task in env.tasks),
-    )
+        module = _module(config, context, fit).to(device)
+    prompts = Prompts(**prompt_options(source, env, device))
     images = CornerImages(source.sizes.image_size, device, dtype)
     return SmolVLAPolicy(config, context, fit, module, images, device, prompts=prompts)
 
@@ -114,23 +104,16 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
     return fit_checkpoint("smolvla", config, context, env, checkpoint, config.use_state)
 
 
-def _module(
-    config: SmolVLAConfig, context: Context, fit: Fit, device: torch.device, dtype: torch.dtype
-) -> SmolVLAModule:
+def _module(config: SmolVLAConfig, context: Context, fit: Fit) -> SmolVLAModule:
     """Weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     smolvla = empty_network(sizes, shape)
-    if source.weights is None:
-        allocate(smolvla, device, dtype, f"preset {config.preset}", stays_float32)
-        initialise(smolvla, derived_seed(context.seed, "smolvla/network"))
-    else:
-        fill(smolvla, source.weights, device, dtype, stays_float32=stays_float32)
+    start = partial(initialise, rms=1.0)
+    give_weights("smolvla", config, context, source, smolvla, start, stays_float32=stays_float32)
     head = config.value_head
     heads = make_heads("smolvla", config, head, context, source, sizes.expert_width, sizes.text_width)
-    if config.train_expert_only:
-        smolvla.vlm_with_expert.vlm.requires_grad_(False)
-    elif not isinstance(heads[0], PrefixValueHead) or head.detach:
-        freeze_unused(smolvla)
+    vlm = smolvla.vlm_with_expert.vlm
+    choose_trained(config, vlm, vlm.model.text_model, heads[0])
     if fit.state is None:  # its input is zero
         smolvla.state_proj.weight.requires_grad_(False)
     add_adapters("smolvla", config, context, smolvla)

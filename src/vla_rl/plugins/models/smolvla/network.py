@@ -9,6 +9,8 @@ and values and to their own, in its odd ones to projections of the prefix's alon
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from attrs import frozen
 from torch import Tensor, nn
@@ -17,11 +19,9 @@ from transformers import LlamaConfig, LlamaModel, SmolVLMConfig, SmolVLMForCondi
 from transformers.initialization import no_init_weights
 
 from vla_rl.plugins.models.smolvla.folder import Sizes
-from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.flow_checkpoint import Shape
 from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, added_to_scores, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
-from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
 BASE = 10_000.0
 Pair = tuple[Tensor, Tensor]
@@ -61,14 +61,18 @@ class VLMWithExpert(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        tower = {
+        tower: dict[str, Any] = {
             "num_hidden_layers": sizes.depth,
             "num_attention_heads": sizes.heads,
             "num_key_value_heads": sizes.kv_heads,
             "head_dim": sizes.head_dim,
             "rms_norm_eps": 1e-5,
         }
-        text = {"hidden_size": sizes.text_width, "intermediate_size": sizes.text_mlp, "vocab_size": sizes.vocab}
+        text: dict[str, Any] = {
+            "hidden_size": sizes.text_width,
+            "intermediate_size": sizes.text_mlp,
+            "vocab_size": sizes.vocab,
+        }
         vision = {
             "hidden_size": sizes.vision_width,
             "intermediate_size": sizes.vision_mlp,
@@ -83,8 +87,8 @@ class VLMWithExpert(nn.Module):
             scale_factor=sizes.shuffle,
         )
         self.vlm = SmolVLMForConditionalGeneration(config)
-        expert = {"hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp, "vocab_size": sizes.vocab}
-        self.lm_expert = LlamaModel(LlamaConfig(**expert, **tower))
+        expert = {**text, "hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp}
+        self.lm_expert: Any = LlamaModel(LlamaConfig(**expert, **tower))
         del self.lm_expert.embed_tokens
         wide = sizes.kv_heads * sizes.head_dim
         for i, layer in enumerate(self.lm_expert.layers):
@@ -130,12 +134,12 @@ def turned(x: Tensor, by: Pair) -> Tensor:
     return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1).to(x.dtype)
 
 
-def normed(norm: nn.Module, x: Tensor) -> Tensor:
+def normed(norm: Any, x: Tensor) -> Tensor:
     """In float32, whatever the precision of x."""
     return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.variance_epsilon).to(x.dtype)
 
 
-def attend(layer: nn.Module, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
+def attend(layer: Any, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
     """The rest of a layer of Llama: what its queries [B, heads, T, D] find, and the MLP. Scores are float32."""
     keys, values = pair
     found = F.scaled_dot_product_attention(
@@ -237,11 +241,11 @@ class SmolVLAModule(FlowModule):
             x = attend(layer, x, turned(self._heads(layer.self_attn.q_proj(base)), by), pairs[-1], mask)
         return normed(text.norm, x), pairs
 
-    def _pair(self, layer: nn.Module, base: Tensor, by: Pair) -> Pair:
+    def _pair(self, layer: Any, base: Tensor, by: Pair) -> Pair:
         keys, values = (self._heads(part(base)) for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
         return turned(keys, by), values
 
-    def _projected(self, layer: nn.Module, pair: Pair) -> Pair:
+    def _projected(self, layer: Any, pair: Pair) -> Pair:
         keys, values = (part.transpose(1, 2).flatten(2) for part in pair)
         return self._heads(layer.self_attn.k_proj(keys)), self._heads(layer.self_attn.v_proj(values))
 
@@ -261,29 +265,6 @@ class SmolVLAModule(FlowModule):
         return added_to_scores(seen, torch.float32)
 
 
-def freeze_unused(smolvla: SmolVLANetwork) -> None:
-    """Parts of the language model behind its last keys and values: computed, and without influence."""
-    text = smolvla.vlm_with_expert.vlm.model.text_model
-    last = text.layers[-1]
-    for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm, text.norm):
-        part.requires_grad_(False)
-
-
 def stays_float32(name: str) -> bool:
     """Of the parameters: RMS norms, and the projections of state, time and actions."""
     return not name.startswith("vlm_with_expert.") or ("norm" in name and ".vision_model." not in name)
-
-
-def initialise(network: nn.Module, seed: int) -> None:
-    """Random weights by `networks.initialise`: sine-cosine patch positions of a size that is seen beside the patches, a
-    velocity that starts near 0."""
-
-    def other(name: str, module: nn.Module, normal: Normal) -> None:
-        if name.endswith("position_embedding"):
-            module.weight.copy_(0.5 * sine_cosine_positions(*module.weight.shape))
-        elif isinstance(module, nn.Embedding):  # multiplied by the root of the width
-            normal(module.weight, 0.5 * module.embedding_dim**-0.5)
-        elif isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"):
-            module.weight.fill_(1.0)
-
-    networks.initialise(network, seed, "action_out_proj", other)
