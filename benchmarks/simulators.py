@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -18,34 +16,16 @@ from typing import Any
 
 import numpy as np
 import psutil
+from libero_scale import CHUNK, libero_all_suites, libero_env, libero_scale
+from measuring import Figures, apart, ratio, side_by_side
 
 from vla_rl.core.types import Context
 
 Array = np.ndarray[Any, Any]
-Figures = dict[str, float]
-CHUNK, SIZE, CAMERAS = 8, 224, 2
+
+SIZE, CAMERAS = 224, 2
 SUBSTEPS = 25
 """Physics steps in a LIBERO step."""
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
-def side_by_side(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, in turn, so that whatever else the machine does meets all of them."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            times[name].append(seconds(work))
-    return times
-
-
-def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
-    """How many times as fast: median over rounds."""
-    return median(a / b for a, b in zip(times[slow], times[fast], strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------ libero
@@ -176,20 +156,6 @@ def libero_resets(task: Any, states: Array) -> Figures:
     return {f"libero_{name}_ms": median(times[name]) * 1e3 for name in times}
 
 
-def libero_env(rows: int, tasks: tuple[int, ...] = (0,), **changes: Any) -> tuple[Any, dict[str, list[int]]]:
-    """-> the public environment, and its evaluation states by task."""
-    from vla_rl.plugins.envs.libero import LiberoConfig, plugin
-    from vla_rl.toolkit.envs.settings import SharedProcesses
-
-    processes = SharedProcesses(rows_per_process=changes.pop("rows_per_process", 1))
-    given = {"suite": "libero_spatial", "tasks": tasks, "processes": processes} | changes
-    env = plugin.build(LiberoConfig(**given), Context(num_envs=rows, chunk=CHUNK))
-    states: dict[str, list[int]] = {}
-    for state in env.reset_states("eval"):
-        states.setdefault(state.task, []).append(state.id)
-    return env, states
-
-
 def libero_rows(rows: int) -> Figures:
     """Resets of several rows at once, with settling and pictures, and of one after the other."""
     env, states = libero_env(rows)
@@ -222,94 +188,13 @@ def libero_memory_used(switches: int, resets: int) -> list[float]:
 
 def libero_memory() -> Figures:
     """200 resets and 20 task switches in one process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        used = pool.apply(libero_memory_used, (21, 10))
+    used = apart(libero_memory_used, 21, 10)
     early, late = max(used[2:4]), max(used[-2:])
     return {
         "libero_memory_mib_early": early,
         "libero_memory_mib_late": late,
         "libero_memory_growth_percent": (late / early - 1) * 100,
     }
-
-
-def proportional_mib(pids: Iterable[int]) -> float:
-    """Memory of processes; what several of them share counts once."""
-    return sum(psutil.Process(pid).memory_full_info().pss for pid in set(pids)) / 2**20
-
-
-def all_pids() -> list[int]:
-    """This process, the fork server and the rows."""
-    return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
-
-
-class Playing:
-    """An environment whose rows all play chunks, from official states."""
-
-    def __init__(self, env: Any, ids: list[int]) -> None:
-        self.env, rows = env, np.arange(len(ids))
-        self._actions = np.random.default_rng(0).uniform(-1, 1, (len(ids), CHUNK, 7)).astype(np.float32)
-        self._on = np.ones(len(ids), bool)
-        env.reset(rows, np.array(ids), rows)
-
-    def __call__(self) -> None:
-        self.env.chunk_step(self._actions, self._on, False)
-
-
-def libero_many_rows() -> Figures:
-    """32 rows of one task in two processes, beside two rows in two processes."""
-    few, states = libero_env(2)
-    many, _ = libero_env(32, rows_per_process=16)
-    [ids] = states.values()
-    works = {"few": Playing(few, ids[:2]), "many": Playing(many, ids[:32])}
-    side_by_side(works, rounds=1)
-    times = side_by_side(works, rounds=4)
-    row = (proportional_mib(many.pids) - proportional_mib(few.pids)) / 30
-    few.close()
-    works["many"]()
-    total = proportional_mib(all_pids())
-    many.close()
-    return {
-        "libero_rows32_memory_gib": total / 1024,
-        "libero_row_extra_mib": row,
-        "libero_scale_throughput_ratio": median(16 * a / b for a, b in zip(times["few"], times["many"], strict=True)),
-        "libero_rows32_steps_per_second": 32 * CHUNK / median(times["many"]),
-    }
-
-
-def libero_switch(memory_mib: int) -> float:
-    """Median seconds of a reset to a task other than the last one, which was compiled before, settling and two pictures
-    included."""
-    env, states = libero_env(1, (0, 1), memory_mib=memory_mib)
-    row, ids = np.array([0]), [state for pair in zip(*states.values(), strict=True) for state in pair]
-    times = [seconds(lambda state=state: env.reset(row, np.array([state]), row)) for state in ids[:12]]
-    env.close()
-    return median(times[2:])
-
-
-def libero_scale() -> Figures:
-    """Many rows and many tasks."""
-    figures = libero_many_rows()
-    for name, memory_mib in (("memory", 2000), ("disk", 0)):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            figures[f"libero_task_switch_{name}_s"] = pool.apply(libero_switch, (memory_mib,))
-    return figures
-
-
-def libero_all_suites() -> Figures:
-    """130 tasks in turn on 16 rows: each row plays one chunk of a task, then one of another."""
-    suites = dict.fromkeys(("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"))
-    env, states = libero_env(16, suite=None, tasks=None, suites=suites, rows_per_process=8)
-    first = [ids[0] for ids in states.values()]
-    figures: Figures = {"libero_all_suites_tasks": len(first)}
-    for name in ("first", "again"):
-        peak, begun = 0.0, time.perf_counter()
-        for start in range(0, len(first), 16):
-            Playing(env, (first * 2)[start : start + 16])()
-            peak = max(peak, proportional_mib(all_pids()))
-        figures[f"libero_all_suites_{name}_s"] = time.perf_counter() - begun
-        figures[f"libero_all_suites_{name}_peak_gib"] = peak / 1024
-    env.close()
-    return figures
 
 
 def libero(options: argparse.Namespace) -> Figures:
@@ -327,7 +212,7 @@ def libero(options: argparse.Namespace) -> Figures:
     if options.scale:
         figures |= libero_scale()
     if options.all_suites:
-        figures |= libero_all_suites()
+        figures |= apart(libero_all_suites)
     return figures
 
 

@@ -184,7 +184,7 @@ class ControlLoop:
         arm.ee_pos_vel, arm.ee_ori_vel = np.dot(linear, data.qvel), np.dot(angular, data.qvel)
         arm.joint_pos, arm.joint_vel = data.qpos[self._joint_positions], data.qvel[self._joint_velocities]
         arm.J_pos, arm.J_ori = linear[:, self._joint_velocities], angular[:, self._joint_velocities]
-        arm.J_full = np.vstack([arm.J_pos, arm.J_ori])
+        arm.J_full = np.concatenate([arm.J_pos, arm.J_ori])
         arm.mass_matrix = self._masses[self._joint_velocities, :][:, self._joint_velocities]
         arm.new_update = False
 

@@ -1,0 +1,51 @@
+"""Seconds side by side, and memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from statistics import median
+from typing import Any
+
+import psutil
+
+Figures = dict[str, float]
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def apart(work: Callable[..., Any], *given: Any) -> Any:
+    """In a process that has nothing else in its memory."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *given).result()
+
+
+def side_by_side(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each, in turn, so that whatever else the machine does meets all of them."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    return times
+
+
+def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
+    """How many times as fast: median over rounds."""
+    return median(a / b for a, b in zip(times[slow], times[fast], strict=True))
+
+
+def proportional_mib(pids: Iterable[int]) -> float:
+    """Memory of processes; what several of them share counts once."""
+    return sum(psutil.Process(pid).memory_full_info().pss for pid in set(pids)) / 2**20
+
+
+def all_pids() -> list[int]:
+    """This process, the fork server and the rows."""
+    return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
