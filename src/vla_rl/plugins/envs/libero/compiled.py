@@ -21,11 +21,13 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as ET
 
-import mujoco
+if TYPE_CHECKING:
+    import mujoco
 
 FORMAT = "1"
 """To be raised when files of before are of no use."""
@@ -78,6 +80,8 @@ class Kept:
         self._checked: set[Path] = set()
 
     def load(self, xml: str) -> mujoco.MjModel:
+        import mujoco
+
         self.keep([xml])
         return mujoco.MjModel.from_binary_path(str(self._file(_name(xml))))
 
@@ -157,7 +161,7 @@ class Kept:
 
 def _name(xml: str) -> str:
     """Of what the compiled model depends on: the XML, the files that it names, and the compiler."""
-    known = hashlib.sha256(f"{FORMAT} {mujoco.__version__} {xml}".encode())
+    known = hashlib.sha256(f"{FORMAT} {version('mujoco')} {xml}".encode())
     for file in sorted(set(re.findall(r'file="([^"]+)"', xml))):
         with suppress(OSError):  # the compiler will complain
             facts = Path(file).stat()

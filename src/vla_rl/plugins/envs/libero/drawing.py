@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from weakref import WeakValueDictionary
 
 import mujoco
@@ -20,7 +22,9 @@ MOST_GEOMS = 1000
 
 @cache
 def gl_context() -> mujoco.GLContext:
-    context = mujoco.GLContext(1, 1)  # everything is drawn into buffers of its own
+    kind = os.environ["MUJOCO_GL"]  # MuJoCo's own choice is as old as its import
+    of_kind = import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
+    context = of_kind.GLContext(1, 1)  # everything is drawn into buffers of its own
     atexit.register(context.free)
     return context
 
