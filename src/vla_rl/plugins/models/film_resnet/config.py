@@ -67,7 +67,7 @@ class FilmResnetConfig:
     """Cameras in the order in which the model sees them. None: those of the checkpoint's training, else all."""
     use_state: bool | None = None
     """See the proprioceptive state. None: as the checkpoint was trained, else where there is one."""
-    shift: int = field(default=4, validator=[ge(0), le(32)])
+    shift: int = field(default=2, validator=[ge(0), le(32)])
     """Imitation moves each picture by up to so many pixels each way, at random, with its edge repeated (DrQ)."""
     smoothing: float = field(default=0.7, validator=[ge(0.0), le(8.0)])
     """Imitation aims at a Gaussian of this deviation, in bins, around the demonstrated number; 0: at its bin alone."""
