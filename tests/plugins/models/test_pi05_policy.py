@@ -71,11 +71,9 @@ def openpi(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("values", "config"),
     [
-        ("chunk", {}),
         ("action", {"train_expert_only": False, "noise": NoiseConfig(steps="all", level=0.3)}),
         ("chunk", {"noise": NoiseConfig(method="flow_noise"), "value_head": Pi05HeadConfig(reads="expert")}),
         ("chunk", {"state_in_prompt": "none", "lora": LoRAConfig(rank=4), "value_head": Pi05HeadConfig(pads=True)}),
-        ("none", {"state_in_prompt": "padded", "train_expert_only": False}),
     ],
 )
 def test_contract(values: Any, config: dict[str, Any]) -> None:

@@ -50,11 +50,9 @@ def copy(folder: Path, target: Path, **config: Any) -> Path:
 @pytest.mark.parametrize(
     ("values", "config"),
     [
-        ("chunk", {}),
-        ("action", {"train_expert_only": False, "noise": NoiseConfig(steps="all", level=0.3)}),
-        ("chunk", {"noise": NoiseConfig(method="flow_noise"), "value_head": PrefixHeadConfig(reads="expert")}),
+        ("none", {"noise": NoiseConfig(method="flow_noise"), "cameras": ("camera1",), "train_expert_only": False}),
+        ("action", {"noise": NoiseConfig(steps="all", level=0.3), "value_head": PrefixHeadConfig(reads="expert")}),
         ("chunk", {"use_state": False, "lora": LoRAConfig(rank=4), "value_head": PrefixHeadConfig(detach=True)}),
-        ("none", {"cameras": ("camera1",), "train_expert_only": False, "greedy_start": "fixed_noise"}),
     ],
 )
 def test_contract(values: Any, config: dict[str, Any]) -> None:
