@@ -65,8 +65,7 @@ def test_what_a_killed_owner_started_does_not_hold_its_lock(tmp_path):
         "from vla_rl.runtime.run_folder.lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\n"
         "started = subprocess.Popen(['sleep', '600'], close_fds=False, stdout=subprocess.DEVNULL)\n"
-        "forked = os.fork()\n"
-        "if forked: print(started.pid, forked, flush=True)\n"
+        "if os.fork() == 0: print(started.pid, os.getpid(), flush=True)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:

@@ -36,18 +36,17 @@ def main(
     cluster = cluster_of(devices, cpus, memory)
     candidates = compare(spec, cluster, profile)
     winner, further = best(candidates), ahead(spec, candidates, profile)
+    waiting = _waiting(spec, profile, further)
     if json:
         from json import dumps
 
         found = [_plain(c, c is winner) for c in candidates]
         if further is not None:
-            found[candidates.index(further[0])]["overlap"] = _plain_overlap(
-                further[1], _waiting(spec, profile, further)
-            )
+            found[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], waiting)
         print(dumps(found, indent=1))
     else:
         _print(spec, cluster, profile, candidates, winner)
-        _print_overlap(spec, further, _waiting(spec, profile, further))
+        _print_overlap(spec, further, waiting)
     if winner is None:
         raise UserError("no placement fits on these devices; the reasons are above")
 

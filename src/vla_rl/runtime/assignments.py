@@ -128,6 +128,11 @@ class Assignment:
         return bool(self.served) and self.served == self.lanes
 
     @property
+    def rows_served(self) -> int:
+        """Rows that its policy role acts for."""
+        return sum(lane.rows for lane in self.served)
+
+    @property
     def threads(self) -> int:
         """In which its lanes work at the same time; 0: one after another."""
         return len(self.lanes) if self.side_by_side else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter
@@ -342,7 +342,7 @@ class Driver:
         sizes = self.fleet.get(self.fleet.worker_of(self.fleet.policies[0]).call(Worker.model_size))
         if self.plan.offload or not self.fleet.learners:
             return sizes
-        return {**sizes, "trajectory_bytes": trajectory_bytes(self.spec, self.info, self._sample_bytes())}
+        return {**sizes, "trajectory_bytes": trajectory_bytes(self.spec, self.info, self._sample_bytes)}
 
     def _clock_of(self, worker: Handle[Worker]) -> tuple[str, float]:
         return self.fleet.get(worker.call(Worker.clock))
@@ -383,9 +383,10 @@ class Driver:
         """Once, before the first ticket, where rollouts run ahead or are trained on again."""
         if self.fits:
             return
-        check_memory(self.spec, self.plan, self.backend.cluster(), self.info, self._sample_bytes())
+        check_memory(self.spec, self.plan, self.backend.cluster(), self.info, self._sample_bytes)
         self.fits = True
 
+    @cached_property
     def _sample_bytes(self) -> int:
         """Of a chunk step, as learners hold it."""
         return self.fleet.get(self.fleet.learners[0].call(LearnerRole.sample_bytes))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig, build
 from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
@@ -25,10 +24,6 @@ def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: 
 
 def observation(rows: int, env: EnvInfo = ENV) -> Observation:
     return synthetic.observation(env, rows)
-
-
-def noise(rows: int, seed: int = 0) -> Noise:
-    return Noise(seed, "test", range(rows), [0] * rows, [0] * rows)
 
 
 def demonstrated(rows: int, seed: int = 0) -> Any:

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from reference_files import reference
-from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, build
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2, siglip
@@ -32,10 +31,6 @@ def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: 
 
 def observation(rows: int, env: EnvInfo = ENV) -> Observation:
     return synthetic.observation(env, rows)
-
-
-def noise(rows: int, seed: int = 0) -> Noise:
-    return Noise(seed, "test", range(rows), [0] * rows, [0] * rows)
 
 
 def expert(rows: int, seed: int = 0) -> Any:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.pi0 import Pi0Config, build
 from vla_rl.plugins.models.pi0.architecture import Sizes
@@ -37,10 +36,6 @@ def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: 
 
 def observation(rows: int, env: EnvInfo = ENV) -> Observation:
     return synthetic.observation(env, rows)
-
-
-def noise(rows: int, seed: int = 0) -> Noise:
-    return Noise(seed, "test", range(rows), [0] * rows, [0] * rows)
 
 
 def expert(rows: int, seed: int = 0, chunk: int = CHUNK) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from film_resnet_cases import CHUNK, ENV, SMALL, noise, observation, policy
+from film_resnet_cases import CHUNK, ENV, SMALL, observation, policy
+from model_cases import noise
 from safetensors.torch import load_file
 
 from vla_rl.core.errors import CheckpointError

@@ -10,7 +10,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from film_resnet_cases import CHUNK, ENV, SMALL, demonstrated, noise, observation, policy
+from film_resnet_cases import CHUNK, ENV, SMALL, demonstrated, observation, policy
+from model_cases import changed, noise, read_only_and_tensors
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered
@@ -70,22 +71,12 @@ def test_greedy_takes_the_most_likely_bin() -> None:
 def test_all_inputs_matter() -> None:
     model, obs = policy(), observation(2)
     base = model._act(model.module, obs)[0]
-    blank = {name: np.zeros_like(image) for name, image in obs.images.items()}
-    others = [attrs.evolve(obs, images={**obs.images, name: blank[name]}) for name in blank]
-    others += [attrs.evolve(obs, state=obs.state + 1), attrs.evolve(obs, instructions=obs.instructions[::-1])]
-    for other in others:
+    for other in changed(obs):
         assert (model._act(model.module, other)[0] - base).abs().max() > 1e-4
 
 
 def test_read_only_and_device_arrays_are_taken() -> None:
-    model, obs = policy(), observation(2)
-    for array in (*obs.images.values(), obs.state):
-        array.setflags(write=False)
-    tensors = attrs.evolve(
-        obs,
-        images={name: torch.from_numpy(image.copy()) for name, image in obs.images.items()},
-        state=torch.from_numpy(obs.state.copy()),
-    )
+    model, (obs, tensors) = policy(), read_only_and_tensors(observation(2))
     a, b = (model.sample_chunk(o, noise(2), False) for o in (obs, tensors))
     assert torch.equal(a.log_probs, b.log_probs)
     actions = demonstrated(2)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
-from openvla_cases import ENV, network, noise, observation, tiny_config
+from model_cases import noise, reloading
+from openvla_cases import ENV, network, observation, tiny_config
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
 from torch import Tensor
@@ -115,10 +115,9 @@ def test_a_padded_row_says_what_it_says_alone(original: ARModule, data: dict[str
 def test_contract(values: Any, chunk: int, config: dict[str, Any]) -> None:
     given = OpenVLAARConfig(preset="fast", **config)
 
-    def reload(folder: Path) -> OpenVLAARConfig:
-        return attrs.evolve(given, preset=None, checkpoint=str(folder))
-
-    check_model(openvla, given, env=ENV, chunk=chunk, values=values, temperature=1.6, atol=2e-5, reload=reload)
+    check_model(
+        openvla, given, env=ENV, chunk=chunk, values=values, temperature=1.6, atol=2e-5, reload=reloading(given)
+    )
 
 
 @pytest.mark.parametrize("support", ["action_tokens", "full_vocabulary"])

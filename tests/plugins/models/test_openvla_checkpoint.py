@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from openvla_cases import CHUNK, ENV, noise, observation, policy
+from model_cases import noise
+from openvla_cases import CHUNK, ENV, observation, policy
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError

@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
+from model_cases import noise, reloading
+from openvla_cases import CHUNK, ENV, expert, observation, policy
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
 
@@ -54,10 +55,7 @@ def test_contract_with_everything_on(plugin: Any, config: Any) -> None:
         value_head=ValueHeadConfig(kind="attention", hidden=(16,)),
     )
 
-    def reload(folder: Path) -> Any:
-        return attrs.evolve(given, preset=None, checkpoint=str(folder))
-
-    check_model(plugin, given, env=ENV, values="action", temperature=1.6, atol=2e-5, reload=reload)
+    check_model(plugin, given, env=ENV, values="action", temperature=1.6, atol=2e-5, reload=reloading(given))
 
 
 # ------------------------------------------------------------------------------------------------- vision features

@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from openvla_cases import CHUNK, ENV, empty, noise, observation, policy
+from model_cases import noise, reloading
+from openvla_cases import CHUNK, ENV, empty, observation, policy
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError
@@ -287,11 +288,8 @@ def moved(saved: Path, seed: int = 0, **config: Any) -> Any:
 def test_adapter_alone_keeps_to_the_contract(saved: Path) -> None:
     given = OpenVLAOFTConfig(checkpoint=str(saved), lora=LORA, save_lora="adapter")
 
-    def reload(folder: Path) -> OpenVLAOFTConfig:
-        return attrs.evolve(given, checkpoint=str(folder))
-
     env = attrs.evolve(ENV, cameras={"camera0": (64, 64)})
-    check_model(openvla_oft, given, env=env, chunk=CHUNK, atol=2e-5, reload=reload)
+    check_model(openvla_oft, given, env=env, chunk=CHUNK, atol=2e-5, reload=reloading(given))
 
 
 def test_adapter_is_trained_on_or_merged(saved: Path, tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
-from openvla_cases import CHUNK, ENV, expert, noise, observation, policy
+from model_cases import changed, noise, read_only_and_tensors, reloading
+from openvla_cases import CHUNK, ENV, expert, observation, policy
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
@@ -33,10 +32,9 @@ from vla_rl.testing import check_model
 def test_contract(values: Any, config: dict[str, Any]) -> None:
     given = OpenVLAOFTConfig(preset="fast", **config)
 
-    def reload(folder: Path) -> OpenVLAOFTConfig:
-        return attrs.evolve(given, preset=None, checkpoint=str(folder))
-
-    check_model(openvla_oft, given, env=ENV, chunk=CHUNK, values=values, temperature=1.6, atol=2e-5, reload=reload)
+    check_model(
+        openvla_oft, given, env=ENV, chunk=CHUNK, values=values, temperature=1.6, atol=2e-5, reload=reloading(given)
+    )
 
 
 def test_scores_repeat_the_sampled_log_probs_exactly() -> None:
@@ -98,25 +96,12 @@ def test_each_read_position_predicts_its_own_action() -> None:
 def test_all_inputs_matter() -> None:
     model, obs = policy(), observation(2)
     base = model._act(obs)[0]
-    blank = {name: np.zeros_like(image) for name, image in obs.images.items()}
-    others = [
-        attrs.evolve(obs, images={**obs.images, name: blank[name]}) for name in blank
-    ] + [
-        attrs.evolve(obs, state=obs.state + 1), attrs.evolve(obs, instructions=obs.instructions[::-1])
-    ]  # fmt: skip
-    for other in others:
+    for other in changed(obs):
         assert (model._act(other)[0] - base).abs().max() > 1e-3
 
 
 def test_read_only_and_device_arrays_are_taken() -> None:
-    model, obs = policy(), observation(2)
-    for array in (*obs.images.values(), obs.state):
-        array.setflags(write=False)
-    tensors = attrs.evolve(
-        obs,
-        images={name: torch.from_numpy(image.copy()) for name, image in obs.images.items()},
-        state=torch.from_numpy(obs.state.copy()),
-    )
+    model, (obs, tensors) = policy(), read_only_and_tensors(observation(2))
     a, b = (model.sample_chunk(o, noise(2), False) for o in (obs, tensors))
     assert torch.equal(a.log_probs, b.log_probs)
 

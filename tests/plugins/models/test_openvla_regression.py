@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from openvla_cases import CHUNK, expert, noise, observation, policy
+from model_cases import noise
+from openvla_cases import CHUNK, expert, observation, policy
 from rounding import assert_same_up_to
 
 from vla_rl.core.errors import CheckpointError, NotOffered, UserError

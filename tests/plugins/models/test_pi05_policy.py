@@ -12,7 +12,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from pi0_cases import CHUNK, ENV, REFERENCE_SIZES, expert, noise, observation
+from model_cases import noise, reloading
+from pi0_cases import CHUNK, ENV, REFERENCE_SIZES, expert, observation
 from pi0_cases import policy as pi0_policy
 from safetensors.torch import load_file, save_file
 
@@ -79,10 +80,9 @@ def openpi(tmp_path: Path) -> Path:
 def test_contract(values: Any, config: dict[str, Any]) -> None:
     given = Pi05Config(preset="tiny", **config)
 
-    def reload(folder: Path) -> Pi05Config:
-        return attrs.evolve(given, preset=None, checkpoint=str(folder), state_in_prompt=None)
-
-    check_model(pi05, given, env=ENV, chunk=CHUNK, values=values, atol=2e-5, reload=reload)
+    check_model(
+        pi05, given, env=ENV, chunk=CHUNK, values=values, atol=2e-5, reload=reloading(given, state_in_prompt=None)
+    )
 
 
 def test_a_network_that_begins_learns_in_all_its_layers() -> None:

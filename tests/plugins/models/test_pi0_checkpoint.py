@@ -11,7 +11,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from pi0_cases import CHUNK, ENV, OPENPI_STATS, noise, observation, openpi_folder, policy
+from model_cases import noise
+from pi0_cases import CHUNK, ENV, OPENPI_STATS, observation, openpi_folder, policy
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models

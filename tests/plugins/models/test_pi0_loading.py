@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from pi0_cases import noise, observation, policy
+from model_cases import noise
+from pi0_cases import observation, policy
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError

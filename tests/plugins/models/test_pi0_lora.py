@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
-from pi0_cases import CHUNK, ENV, expert, flow_error, noise, observation, policy
+from model_cases import noise, reloading
+from pi0_cases import CHUNK, ENV, expert, flow_error, observation, policy
 from safetensors.torch import load_file
 from torch import nn
 
@@ -48,10 +48,7 @@ def trained(model: Pi0Policy, steps: int, lr: float = 3e-3) -> Pi0Policy:
 def test_contract(values: Any, config: dict[str, Any]) -> None:
     given = Pi0Config(preset="tiny", **config)
 
-    def reload(folder: Path) -> Pi0Config:
-        return attrs.evolve(given, preset=None, checkpoint=str(folder))
-
-    check_model(plugin, given, env=ENV, chunk=CHUNK, values=values, temperature=1.6, atol=2e-5, reload=reload)
+    check_model(plugin, given, env=ENV, chunk=CHUNK, values=values, temperature=1.6, atol=2e-5, reload=reloading(given))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -12,7 +12,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from pi0_cases import CHUNK, ENV, expert, flow_error, noise, observation, policy
+from model_cases import changed, noise, read_only_and_tensors, reloading
+from pi0_cases import CHUNK, ENV, expert, flow_error, observation, policy
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk
@@ -38,10 +39,7 @@ EVERY_STEP = NoiseConfig(steps="all", level=0.3)
 def test_contract(values: Any, config: dict[str, Any]) -> None:
     given = Pi0Config(preset="tiny", **config)
 
-    def reload(folder: Path) -> Pi0Config:
-        return attrs.evolve(given, preset=None, checkpoint=str(folder))
-
-    check_model(plugin, given, env=ENV, chunk=CHUNK, values=values, temperature=1.6, atol=2e-5, reload=reload)
+    check_model(plugin, given, env=ENV, chunk=CHUNK, values=values, temperature=1.6, atol=2e-5, reload=reloading(given))
 
 
 def test_contract_without_a_state() -> None:
@@ -222,8 +220,7 @@ def test_critic_reads_the_observation_alone() -> None:
 def test_all_inputs_matter() -> None:
     model, obs = policy(), observation(2)
     base = model.sample_chunk(obs, noise(2), True).replay["chain"][:, -1]
-    others = [attrs.evolve(obs, images={**obs.images, n: np.zeros_like(image)}) for n, image in obs.images.items()]
-    others += [attrs.evolve(obs, state=obs.state + 1), attrs.evolve(obs, instructions=obs.instructions[::-1])]
+    others = changed(obs)
     for other in others:
         assert (model.sample_chunk(other, noise(2), True).replay["chain"][:, -1] - base).abs().max() > 1e-5
     blind = policy(use_state=False)
@@ -241,11 +238,7 @@ def test_padding_changes_nothing() -> None:
 
 
 def test_read_only_and_device_arrays_are_taken() -> None:
-    model, obs = policy(), observation(2)
-    for array in (*obs.images.values(), obs.state):
-        array.setflags(write=False)
-    images = {name: torch.from_numpy(image.copy()) for name, image in obs.images.items()}
-    tensors = attrs.evolve(obs, images=images, state=torch.from_numpy(obs.state.copy()))
+    model, (obs, tensors) = policy(), read_only_and_tensors(observation(2))
     assert torch.equal(*(model.sample_chunk(o, noise(2), False).actions for o in (obs, tensors)))
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pi0_cases import noise
+from model_cases import noise
 
 from vla_rl.core import catalogue as plugins
 from vla_rl.core.spec.spec import parse_spec

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
-from pi0_cases import CHUNK, ENV, expert, noise, observation
+from model_cases import changed, noise, reloading
+from pi0_cases import CHUNK, ENV, expert, observation
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError
@@ -39,9 +40,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy(folder: Path, target: Path, **config: Any) -> Path:
-    target.mkdir()
-    for path in folder.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
+    copytree(folder, target)
     raw = json.loads((target / "config.json").read_text()) | config
     (target / "config.json").write_text(json.dumps(raw))
     return target
@@ -58,10 +57,7 @@ def copy(folder: Path, target: Path, **config: Any) -> Path:
 def test_contract(values: Any, config: dict[str, Any]) -> None:
     given = SmolVLAConfig(preset="tiny", **config)
 
-    def reload(folder: Path) -> SmolVLAConfig:
-        return attrs.evolve(given, preset=None, checkpoint=str(folder))
-
-    check_model(plugin, given, env=ENV, chunk=CHUNK, values=values, temperature=1.3, atol=2e-5, reload=reload)
+    check_model(plugin, given, env=ENV, chunk=CHUNK, values=values, temperature=1.3, atol=2e-5, reload=reloading(given))
 
 
 def test_bfloat16() -> None:
@@ -95,9 +91,7 @@ def test_the_state_is_trained_beside_a_frozen_language_model() -> None:
 def test_all_inputs_matter() -> None:
     model, obs = policy(), observation(2)
     base = model.sample_chunk(obs, noise(2), True).replay["chain"][:, -1]
-    others = [attrs.evolve(obs, images={**obs.images, n: np.zeros_like(image)}) for n, image in obs.images.items()]
-    others += [attrs.evolve(obs, state=obs.state + 1), attrs.evolve(obs, instructions=obs.instructions[::-1])]
-    for other in others:
+    for other in changed(obs):
         assert (model.sample_chunk(other, noise(2), True).replay["chain"][:, -1] - base).abs().max() > 1e-5
 
 

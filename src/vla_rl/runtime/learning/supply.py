@@ -58,7 +58,7 @@ class Supply:
         at once as it has rows, since each move costs it time."""
         waiting = self._played.setdefault(worker, [])
         waiting.extend(played)
-        if len(waiting) >= sum(lane.rows for lane in self.policy_at[worker].assignment.served):
+        if len(waiting) >= self.policy_at[worker].assignment.rows_served:
             self._send(worker)
 
     def prepare(

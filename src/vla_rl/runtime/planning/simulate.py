@@ -151,7 +151,7 @@ class Simulation:
 
     def _hand_out(self) -> None:
         """Give tickets to whoever holds fewest for its rows, as `Tickets` does."""
-        rows = {p.index: sum(lane.rows for lane in p.served) for p in self.part.policies}
+        rows = {p.index: p.rows_served for p in self.part.policies}
         coming: dict[int, list[Start]] = {}
         while self._waiting:
             worker = min(rows, key=lambda worker: self._given[worker] / rows[worker])

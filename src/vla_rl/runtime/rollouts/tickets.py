@@ -115,7 +115,7 @@ class Tickets:
 
     def _hand_out(self) -> None:
         """Give tickets to whoever holds fewest for its rows; those of streams to whoever has these."""
-        rows = {p.worker: sum(lane.rows for lane in p.assignment.served) for p in self.fleet.policies}
+        rows = {p.worker: p.assignment.rows_served for p in self.fleet.policies}
         most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
         held = {worker: len(given) for worker, given in self._given.items()}
         coming: dict[int, list[list[Start]]] = {worker: [] for worker in rows}
