@@ -282,19 +282,11 @@ def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:
 
 def _checkpoint(path: Path) -> Path | None:
     """The checkpoint folder that a path means; None for a spec file."""
-    from vla_rl.core.errors import UserError
-
     if os.path.isfile(path):  # noqa: PTH113 - as above
         return None
-    from vla_rl.runtime.run_folder.folder import RunFolder
+    from vla_rl.runtime.run_folder.folder import checkpoint_in
 
-    newest = RunFolder(path).latest() if (path / "spec.yaml").is_file() else None
-    folder = (newest or path).resolve()
-    if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
-        raise UserError(
-            f"{path} is neither a run with a checkpoint nor a checkpoint of a run (RUN/checkpoints/step_...)"
-        )
-    return folder
+    return checkpoint_in(path)
 
 
 if __name__ == "__main__":
