@@ -146,6 +146,47 @@ def evaluate(
 
 @app.command()
 @reported
+def serve(
+    what: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="Folder of a run or of one checkpoint.")],
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
+    dialect: Annotated[str, typer.Option(help="openpi, roboarena or vla-eval.")] = "openpi",
+    keys: Annotated[str | None, typer.Option(help="Names in requests: libero, droid, aloha, or a YAML file.")] = None,
+    resize: Annotated[bool, typer.Option("--resize", help="Scale images to the size of training.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="The instruction of requests that have none.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="Let in only who has the key in this file.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw actions; else choose the likeliest.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Requests that are inferred together.")] = 16,
+    max_wait: Annotated[float, typer.Option(min=0, help="Milliseconds that a request waits for others.")] = 2.0,
+    debug: Debug = False,
+) -> None:
+    """Let robots and other people's simulators use a checkpoint, over a websocket, as openpi's clients speak."""
+    from vla_rl.cli.serve import main as listen
+
+    raise typer.Exit(
+        listen(
+            what,
+            overrides or (),
+            host=host,
+            port=port,
+            dialect=dialect,
+            keys=keys,
+            resize=resize,
+            prompt=prompt,
+            api_key_file=api_key_file,
+            greedy=not sample,
+            device=device,
+            max_batch=max_batch,
+            max_wait=max_wait / 1e3,
+            debug=debug,
+        )
+    )
+
+
+@app.command()
+@reported
 def plan(
     spec: SpecFile,
     overrides: Overrides = None,

@@ -109,6 +109,15 @@ class Policy:
             self.clipped += int((within != actions).any((1, 2)).sum())
             return within
 
+    def warm_up(self, rows: int) -> None:
+        """Choose actions for one black picture and for so many, so that nobody waits for what is done only once."""
+        info = self.info
+        images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in info.cameras.items()}
+        row = self.observation(images, np.zeros(info.state_dim, np.float32), info.tasks[0].instruction)
+        for count in (1, rows):
+            self.act_on(Observation.concat([row] * count), [(0, 0, n) for n in range(count)])
+        self.acted = self.clipped = 0
+
     def about(self) -> dict[str, Any]:
         """What a client has to know, as plain data."""
         info = self.info
@@ -180,7 +189,8 @@ def _image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Arr
 
 def _state(state: Any, length: int) -> Array:
     try:
-        numbers = np.array(state, np.float32)  # a copy: what came in a frame cannot be written to
+        with np.errstate(over="ignore"):  # what is infinite then is refused
+            numbers = np.array(state, np.float32)  # a copy: what came in a frame cannot be written to
     except (TypeError, ValueError):
         raise BadObservation(f"the state is {repr(state)[:80]}; it must be {length} numbers") from None
     if numbers.shape != (length,):
