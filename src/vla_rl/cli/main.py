@@ -123,12 +123,20 @@ def evaluate(
         Path, typer.Argument(metavar="RUN|CHECKPOINT|SPEC", help="Folder of a run or a checkpoint, or a spec.")
     ],
     overrides: Overrides = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="URL", help="Evaluate what is served there instead: ws://HOST:PORT.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
     debug: Debug = False,
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model."""
-    checkpoint = _checkpoint(what)
-    loaded, _ = _load(checkpoint.parents[1] if checkpoint else what, overrides)
+    if policy is None:
+        checkpoint = _checkpoint(what)
+        loaded, _ = _load(checkpoint.parents[1] if checkpoint else what, overrides)
+    else:
+        checkpoint = None
+        home = what.resolve().parents[1] if (what / "model").is_dir() else what
+        loaded, _ = _load(home, [f"model={{type: remote, url: {policy!r}}}", *(overrides or ())])
     from vla_rl.cli.progress import Progress
     from vla_rl.runtime.start import evaluate
 

@@ -14,7 +14,7 @@ from vla_rl.core.hookspecs import Algorithm, VLAModel
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.runtime.checks import check_critic
+from vla_rl.runtime.checks import check_critic, check_reference
 from vla_rl.runtime.components import values_for
 from vla_rl.runtime.roles.precision import Autocast
 
@@ -24,7 +24,8 @@ Scaling = Mapping[str, Any] | None
 def build_model(
     spec: Spec, info: EnvInfo, device: str, scaling: Scaling, algorithm: Algorithm, wrappers: Named
 ) -> VLAModel:
-    """The spec's model, wrapped. Raises PluginError where it has not the critic that the algorithm needs.
+    """The spec's model, wrapped. Raises UserError where it has not the critic or the reference policy that the
+    algorithm needs, unless nobody can train it.
 
     Args:
         info: of the simulator.   scaling: as in `Context`.
@@ -39,11 +40,15 @@ def build_model(
         scaling=scaling,
     )
     component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
-    only_acts = load("model", spec.model.type, spec.plugins).no_rl
-    if context.values != "none" and not (only_acts and only_acts(spec.model.config)):
+    no_rl = load("model", spec.model.type, spec.plugins).no_rl
+    learns = no_rl is None or no_rl(spec.model.config) is None
+    if learns and context.values != "none":
         check_critic(component, spec)
     narrow = [("train.precision", Autocast(device))] if spec.train.precision == "bf16" else []
-    return wrap("model", component, spec.model.type, [*wrappers, *narrow])
+    model = wrap("model", component, spec.model.type, [*wrappers, *narrow])
+    if learns and "reference" in algorithm.needs:
+        check_reference(model, spec, info)
+    return model
 
 
 def load_trained(model: VLAModel, trainer: Path) -> None:

@@ -24,7 +24,7 @@ from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
-from vla_rl.runtime.checks import ask_plugin, check_offload, check_reference, on_this_machine
+from vla_rl.runtime.checks import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.components import build_algorithm, build_env, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device
 from vla_rl.runtime.learning.scoring import Named
@@ -134,8 +134,6 @@ class Worker:
         """Build the model once, for the policy and the learner of this worker."""
         spec, slot = self.spec, self.assignment.slot
         model = build_model(spec, info, slot.device, scaling, self.algorithm, self.wrappers)
-        if "reference" in self.algorithm.needs:
-            check_reference(model, spec, info)
         needs = self.algorithm.needs
         if "policy" in slot.roles:
             self.roles["policy"] = PolicyRole(
