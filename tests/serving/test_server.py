@@ -95,6 +95,31 @@ def test_eight_clients_get_what_each_gets_alone(policy, monkeypatch):
     assert sum(batches) == 80 and max(batches) == 8 and len(batches) < 40
 
 
+def test_what_comes_while_it_infers_is_inferred_together(policy, monkeypatch):
+    """Also where nothing waits for others."""
+    batches, act_on, going, go = [], Policy.act_on, threading.Event(), threading.Event()
+
+    def held(self, obs, keys):
+        batches.append(len(obs))
+        going.set()
+        assert go.wait(WAIT)
+        return act_on(self, obs, keys)
+
+    with served(policy, window=Window(max_batch=4, max_wait=0.0)) as server:
+        monkeypatch.setattr(Policy, "act_on", held)
+        clients = [Client(server) for _ in range(7)]
+        for number, client in enumerate(clients):
+            client.socket.send(pack(request_of(sight(policy, number))))
+            assert going.wait(WAIT)
+        until = time.monotonic() + WAIT
+        while server._batcher._waiting.qsize() < 6 and time.monotonic() < until:
+            time.sleep(0.01)
+        go.set()
+        found = [unpack(client.socket.recv(timeout=WAIT))["actions"] for client in clients]
+    assert batches == [1, 4, 2]
+    assert np.array_equal(found, [policy.act(**sight(policy, number)) for number in range(7)])
+
+
 def test_a_request_that_fails_fails_alone(policy, monkeypatch, caplog):
     act_on = Policy.act_on
 

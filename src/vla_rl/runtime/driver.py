@@ -44,7 +44,6 @@ from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
 from vla_rl.runtime.rollouts.starts import Starts
 from vla_rl.runtime.rollouts.tickets import Tickets
-from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
 from vla_rl.runtime.worker import Worker
 
@@ -308,7 +307,6 @@ class Driver:
         """The model in its public format, and the exact state to go on from."""
         state = trainer_folder / "learner.pt"
         self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
-        write_env_info(model_folder.parent, self.info)
         self.starts.save(trainer_folder)
         if self.spec.behind:
             self.fleet.get(self.fleet.policies[0].call(PolicyRole.save_past, trainer_folder / "past.pt"))

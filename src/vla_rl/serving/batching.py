@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -67,15 +68,17 @@ class Batcher:
 
     async def _next(self) -> list[_Asked]:
         batch = [await self._waiting.get()]
-        until = batch[0].arrived + (self.window.max_wait or 0.0)
         clock = asyncio.get_running_loop().time
+        until = batch[0].arrived + (self.window.max_wait or 0.0)
         while self.window.max_batch is None or len(batch) < self.window.max_batch:
-            if self._waiting.empty() and (len(batch) >= self.clients() or clock() >= until):
+            left = until - clock()
+            if not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            elif left <= 0 or len(batch) >= self.clients():
                 break
-            try:
-                batch.append(await asyncio.wait_for(self._waiting.get(), max(0.0, until - clock())))
-            except TimeoutError:
-                break
+            else:
+                with suppress(TimeoutError):
+                    batch.append(await asyncio.wait_for(self._waiting.get(), left))
         return batch
 
     def _answers(self, batch: Sequence[_Asked]) -> list[Any]:

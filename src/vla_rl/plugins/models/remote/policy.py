@@ -130,7 +130,7 @@ class RemotePolicy(VLAModel):
                     max_size=MAX_FRAME,
                     open_timeout=self._config.timeout_s,
                     additional_headers=self._headers,
-                )
+                ).__enter__()  # as later versions want it; `_lost` closes it
             except InvalidStatus as exc:
                 if exc.response.status_code not in (401, 403):
                     raise
