@@ -66,6 +66,7 @@ def test_a_client_gets_what_the_policy_chooses(policy):
         assert about["keys"] == {
             "images": {"overhead": "observation/overhead", "wrist": "observation/wrist"},
             "state": ["observation/state"],
+            "state_sizes": [],
             "instruction": "prompt",
         }
 

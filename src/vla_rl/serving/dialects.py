@@ -90,6 +90,7 @@ class RoboArena(Dialect):
                 for camera in info.cameras
             },
             state=PRESETS["droid"].state,
+            state_sizes=PRESETS["droid"].state_sizes,
         )
 
     def greeting(self) -> Frame:

@@ -84,6 +84,7 @@ class PolicyServer:
             "keys": {
                 "images": self._keys.keys_of(policy.info),
                 "state": list(self._keys.state),
+                "state_sizes": list(self._keys.state_sizes),
                 "instruction": self._keys.instruction,
             }
         }

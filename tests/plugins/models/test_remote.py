@@ -118,14 +118,29 @@ def test_rows_come_back_in_their_order(policy, connections):
         assert np.array_equal(choose(short, obs), np.array(wanted)[:, :2])
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_requests_have_the_keys_of_openpis_robots(policy, name):
-    """What the server reads by a preset is what the client wrote by it."""
-    obs = observation(policy.info)
+ARM = """
+images: [observation/exterior_image_1_left, observation/wrist_image_left]
+state: [observation/joint_position, observation/gripper_position]
+state_sizes: [3, 1]
+"""
+
+
+@pytest.mark.parametrize(("name", "written"), [("libero", None), ("aloha", None), ("droid", ARM)])
+def test_requests_have_the_keys_of_openpis_robots(policy, tmp_path, name, written):
+    """What the server reads by a preset is what the client wrote by it, or by a file."""
+    obs, keys = observation(policy.info), name
+    if written is not None:
+        (tmp_path / "keys.yaml").write_text(written)
+        keys = str(tmp_path / "keys.yaml")
     with served(policy) as server:
         wanted = choose(remote(url_of(server), policy.info), obs)
     with served(policy, keys=PRESETS[name]) as server:
-        assert np.array_equal(choose(remote(url_of(server), policy.info, keys=name), obs), wanted)
+        assert np.array_equal(choose(remote(url_of(server), policy.info, keys=keys), obs), wanted)
+
+
+def test_a_state_is_divided_as_the_key_map_says(policy):
+    with served(policy) as server, pytest.raises(UserError, match=r"has 4 numbers, and the key map says \[7, 1\] for"):
+        choose(remote(url_of(server), policy.info, keys="droid"), observation(policy.info))
 
 
 def test_it_acts_and_nothing_else(policy, tmp_path):

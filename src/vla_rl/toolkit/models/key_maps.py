@@ -27,6 +27,8 @@ class KeyMap:
     """Camera of the policy -> key of a request; or keys alone, for the policy's cameras in their order."""
     state: Sequence[str] = ()
     """Keys whose numbers, one after another, are the state."""
+    state_sizes: Sequence[int] = ()
+    """How many each of them has, for clients; not needed where there is one key."""
     instruction: str = "prompt"
     """Key of the text that says what to do."""
     rotate_180: bool = False
@@ -57,6 +59,7 @@ PRESETS: Mapping[str, KeyMap] = {
     "droid": KeyMap(
         images=("observation/exterior_image_1_left", "observation/wrist_image_left"),
         state=("observation/joint_position", "observation/gripper_position"),
+        state_sizes=(7, 1),
     ),
     "aloha": KeyMap(
         images=("images/cam_high", "images/cam_left_wrist", "images/cam_right_wrist", "images/cam_low"),
@@ -114,17 +117,20 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
 
 
 def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> dict[str, Any]:
-    """The request for a row of observations in host memory, whose state has one key."""
+    """The request for a row of observations in host memory. Raises UserError where the state cannot be divided."""
     request: dict[str, Any] = {}
     for camera, key in keys.keys_of(info).items():
         image = np.asarray(obs.images[camera][row])
         image = image[::-1, ::-1] if keys.rotate_180 else image
         _put(request, key, np.ascontiguousarray(image.transpose(2, 0, 1) if keys.channels_first else image))
     if keys.state and obs.state is not None:
-        if len(keys.state) == 1:
-            parts = [np.asarray(obs.state[row])]
-        else:  # of DROID: the arm, and the gripper, whose number is the last
-            parts = [np.asarray(obs.state[row][:-1]), np.asarray(obs.state[row][-1:])]
+        sizes = tuple(keys.state_sizes) or (info.state_dim,)
+        if len(sizes) != len(keys.state) or sum(sizes) != info.state_dim:
+            raise UserError(
+                f"the simulator's state has {info.state_dim} numbers, and the key map says {list(sizes)} for "
+                f"{', '.join(map(repr, keys.state))}; give a YAML file with the right `state_sizes`"
+            )
+        parts = np.split(np.asarray(obs.state[row]), np.cumsum(sizes)[:-1])
         for key, part in zip(keys.state, parts, strict=True):
             _put(request, key, part)
     request[keys.instruction] = obs.instructions[row]
