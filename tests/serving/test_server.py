@@ -367,8 +367,9 @@ def test_roboarena(policy):
             assert list(reply) == ["actions"] and np.array_equal(reply["actions"], wanted)
             client.socket.send(pack({"endpoint": "reset"}))
             assert client.socket.recv(timeout=WAIT) == "reset successful"
-        with pytest.raises(RuntimeError, match="no endpoint 'kill'"):
-            client.infer({"endpoint": "kill"})
+    for endpoint, message in (("kill", "no endpoint 'kill'"), (np.zeros(3), "the endpoint is a text")):
+        with served(policy, dialect="roboarena") as server, pytest.raises(RuntimeError, match=message):
+            Client(server).infer({"endpoint": endpoint})
 
 
 def png(image):
@@ -411,6 +412,8 @@ def test_vla_evaluation_harness(policy):
         socket.send(b"\x80")
         assert "lacks type, payload, seq, timestamp" in unpack(socket.recv(timeout=WAIT))["payload"]["error"]
         assert say("dance", {})[1] == {"error": "there is no message of type 'dance'"}
+        socket.send(pack({"type": np.zeros(2), "payload": {}, "seq": 1, "timestamp": 1.0}))
+        assert "the type of a message is a text" in unpack(socket.recv(timeout=WAIT))["payload"]["error"]
         assert say("observation", payload)[0] == "action"
         status, kind, body = page(server, "/health")
         assert (status, kind, json.loads(body)) == (200, "application/json", {"status": "ok"})

@@ -109,6 +109,8 @@ class RoboArena(Dialect):
     def read(self, frame: Frame) -> Asked:
         request = _map(frame)
         endpoint = request.pop("endpoint", "infer")
+        if not isinstance(endpoint, str):
+            raise FrameError("the endpoint is a text: infer or reset")
         if endpoint == "reset":
             return Asked(reply="reset successful", begins=True)
         if endpoint != "infer":
@@ -147,13 +149,13 @@ class VlaEval(Dialect):
         if lacking := [key for key in ("type", "payload", "seq", "timestamp") if key not in message]:
             raise FrameError(f"the message lacks {', '.join(lacking)}")
         kind, payload, number = message["type"], message["payload"], message["seq"]
-        if not isinstance(payload, dict) or type(number) is not int:
-            raise FrameError("the payload of a message is a map, and its seq a whole number")
+        if not isinstance(kind, str) or not isinstance(payload, dict) or type(number) is not int:
+            raise FrameError("the type of a message is a text, its payload a map, and its seq a whole number")
         self.number = number
+        if kind == "observation" and self.left:
+            return Asked(reply=self._envelope("action", actions=self.left.pop(0)))
         if kind == "observation":
-            return (
-                Asked(reply=self._envelope("action", actions=self.left.pop(0))) if self.left else Asked(request=payload)
-            )
+            return Asked(request=payload)
         if kind in ("episode_start", "episode_end"):
             self.left = []
             return Asked(begins=kind == "episode_start")
