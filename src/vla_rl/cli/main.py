@@ -127,25 +127,48 @@ def evaluate(
         str | None, typer.Option(metavar="URL", help="Evaluate what is served there instead: ws://HOST:PORT.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
+    benchmark: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="All suites of one, such as libero or metaworld.")
+    ] = None,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this suite of the benchmark; may be repeated.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Of the benchmark's results; default: RUN/benchmarks/NAME. Suites there stay.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model."""
-    if policy is None:
-        checkpoint = _checkpoint(what)
-        loaded, _ = _load(checkpoint.parents[1] if checkpoint else what, overrides)
-    else:
-        checkpoint = None
-        home = what.resolve().parents[1] if (what / "model").is_dir() else what
-        loaded, _ = _load(home, [f"model={{type: remote, url: {policy!r}}}", *(overrides or ())])
+    """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
+    with --benchmark on all suites that the field reports, beside published figures."""
+    checkpoint = _checkpoint(what) if policy is None or (what / "model").is_dir() else None
+    source = checkpoint.parents[1] if checkpoint else what
+    if policy is not None:
+        checkpoint, overrides = None, [f"model={{type: remote, url: {policy!r}}}", *(overrides or ())]
     from vla_rl.cli.progress import Progress
     from vla_rl.runtime.start import evaluate
 
-    result = evaluate(loaded, checkpoint, Progress("episodes"))
+    if benchmark is not None:
+        from vla_rl.cli.benchmark.run import play
+        from vla_rl.cli.benchmark.suites import load
+
+        chosen = load(benchmark)
+        home = folder or (checkpoint.parents[1] if checkpoint else Path()) / "benchmarks" / Path(benchmark).stem
+        play(
+            chosen,
+            chosen.chosen(suite),
+            policy or str(checkpoint or what),
+            checkpoint,
+            lambda changes: _load(source, [*changes, *(overrides or ())])[0],
+            lambda spec, weights: evaluate(spec, weights, Progress("episodes")),
+            home,
+            typer.echo,
+        )
+        typer.echo(f"wrote {home / 'index.html'}")
+        return
+    result = evaluate(_load(source, overrides)[0], checkpoint, Progress("episodes"))
+    from vla_rl.cli.benchmark.run import line
+
     rows = {"all": result["success"], **result["tasks"]}
-    width = max(map(len, rows))
     for name, rate in rows.items():
-        bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
-        typer.echo(f"{name:<{width}}  {100 * rate['rate']:5.1f} %  {bounds:<14} n={rate['n']}")
+        typer.echo(line(name, rate, max(map(len, rows))))
     if output is not None:
         import json
 
@@ -191,6 +214,21 @@ def serve(
             debug=debug,
         )
     )
+
+
+@app.command()
+@reported
+def compare(
+    first: Annotated[Path, typer.Argument(help="What `vla-rl eval --output FILE` wrote, or a benchmark's folder.")],
+    second: Annotated[Path, typer.Argument(help="The same of another policy.")],
+    debug: Debug = False,
+) -> None:
+    """Compare two policies on the evaluation states that both played, with McNemar's exact test."""
+    from vla_rl.cli.benchmark.paired import compare as paired
+    from vla_rl.cli.benchmark.paired import episodes, table
+
+    for line in table(paired(episodes(first), episodes(second))):
+        typer.echo(line)
 
 
 @app.command()
