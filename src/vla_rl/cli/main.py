@@ -142,37 +142,33 @@ def evaluate(
     source = checkpoint.parents[1] if checkpoint else what
     if policy is not None:
         checkpoint, overrides = None, [f"model={{type: remote, url: {policy!r}}}", *(overrides or ())]
-    from vla_rl.cli.progress import Progress
-    from vla_rl.runtime.start import evaluate
+    from vla_rl.cli.evaluate import main as measure
 
-    if benchmark is not None:
-        from vla_rl.cli.benchmark.run import play
-        from vla_rl.cli.benchmark.suites import load
+    measure(
+        lambda changes: _load(source, [*changes, *(overrides or ())])[0],
+        checkpoint,
+        policy or str(checkpoint or what),
+        source if (source / "spec.yaml").is_file() else Path(),
+        output=output,
+        benchmark=benchmark,
+        suites=suite,
+        folder=folder,
+    )
 
-        chosen = load(benchmark)
-        home = folder or (checkpoint.parents[1] if checkpoint else Path()) / "benchmarks" / Path(benchmark).stem
-        play(
-            chosen,
-            chosen.chosen(suite),
-            policy or str(checkpoint or what),
-            checkpoint,
-            lambda changes: _load(source, [*changes, *(overrides or ())])[0],
-            lambda spec, weights: evaluate(spec, weights, Progress("episodes")),
-            home,
-            typer.echo,
-        )
-        typer.echo(f"wrote {home / 'index.html'}")
-        return
-    result = evaluate(_load(source, overrides)[0], checkpoint, Progress("episodes"))
-    from vla_rl.cli.benchmark.run import line
 
-    rows = {"all": result["success"], **result["tasks"]}
-    for name, rate in rows.items():
-        typer.echo(line(name, rate, max(map(len, rows))))
-    if output is not None:
-        import json
+@app.command()
+@reported
+def compare(
+    first: Annotated[Path, typer.Argument(help="What `vla-rl eval --output FILE` wrote, or a benchmark's folder.")],
+    second: Annotated[Path, typer.Argument(help="The same of another policy.")],
+    debug: Debug = False,
+) -> None:
+    """Compare two policies on the evaluation states that both played, with McNemar's exact test."""
+    from vla_rl.cli.benchmark.paired import compare as paired
+    from vla_rl.cli.benchmark.paired import episodes, table
 
-        output.write_text(json.dumps(result, indent=1) + "\n")
+    for line in table(paired(episodes(first), episodes(second))):
+        typer.echo(line)
 
 
 @app.command()
@@ -214,21 +210,6 @@ def serve(
             debug=debug,
         )
     )
-
-
-@app.command()
-@reported
-def compare(
-    first: Annotated[Path, typer.Argument(help="What `vla-rl eval --output FILE` wrote, or a benchmark's folder.")],
-    second: Annotated[Path, typer.Argument(help="The same of another policy.")],
-    debug: Debug = False,
-) -> None:
-    """Compare two policies on the evaluation states that both played, with McNemar's exact test."""
-    from vla_rl.cli.benchmark.paired import compare as paired
-    from vla_rl.cli.benchmark.paired import episodes, table
-
-    for line in table(paired(episodes(first), episodes(second))):
-        typer.echo(line)
 
 
 @app.command()

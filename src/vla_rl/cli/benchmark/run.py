@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def play(
     suites: list[str],
     policy: str,
     checkpoint: Path | None,
-    spec_with: Callable[[list[str]], Spec],
+    spec_with: Callable[[Sequence[str]], Spec],
     evaluate: Callable[[Spec, Path | None], Result],
     folder: Path,
     say: Callable[[str], object],
@@ -36,7 +36,7 @@ def play(
         policy: how the table calls it.   spec_with: further overrides -> the spec.
         evaluate: plays one suite.   say: is told each suite's line.
     Raises UserError for a spec of another simulator; each suite's spec is read before the first is played."""
-    own = spec_with([]).env.type
+    own = spec_with(()).env.type
     if own != benchmark.env:
         raise UserError(
             f"{benchmark.title} plays env {benchmark.env!r}, the spec has {own!r}; give a spec of that simulator, with "

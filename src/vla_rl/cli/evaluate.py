@@ -1,0 +1,56 @@
+"""`vla-rl eval`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from vla_rl.cli.benchmark.run import line, play
+from vla_rl.cli.benchmark.suites import load
+from vla_rl.cli.progress import Progress
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.start import evaluate
+
+
+def main(
+    spec_with: Callable[[Sequence[str]], Spec],
+    checkpoint: Path | None,
+    policy: str,
+    home: Path,
+    *,
+    output: Path | None,
+    benchmark: str | None,
+    suites: list[str] | None,
+    folder: Path | None,
+) -> None:
+    """Print the success of one evaluation, or of all suites of a benchmark.
+
+    Args:
+        spec_with: further overrides -> the spec.   policy: how tables call it.
+        home: in which a benchmark's results lie, unless `folder` is given.
+    """
+    if benchmark is None:
+        if suites or folder:
+            raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
+        result = _evaluate(spec_with(()), checkpoint)
+        rows = {"all": result["success"], **result["tasks"]}
+        for name, rate in rows.items():
+            typer.echo(line(name, rate, max(map(len, rows))))
+        if output is not None:
+            output.write_text(json.dumps(result, indent=1) + "\n")
+        return
+    if output is not None:
+        raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
+    chosen = load(benchmark)
+    folder = folder or home / "benchmarks" / Path(benchmark).stem
+    play(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, _evaluate, folder, typer.echo)
+    typer.echo(f"wrote {folder / 'index.html'}")
+
+
+def _evaluate(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
+    return evaluate(spec, checkpoint, Progress("episodes"))
