@@ -220,6 +220,10 @@ def transition(
         s = level * math.sqrt(t / (1 - (1 - d if i == 0 else t)))
         mean = clean * (1 - (t - d)) + noisy * (t - d - s**2 * d / (2 * t))
         return mean, torch.full_like(x, math.sqrt(d) * s)
+    if method == "flow_cps":
+        angle = math.pi * level / 2
+        mean = clean * (1 - (t - d)) + noisy * (t - d) * math.cos(angle)
+        return mean, torch.full_like(x, (t - d) * math.sin(angle))
     assert method == "flow_noise"
     low, high = math.log(0.08**2), math.log(0.16**2)
     variance = low + (high - low) * (torch.tanh(perceptron(w, "noise_head", hidden, "tanh")) + 1) / 2
@@ -227,4 +231,7 @@ def transition(
 
 
 def density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    if not std.all():  # the last step of Flow-CPS
+        torch.testing.assert_close(x, mean, rtol=0, atol=1e-5)
+        return torch.zeros_like(x)
     return -0.5 * ((x - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)

@@ -101,7 +101,7 @@ def plain_scores(
 
 
 @pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize(("method", "steps"), [("flow_sde", "one"), ("flow_noise", None)])
+@pytest.mark.parametrize(("method", "steps"), [("flow_sde", "one"), ("flow_noise", None), ("flow_cps", "all")])
 def test_scores_and_gradients(name: str, method: str, steps: str | None) -> None:
     """The project's bars: log-probs 2e-4, values 1e-5, gradients 1e-4 of a tensor's size."""
     model, obs = scrambled(name, method, steps), observation(3)
