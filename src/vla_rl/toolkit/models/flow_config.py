@@ -70,6 +70,9 @@ class NoiseConfig:
 class ValueHeadConfig:
     """The critic, built when the algorithm needs one: an MLP on the action expert's output."""
 
+    reads: str = field(default="expert", validator=in_(("expert", "denoising")))
+    """`expert`: what the expert makes of the mean noise, one more pass. `denoising`: its mean over all denoising steps
+    from there, as pi_RL averages it over those of the sampled chunk; as many more passes."""
     hidden: tuple[int, ...] = (512, 256, 128)
     """Widths of its hidden layers (ReLU between), as in RLinf."""
     detach: bool = False
@@ -81,9 +84,9 @@ class PrefixHeadConfig:
     """The critic, built when the algorithm needs one: an MLP on the mean output of the vision-language model, which
     costs no pass of the expert; or on the expert's output."""
 
-    reads: str = field(default="prefix", validator=in_(("prefix", "expert")))
+    reads: str = field(default="prefix", validator=in_(("prefix", "expert", "denoising")))
     """`prefix`: the mean over images and prompt, padding left out; `expert`: what the expert makes of the mean noise,
-    at the cost of one more pass."""
+    at the cost of one more pass; `denoising`: its mean over all denoising steps from there, at the cost of as many."""
     hidden: tuple[int, ...] = (1024, 512, 256)
     """Widths of its hidden layers (ReLU between), as in RLinf."""
     detach: bool = False

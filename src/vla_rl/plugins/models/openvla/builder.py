@@ -10,13 +10,14 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.base import Parts
-from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, read_part
+from vla_rl.plugins.models.openvla.checkpoint import read_part
 from vla_rl.plugins.models.openvla.checks import decoding, l1
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, Scaler
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.fit import Fit, find_fit, over_full_vocabulary
 from vla_rl.plugins.models.openvla.guards import check_network
 from vla_rl.plugins.models.openvla.heads import (
+    ActionValueHead,
     AttentionValueHead,
     L1Head,
     OFTModule,
@@ -130,7 +131,7 @@ def _module(
         vla.vision_backbone.requires_grad_(False)
     if not over_full_vocabulary(config):
         vla.slim_head()
-    module = kind(vla, projector, _value_head(config, context, width, checkpoint), head)
+    module = kind(vla, projector, _value_head(config, context, width, fit), head)
     if config.lora is not None:
         seed = derived_seed(context.seed, "openvla/lora")
         module.vla = add_adapters(vla, config.lora, autocast=config.autocast, seed=seed)
@@ -159,12 +160,17 @@ def _network(
     return vla
 
 
-def _value_head(config: FamilyConfig, context: Context, width: int, checkpoint: Checkpoint | None) -> ValueHead | None:
+def _value_head(config: FamilyConfig, context: Context, width: int, fit: Fit) -> ValueHead | None:
     if context.values == "none":
         return None
     outputs = context.chunk if context.values == "action" else None
-    options = config.value_head
-    kind = AttentionValueHead if options.kind == "attention" else ValueHead
-    head = kind(width, options.hidden, outputs, options.detach, derived_seed(context.seed, "openvla/value_head"))
-    load_head(head, None if checkpoint is None else checkpoint.folder, VALUE_HEAD)
+    options, seed = config.value_head, derived_seed(context.seed, "openvla/value_head")
+    pools = options.kind == "action_attention"
+    detach = pools if options.detach is None else options.detach
+    if pools:
+        head: ValueHead = ActionValueHead(width, options.hidden, outputs, detach, seed, fit.tokens)
+    else:
+        kind = AttentionValueHead if options.kind == "attention" else ValueHead
+        head = kind(width, options.hidden, outputs, detach, seed)
+    load_head(head, None if fit.checkpoint is None else fit.checkpoint.folder, VALUE_HEAD)
     return head

@@ -14,7 +14,7 @@ PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
 HEADS = ("discrete", "l1")
 GRIPPERS = ("keep", "rlds")
-VALUE_HEADS = ("mlp", "attention")
+VALUE_HEADS = ("mlp", "attention", "action_attention")
 SAVES = ("merged", "adapter")
 SUPPORTS = ("action_tokens", "full_vocabulary")
 
@@ -42,18 +42,29 @@ def _adapter_has_a_base(config: FamilyConfig, attribute: Attribute[Any], value: 
         raise ValueError("save_lora: adapter needs `lora`, and a `checkpoint` as the base that the adapter belongs to")
 
 
+def _acts_in_one_pass(config: FamilyConfig, attribute: Attribute[Any], value: ValueHeadConfig) -> None:
+    if value.kind == "action_attention" and not isinstance(config, OpenVLAOFTConfig):
+        raise ValueError(
+            "value_head.kind: action_attention reads what stands at the action tokens, which openvla knows only once "
+            "it has acted; use mlp or attention"
+        )
+
+
 @frozen(kw_only=True)
 class ValueHeadConfig:
     """The critic, built when the algorithm needs one, on the hidden state behind the first action token."""
 
     kind: str = field(default="mlp", validator=in_(VALUE_HEADS))
     """`mlp`: on that hidden state alone, as in RLinf. `attention`: it first looks back over the hidden states of image
-    and prompt (four heads) and adds what it finds."""
+    and prompt (four heads) and adds what it finds. `action_attention` (openvla_oft): the hidden states of all action
+    tokens, weighted by learnt scores (AcceRL, section 5.2; its embedding of the episode's step is left out, since
+    observations do not tell the step)."""
     hidden: tuple[int, ...] = (512, 128)
     """Widths of the MLP's hidden layers (GELU between), as in RLinf."""
-    detach: bool = False
-    """True keeps the critic's gradient out of the policy's trunk. The default shares the trunk, as RLinf does for
-    OpenVLA: the last hidden state is made for the next token and says little about success until it is trained to."""
+    detach: bool | None = None
+    """True keeps the critic's gradient out of the policy's trunk. None: for `action_attention`, as AcceRL does. The
+    others share the trunk, as RLinf does for OpenVLA: the last hidden state is made for the next token and says little
+    about success until it is trained to."""
 
 
 @frozen(kw_only=True)
@@ -86,7 +97,7 @@ class FamilyConfig:
     reuse_vision_features: bool = field(default=False, validator=_features_are_frozen)
     """With `freeze_vision`: keep the features of acting for training, which then computes no vision transformer. Costs
     memory and, between processes, traffic: at full size about 1.1 MB a camera in bfloat16, seven times the image."""
-    value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
+    value_head: ValueHeadConfig = field(factory=ValueHeadConfig, validator=_acts_in_one_pass)
     """The critic, when the algorithm asks for one."""
     gradient_checkpointing: bool = field(default=False, validator=_no_dropout)
     """Recompute the layers of the Llama and of trained vision transformers in the backward pass: less memory, about a

@@ -75,6 +75,24 @@ class AttentionValueHead(ValueHead):
         return own + found.flatten(1)
 
 
+class ActionValueHead(ValueHead):
+    """Weighs the hidden states of all action tokens by learnt scores (AcceRL, equations 14 to 16, without the bias,
+    which a softmax does not see)."""
+
+    def __init__(
+        self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int, tokens: int
+    ) -> None:
+        super().__init__(dim, hidden, outputs, detach, seed)
+        self.tokens = tokens
+        self.score = nn.Linear(dim, 1, bias=False)
+        start(self.score, 1.0, torch.Generator().manual_seed(seed + 1))
+
+    def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+        rows = torch.arange(len(hidden), device=hidden.device)[:, None]
+        states = hidden[rows, at[:, None] + torch.arange(self.tokens, device=hidden.device)].float()
+        return (self.score(states).softmax(1) * states).sum(1)
+
+
 class ResidualBlock(nn.Module):
     """x + relu(linear(norm(x)))."""
 
