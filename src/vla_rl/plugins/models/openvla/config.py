@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from attrs.validators import in_, optional
+from attrs.validators import gt, in_, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import one_source
@@ -16,6 +16,7 @@ HEADS = ("discrete", "l1")
 GRIPPERS = ("keep", "rlds")
 VALUE_HEADS = ("mlp", "attention", "action_attention")
 SAVES = ("merged", "adapter")
+DISTRIBUTIONS = ("laplace", "gaussian")
 SUPPORTS = ("action_tokens", "full_vocabulary")
 
 
@@ -40,6 +41,13 @@ def _autocast_narrows(config: FamilyConfig, attribute: Attribute[Any], value: bo
 def _adapter_has_a_base(config: FamilyConfig, attribute: Attribute[Any], value: str) -> None:
     if value == "adapter" and (config.lora is None or config.checkpoint is None):
         raise ValueError("save_lora: adapter needs `lora`, and a `checkpoint` as the base that the adapter belongs to")
+
+
+def _only_with_l1(config: OpenVLAOFTConfig, attribute: Attribute[Any], value: DeviationConfig | None) -> None:
+    if value is not None and config.head != "l1":
+        raise ValueError(
+            f"`deviation` belongs to `head: l1`; the head is {config.head!r}, whose bins are a distribution"
+        )
 
 
 def _acts_in_one_pass(config: FamilyConfig, attribute: Attribute[Any], value: ValueHeadConfig) -> None:
@@ -110,12 +118,25 @@ class FamilyConfig:
 
 
 @frozen(kw_only=True)
+class DeviationConfig:
+    """How actions lie around those of the L1 head, so that they can be sampled, scored and trained by RL."""
+
+    kind: str = field(default="laplace", validator=in_(DISTRIBUTIONS))
+    """`laplace`: the distribution whose likelihood the mean absolute error is; `gaussian`."""
+    start: float = field(default=0.1, validator=gt(0.0))
+    """The scale (Laplace) or standard deviation (Gaussian) that is trained from, in normalised actions: one number for
+    each dimension of each action of a chunk."""
+
+
+@frozen(kw_only=True)
 class OpenVLAOFTConfig(FamilyConfig):
     """Keys of `model:` in a spec with `type: openvla_oft`."""
 
     head: str = field(default="discrete", validator=in_(HEADS))
     """`discrete`: 256 bins an action dimension. `l1`: the regression head of the public OpenVLA-OFT checkpoints, for
-    evaluation and imitation; it gives no distribution, so RL is refused."""
+    evaluation and imitation; alone it gives no distribution, and RL is refused."""
+    deviation: DeviationConfig | None = field(default=None, validator=_only_with_l1)
+    """head: l1: sample around its actions, with a deviation that is trained too. None: it acts as it is, without RL."""
     use_proprio: bool | None = None
     """Feed the state as one token. None: as the checkpoint was trained; a preset does when there is a state."""
     append_stop_token: bool | None = None
@@ -133,9 +154,9 @@ class OpenVLAARConfig(FamilyConfig):
 
 def no_rl(config: OpenVLAOFTConfig) -> str | None:
     """Why RL is impossible, for `Plugin.no_rl`."""
-    if config.head == "discrete":
+    if config.head == "discrete" or config.deviation is not None:
         return None
     return (
-        "its `head: l1` gives one action, no distribution; it serves evaluation and `vla-rl sft`. Use `head: discrete` "
-        "and a checkpoint that was trained so"
+        "its `head: l1` gives one action, no distribution; it serves evaluation and `vla-rl sft`. Set "
+        "`deviation: {}` beside it, or use `head: discrete` and a checkpoint that was trained so"
     )
