@@ -13,7 +13,8 @@ from openvla_cases import CHUNK, ENV, expert, observation, policy
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.plugins.models.openvla import DeviationConfig, LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
+from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
+from vla_rl.plugins.models.openvla.config import DeviationConfig
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_model
 

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.openvla.checks import check
-from vla_rl.plugins.models.openvla.config import (
-    DeviationConfig,
-    OpenVLAARConfig,
-    OpenVLAOFTConfig,
-    ValueHeadConfig,
-    no_rl,
-)
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig, no_rl
 from vla_rl.plugins.models.openvla.statistics import action_dim
 from vla_rl.toolkit.models.adapters import LoRAConfig
 
@@ -21,16 +15,7 @@ if TYPE_CHECKING:
     from vla_rl.plugins.models.openvla.policy import OFTPolicy
 
 
-__all__ = [
-    "DeviationConfig",
-    "LoRAConfig",
-    "OpenVLAARConfig",
-    "OpenVLAOFTConfig",
-    "ValueHeadConfig",
-    "build",
-    "openvla",
-    "openvla_oft",
-]
+__all__ = ["LoRAConfig", "OpenVLAARConfig", "OpenVLAOFTConfig", "ValueHeadConfig", "build", "openvla", "openvla_oft"]
 
 
 def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:
