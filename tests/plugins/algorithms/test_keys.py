@@ -8,8 +8,7 @@ import torch
 
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
-from vla_rl.plugins.algorithms.grpo import GRPOConfig
-from vla_rl.plugins.algorithms.grpo.settings import SoftGate
+from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.settings import SuccessFilter
 

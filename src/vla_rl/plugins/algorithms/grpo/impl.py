@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
-from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.corrections import proximal_policy, without_dropped
 from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
