@@ -1,12 +1,16 @@
-"""A learner step of OpenVLA-OFT on one CPU core: ours beside the same model done plainly; and how fast policies decide.
+"""A learner step on one CPU core: ours beside the same model done plainly; and how fast policies decide.
 
-    python benchmarks/learner.py [--pairs 7] [--sizes tiny small] [--json FILE]
+    python benchmarks/learner.py [--pairs 7] [--sizes tiny small pi05 smolvla] [--json FILE]
+
+`tiny` and `small` are sizes of OpenVLA-OFT; the others are the tiny networks of their models.
 
 A step: log-probs and entropy of recorded chunks (8 x 7 tokens) and values with gradient, a clipped PPO loss, backward,
 AdamW on all weights. Plain, from the same weights: logits of the whole vocabulary at all positions, and a forward pass
-of its own for the values. Both give the same log-probs, entropies, values and gradient, which is checked first. Steps
-alternate in one process; ratios are medians of the pairs. Peak memory is that of a fresh process for each side while it
-takes steps (Linux), and in brackets what of it the steps added.
+of its own for the values. A model that denoises scores its one stochastic step of four and trains the expert; plain,
+images and prompt are read once for the log-probs and once more for the values. Both sides give the same log-probs,
+entropies, values and gradient, which is checked first. Steps alternate in one process; ratios are medians of the pairs.
+Peak memory is that of a fresh process for each side while it takes steps (Linux), and in brackets what of it the steps
+added.
 """
 
 from __future__ import annotations
@@ -35,9 +39,12 @@ from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.flow_config import FlowConfig
 
 CHUNK, ACTION_DIM, TEMPERATURE = 8, 7, 1.6
-PIXELS = {"tiny": 64, "small": 224, "full": 224}
-ROWS = {"tiny": 16, "small": 2}
-BARS = {"ratio": 1.5, "openvla_oft": 300.0, "pi0": 400.0, "pi05": 500.0, "smolvla": 500.0}
+PIXELS = {"small": 224, "full": 224}
+"""Of images; 64 elsewhere."""
+FLOW: dict[str, tuple[Any, Any]] = {"pi05": (pi05, Pi05Config), "smolvla": (smolvla, SmolVLAConfig)}
+ROWS = {"tiny": 16, "small": 2, "pi05": 8, "smolvla": 8}
+RATIOS = {"tiny": 1.5, "small": 1.5, "pi05": 1.3, "smolvla": 1.3}
+BARS = {"openvla_oft": 300.0, "pi0": 400.0, "pi05": 500.0, "smolvla": 500.0}
 BATCH = 8
 """Rows of a decision."""
 
@@ -50,15 +57,24 @@ class Learner:
     """A policy, recorded chunks and an optimiser."""
 
     def __init__(self, preset: str, rows: int, device: str = "cpu", **config: Any) -> None:
-        self.env = synthetic.env_info(cameras=1, pixels=PIXELS[preset], state_dim=0, action_dim=ACTION_DIM)
+        self.env = synthetic.env_info(cameras=1, pixels=PIXELS.get(preset, 64), state_dim=0, action_dim=ACTION_DIM)
         place = Context(env=self.env, chunk=CHUNK, values="chunk", temperature=TEMPERATURE, device=device)
-        self.policy = openvla_oft.build(OpenVLAOFTConfig(preset=preset, **config), place)
+        self.policy = self.build(preset, place, **config)
         self.prepare()
         self.optimiser = torch.optim.AdamW([p for p in self.policy.module.parameters() if p.requires_grad], lr=1e-6)
         self.record(rows)
 
+    def build(self, preset: str, place: Context, **config: Any) -> Any:
+        return openvla_oft.build(OpenVLAOFTConfig(preset=preset, **config), place)
+
     def prepare(self) -> None:
         """Ours is ready as it is built."""
+
+    @property
+    def probe(self) -> nn.Parameter:
+        """A weight whose gradient has come through all that is trained."""
+        weight: nn.Parameter = self.policy.module.vla.projector.fc1.weight
+        return weight
 
     def record(self, rows: int) -> None:
         """Act on `rows` random observations."""
@@ -117,7 +133,32 @@ class PlainLearner(Learner):
         return Scores(log_probs=chosen, entropy=-(log_probs.exp() * log_probs).sum(-1), values=values)
 
 
-SIDES: dict[str, type[Learner]] = {"ours": Learner, "plain": PlainLearner}
+class FlowLearner(Learner):
+    """Of a model that denoises, by its name."""
+
+    def build(self, preset: str, place: Context, **config: Any) -> Any:
+        plugin, kind = FLOW[preset]
+        return plugin.build(kind(preset="tiny", **config), place)
+
+    @property
+    def probe(self) -> nn.Parameter:
+        trained: nn.Parameter = self.policy.module.network.action_out_proj.weight
+        return trained
+
+
+class PlainFlowLearner(FlowLearner):
+    """The same weights; the critic has a pass of its own."""
+
+    def scores(self) -> Scores:
+        scores = self.policy.chunk_log_probs(self.obs, self.chunk)
+        values = self.policy.module.criticise(*self.policy._see(self.obs))  # noqa: SLF001
+        return Scores(log_probs=scores.log_probs, entropy=scores.entropy, values=values)
+
+
+def sides_of(size: str) -> dict[str, type[Learner]]:
+    if size in FLOW:
+        return {"ours": FlowLearner, "plain": PlainFlowLearner}
+    return {"ours": Learner, "plain": PlainLearner}
 
 
 def check_equal(ours: Learner, plain: Learner) -> None:
@@ -128,7 +169,7 @@ def check_equal(ours: Learner, plain: Learner) -> None:
     grads = []
     for side in (ours, plain):
         side.loss().backward()
-        grads.append(side.policy.module.vla.projector.fc1.weight.grad)
+        grads.append(side.probe.grad)
     torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-6)
 
 
@@ -141,7 +182,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 def compare(size: str, pairs: int) -> dict[str, float]:
     rows = ROWS[size]
-    sides = {name: kind(size, rows) for name, kind in SIDES.items()}
+    sides = {name: kind(size, rows) for name, kind in sides_of(size).items()}
     check_equal(sides["ours"], sides["plain"])
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for pair in range(pairs + 1):
@@ -169,7 +210,7 @@ def resident(which: str) -> float:
 
 def peak(side: str, size: str) -> tuple[float, float]:
     """MiB of a process at most while it takes two steps, and of these above what it had before."""
-    learner = SIDES[side](size, ROWS[size])
+    learner = sides_of(size)[side](size, ROWS[size])
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of imports and building
     before = resident("VmRSS")
     for _ in range(2):
@@ -196,7 +237,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--seconds", type=float, default=5.0, help="of deciding, for each policy")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--peak", choices=list(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--peak", choices=["ours", "plain"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak:
@@ -211,8 +252,8 @@ def main() -> None:
         got = compare(size, options.pairs)
         figures |= got
         cells = [f"{got[f'{size}_{n}']:.2f} ({got[f'{size}_{n}_cpu']:.2f})" for n in ("ours", "plain", "ratio")]
-        mib = [f"{got[f'{size}_peak_mib_{n}']:.0f} ({got[f'{size}_step_mib_{n}']:.0f})" for n in SIDES]
-        numbers = f"{cells[0]:>17} {cells[1]:>17} {cells[2]:>13} {BARS['ratio']:>5}"
+        mib = [f"{got[f'{size}_peak_mib_{n}']:.0f} ({got[f'{size}_step_mib_{n}']:.0f})" for n in ("ours", "plain")]
+        numbers = f"{cells[0]:>17} {cells[1]:>17} {cells[2]:>13} {RATIOS[size]:>5}"
         print(f"{size:8} {ROWS[size]:4} {numbers} {' | '.join(mib):>25}")
     print(f"\nchunk decisions/s at batch {BATCH}, preset tiny, one 64-px camera, chunks of {CHUNK} x {ACTION_DIM}")
     cases = (

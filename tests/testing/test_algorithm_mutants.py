@@ -13,6 +13,7 @@ from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
 from vla_rl.plugins.algorithms.grpo import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
+from vla_rl.plugins.algorithms.grpo.settings import SoftGate
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm
@@ -484,6 +485,8 @@ SETTINGS = [
     PPO(PPOConfig(aggregation="rlinf", log_prob="chunk", kl_coef=0.2, kl_estimator="k1")),
     GIPO(GIPOConfig(sigma=0.1, kl_coef=0.1, kl_estimator="k2", aggregation="trajectory-mean")),
     GRPO(GRPOConfig(baseline="leave-one-out", normalize_by_std=False, filter_truncated=True, kl_coef=0.1)),
+    GRPO(GRPOConfig(std_of="step")),
+    GRPO(GRPOConfig(soft_gate=SoftGate(), log_prob="chunk", correction="decoupled")),
 ]
 
 

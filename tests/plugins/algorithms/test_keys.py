@@ -8,7 +8,7 @@ import torch
 
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
-from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.settings import SuccessFilter
 
@@ -31,6 +31,7 @@ GROUP = {
     "aggregation": ("step-mean", {}),
     "baseline": ("leave-one-out", {}),
     "normalize_by_std": (False, {}),
+    "std_of": ("step", {}),
     "filter": (SuccessFilter(lower=0.9, upper=1.0), {}),
     "filter_identical": (False, {}),
     "filter_truncated": (True, {}),
@@ -48,7 +49,7 @@ CRITIC = {
     "huber_delta": (0.1, {}),
 }
 TABLE = {
-    "grpo": (grpo.plugin, {**POLICY, **CLIP, **CORRECTION, **GROUP}),
+    "grpo": (grpo.plugin, {**POLICY, **CLIP, **CORRECTION, **GROUP, "soft_gate": (SoftGate(), {})}),
     "ppo": (ppo.plugin, {**POLICY, **CLIP, **CORRECTION, **V_TRACE, **CRITIC}),
     "gipo": (
         gipo.plugin,
@@ -107,6 +108,14 @@ def test_grpo_says_that_its_advantages_are_of_chunks():
 
     with pytest.raises(Problems, match="advantage: expected one of 'chunk', got str 'action'"):
         Structurer().read_class({"advantage": "action"}, GRPOConfig)
+
+
+def test_keys_of_grpo_that_contradict():
+    with pytest.raises(ValueError, match="soft_gate takes the place of the clip; leave clip_low"):
+        GRPOConfig(soft_gate=SoftGate(), dual_clip=3.0)
+    with pytest.raises(ValueError, match="std_of: step says .*; normalize_by_std is false"):
+        GRPOConfig(std_of="step", normalize_by_std=False)
+    assert GRPOConfig(std_of="step").scope.endswith("set algorithm.std_of: group")
 
 
 def test_kl_needs_a_reference_and_only_then():

@@ -33,6 +33,15 @@ def test_both_sides_of_the_learner_step_compute_the_same(learner: ModuleType) ->
         learner.check_equal(ours, plain)
 
 
+@pytest.mark.parametrize("name", ["pi05", "smolvla"])
+def test_both_sides_of_the_learner_step_of_a_model_that_denoises(learner: ModuleType, name: str) -> None:
+    ours, plain = (kind(name, 2) for kind in learner.sides_of(name).values())
+    learner.check_equal(ours, plain)
+    before = plain.probe.detach().clone()
+    plain.step()
+    assert not torch.equal(plain.probe, before)
+
+
 def test_code_of_the_gpu_benchmark_runs_on_a_cpu(
     learner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

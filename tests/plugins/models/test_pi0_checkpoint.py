@@ -343,12 +343,16 @@ def test_settings_that_contradict(config: dict[str, Any], match: str) -> None:
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"method": "flow_noise", "level": 0.5}, "`level` belongs to method 'flow_sde'; the method is 'flow_noise'"),
+        (
+            {"method": "flow_noise", "level": 0.5},
+            "`level` belongs to method 'flow_sde' and 'flow_cps'; the method is 'flow_noise'",
+        ),
         ({"method": "flow_noise", "steps": "one"}, "`steps` belongs to method 'flow_sde'"),
         ({"std_range": (0.1, 0.2)}, "`std_range` belongs to method 'flow_noise'"),
         ({"method": "flow_noise", "std_range": (0.2, 0.1)}, "0 < low < high"),
         ({"level": 0.0}, "level"),
-        ({"method": "flow_cps"}, "flow_sde"),
+        ({"method": "flow_ode"}, "flow_sde"),
+        ({"method": "flow_cps", "level": 1.5}, "at most 1, not 1.5"),
     ],
 )
 def test_noise_that_contradicts(config: dict[str, Any], match: str) -> None:

@@ -127,6 +127,21 @@ def test_flow_sde_is_rlinfs(level: float) -> None:
         torch.testing.assert_close(schedule.std, torch.tensor([0.5, 0.4330, 0.25, 0.1443]), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("level", [0.5, 1.0])
+def test_flow_cps_exchanges_noise_for_as_much_new_noise(level: float) -> None:
+    """Means and deviations as RLinf writes them; what is noise after a step is as much as at that time in training."""
+    K, rng = 4, torch.Generator().manual_seed(0)
+    x, v = torch.randn(K, 5, 3, generator=rng), torch.randn(K, 5, 3, generator=rng)
+    schedule, index = Schedule(K, level, CPU, method="flow_cps"), torch.arange(K)
+    got, size = schedule.mean(x, v, index, torch.ones(K, dtype=torch.bool)), math.cos(math.pi * level / 2)
+    for i, t in enumerate((1.0, 0.75, 0.5, 0.25)):
+        clean, noisy, left = x[i] - v[i] * t, x[i] + v[i] * (1 - t), t - 0.25
+        torch.testing.assert_close(got[i], clean * (1 - left) + noisy * left * size, rtol=0, atol=1e-6)
+        assert math.hypot(left * size, schedule.std[i]) == pytest.approx(left, abs=1e-7)
+    assert schedule.std[-1] == 0
+    assert schedule.noisy_steps == 3
+
+
 def test_rows_that_are_not_noisy_follow_the_ode() -> None:
     schedule, index = Schedule(4, 0.5, CPU), torch.tensor([1, 1])
     x, v = torch.randn(2, 3, 2), torch.randn(2, 3, 2)

@@ -23,6 +23,7 @@ from vla_rl.plugins.models.pi0.prompts import Prompts
 from vla_rl.testing import check_model, synthetic
 
 FLOW_NOISE = NoiseConfig(method="flow_noise")
+FLOW_CPS = NoiseConfig(method="flow_cps", level=0.7)
 EVERY_STEP = NoiseConfig(steps="all", level=0.3)
 
 
@@ -31,6 +32,7 @@ EVERY_STEP = NoiseConfig(steps="all", level=0.3)
     [
         ("none", {}),
         ("chunk", {"noise": FLOW_NOISE, "denoise_steps": 3}),
+        ("none", {"noise": FLOW_CPS}),
         ("action", {"noise": EVERY_STEP, "value_head": ValueHeadConfig(hidden=(16,))}),
         ("chunk", {"train_expert_only": False, "greedy_start": "fixed_noise", "denoise_steps": 1}),
         ("action", {"use_state": False, "cameras": ("camera1",), "value_head": ValueHeadConfig(detach=True)}),
@@ -69,7 +71,7 @@ def test_bfloat16(tmp_path: Path) -> None:
     torch.testing.assert_close(model.sample_chunk(obs, noise(4), True).replay["chain"], full, rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("method", [NoiseConfig(), EVERY_STEP, FLOW_NOISE])
+@pytest.mark.parametrize("method", [NoiseConfig(), EVERY_STEP, FLOW_NOISE, FLOW_CPS])
 def test_scores_repeat_the_sampled_log_probs_exactly(method: NoiseConfig) -> None:
     model, obs = policy(noise=method, context={"temperature": 1.6, "values": "chunk"}), observation(5)
     chunk = model.sample_chunk(obs, noise(5), False)
@@ -119,6 +121,27 @@ def test_one_step_is_stochastic_and_the_others_follow_the_ode() -> None:
         mean = euler - std**2 / (2 * t) * (chain[:, i] + (1 - t) * velocity)
         wanted = torch.distributions.Normal(mean, std).log_prob(chain[:, i + 1]).sum(-1, keepdim=True)
         torch.testing.assert_close(chunk.log_probs[step == i], wanted[step == i], rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_the_last_step_of_flow_cps_is_never_stochastic() -> None:
+    """Every chunk has a density: the stochastic step is one of the others."""
+    model, obs = policy(noise=FLOW_CPS), observation(48)
+    chunk = model.sample_chunk(obs, noise(48), False)
+    chain, step = chunk.replay["chain"], chunk.replay["step"]
+    assert set(step.tolist()) == {0, 1, 2}
+    for i, (velocity, _) in enumerate(steps_of(model, obs, chain)):
+        t, left, angle = 1 - i / 4, 0.75 - i / 4, math.pi * 0.7 / 2
+        clean, noisy = chain[:, i] - t * velocity, chain[:, i] + (1 - t) * velocity
+        euler = clean * (1 - left) + noisy * left
+        assert ((chain[:, i + 1] - euler).abs().amax((1, 2))[step != i] < 1e-5).all()
+        if left:
+            mean = clean * (1 - left) + noisy * left * math.cos(angle)
+            normal = torch.distributions.Normal(mean, left * math.sin(angle))
+            wanted = normal.log_prob(chain[:, i + 1]).sum(-1, keepdim=True)
+            torch.testing.assert_close(chunk.log_probs[step == i], wanted[step == i], rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match="set denoise_steps to 2 or more"):
+        Pi0Config(preset="tiny", noise=FLOW_CPS, denoise_steps=1)
 
 
 @torch.no_grad()

@@ -94,6 +94,28 @@ def test_group_advantages_by_hand():
     assert F.group_advantages(scores, groups, normalize_by_std=False).tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
 
 
+def test_group_advantages_over_the_step():
+    """REINFORCE++ with baseline: scores less their group's mean, normalised over all of them."""
+    scores, groups = t([1.0, 0.0, 4.0, 0.0, 5.0]), t([0, 0, 1, 1, 2])
+    centred = t([0.5, -0.5, 2.0, -2.0, 0.0])
+    found = F.group_advantages(scores, groups, std_of="step")
+    torch.testing.assert_close(found, centred / (centred.std() + 1e-6))
+    assert not F.group_advantages(t([1.0, 1.0, 3.0]), t([0, 0, 1]), std_of="step").any()
+
+
+@pytest.mark.parametrize(("advantage", "tau"), [(2.0, 1.0), (-2.0, 1.5)])
+def test_the_soft_gate(advantage, tau):
+    """SAPO: the gradient, which is that of -A r at r = 1, is weighted by 4 p (1 - p), p = sigmoid(tau (r - 1))."""
+    log_probs = torch.log(t([0.3, 1.0, 2.5, 4.0])).requires_grad_()
+    old, gain = torch.zeros(4), torch.full((4,), advantage)
+    loss = F.soft_surrogate(log_probs, old, gain, positive=1.0, negative=1.5)
+    loss.sum().backward()
+    for i, ratio in enumerate([0.3, 1.0, 2.5, 4.0]):
+        p = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        assert float(loss[i].detach()) == pytest.approx(-advantage * 4 / tau * p, rel=1e-5)
+        assert float(log_probs.grad[i]) == pytest.approx(-advantage * ratio * 4 * p * (1 - p), rel=1e-4)
+
+
 def test_clip_stops_gain_above_the_upper_bound():
     loss = F.clipped_surrogate(t([[math.log(2.0)]]), torch.zeros(1, 1), torch.ones(1, 1), low=0.2, high=0.3)
     assert float(loss) == pytest.approx(-1.3)

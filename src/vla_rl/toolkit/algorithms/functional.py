@@ -221,12 +221,14 @@ def group_advantages(
     groups: Tensor,
     *,
     normalize_by_std: bool = True,
+    std_of: Literal["group", "step"] = "group",
     baseline: Literal["mean", "leave-one-out"] = "mean",
     eps: float = 1e-6,
 ) -> Tensor:
     """GRPO (Shao et al. 2024): (score - mean of its group) / (unbiased std of its group + eps); 0 in a group of one
     and in a group of equal scores. `normalize_by_std=False` is Dr. GRPO (Liu et al. 2025); with
-    `baseline="leave-one-out"`, the mean of the *others*, it is RLOO (Ahmadian et al. 2024).
+    `baseline="leave-one-out"`, the mean of the *others*, it is RLOO (Ahmadian et al. 2024). `std_of="step"` normalises
+    score - mean of its group over all N instead, which is REINFORCE++ with baseline (Hu et al. 2025).
 
     Args:
         scores: float [N].   groups: int64 [N], equal numbers are one group.
@@ -235,6 +237,8 @@ def group_advantages(
     check_shapes(scores=scores, groups=groups)
     check_finite(scores=scores)
     check_name("baseline", baseline, ("mean", "leave-one-out"))
+    check_name("std_of", std_of, ("group", "step"))
+    by_group = normalize_by_std and std_of == "group"
     out = torch.zeros_like(scores)
     for group in groups.unique():
         members = groups == group
@@ -244,8 +248,9 @@ def group_advantages(
         advantages = inside - inside.mean()
         if baseline == "leave-one-out":  # s - (sum - s) / (n - 1) = n / (n - 1) * (s - mean)
             advantages = advantages * (len(inside) / (len(inside) - 1))
-        out[members] = advantages / (inside.std() + eps) if normalize_by_std else advantages
-    return out
+        out[members] = advantages / (inside.std() + eps) if by_group else advantages
+    everywhere = normalize_by_std and not by_group
+    return normalize(out, torch.ones_like(out, dtype=torch.bool), eps) if everywhere else out
 
 
 # ----------------------------------------------------------------------------------------------------- losses
@@ -297,6 +302,20 @@ def clipped(
     ratio = log_ratio(log_probs, old_log_probs).exp()
     below = ratio < 1 - low if dual_clip is None else (ratio < 1 - low) | (ratio > dual_clip)
     return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & below)
+
+
+def soft_surrogate(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, positive: float, negative: float
+) -> Tensor:
+    """SAPO's objective an entry, minimised: -A (4 / tau) sigmoid(tau (r - 1)), where tau is `positive` for A > 0, else
+    `negative` (Gao et al. 2025, eq. 6). Its gradient is that of -A r at r = 1 and fades to both sides of it.
+
+    Args:
+        log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
+    """
+    check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    tau = torch.where(advantages > 0, positive, negative)
+    return -advantages * (4 / tau) * torch.sigmoid(tau * (log_ratio(log_probs, old_log_probs).exp() - 1))
 
 
 def trust_weights(log_probs: Tensor, old_log_probs: Tensor, *, sigma: float) -> Tensor:

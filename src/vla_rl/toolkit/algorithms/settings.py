@@ -151,6 +151,9 @@ class GroupSettings(PolicySettings):
     """What a score is compared with: the mean of its group, or of the others in its group (RLOO)."""
     normalize_by_std: bool = True
     """Divide by the standard deviation of the group's scores; false gives Dr. GRPO, and RLOO with leave-one-out."""
+    std_of: Literal["group", "step"] = field(default="group")
+    """Of which scores that is: those of the group, or of all trajectories of the step, each less its group's baseline
+    (REINFORCE++ with baseline)."""
     filter: SuccessFilter | None = None
     """Success-rate filter of groups; null: off."""
     filter_identical: bool = True
@@ -158,9 +161,16 @@ class GroupSettings(PolicySettings):
     filter_truncated: bool = False
     """Drop groups in which any member hit the step limit."""
 
+    @std_of.validator
+    def _of_a_std(self, _: object, std_of: str) -> None:
+        if std_of != "group" and not self.normalize_by_std:
+            raise ValueError(f"std_of: {std_of} says by which std advantages are divided; normalize_by_std is false")
+
     @property
     def scope(self) -> str:
         """`Algorithm.scope`."""
+        if self.std_of == "step":
+            return "advantages are divided by a std over all of it; set algorithm.std_of: group"
         return OF_STEP if self.aggregation == "rlinf" else "group"
 
 

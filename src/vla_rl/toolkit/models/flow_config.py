@@ -12,7 +12,9 @@ from vla_rl.toolkit.models.fitting import one_source
 
 PRESETS = ("tiny",)
 DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("flow_sde", "flow_noise")
+METHODS = ("flow_sde", "flow_cps", "flow_noise")
+DRAWN = ("flow_sde", "flow_cps")
+"""Those with noise of a given size."""
 STARTS = ("zeros", "fixed_noise")
 
 
@@ -22,12 +24,23 @@ def for_checkpoints(config: Any, attribute: Attribute[Any], value: Any) -> None:
         raise ValueError(f"`{attribute.name}` says how to read a checkpoint; a preset has its own")
 
 
-def _only_for(method: str) -> Any:
+def _only_for(*methods: str) -> Any:
     def check(config: NoiseConfig, attribute: Attribute[Any], value: Any) -> None:
-        if value is not None and config.method != method:
-            raise ValueError(f"`{attribute.name}` belongs to method {method!r}; the method is {config.method!r}")
+        if value is not None and config.method not in methods:
+            named = " and ".join(map(repr, methods))
+            raise ValueError(f"`{attribute.name}` belongs to method {named}; the method is {config.method!r}")
 
     return check
+
+
+def _at_most_all(config: NoiseConfig, attribute: Attribute[Any], value: float | None) -> None:
+    if value is not None and value > 1 and config.method == "flow_cps":
+        raise ValueError(f"level of flow_cps is the part of the noise that is new, and at most 1, not {value:g}")
+
+
+def _some_step_is_noisy(config: FlowConfig, attribute: Attribute[Any], value: NoiseConfig) -> None:
+    if value.method == "flow_cps" and config.denoise_steps < 2:
+        raise ValueError("the last denoising step of flow_cps is free of noise; set denoise_steps to 2 or more")
 
 
 def _ascending(config: NoiseConfig, attribute: Attribute[Any], value: tuple[float, float] | None) -> None:
@@ -41,12 +54,14 @@ class NoiseConfig:
 
     method: str = field(default="flow_sde", validator=in_(METHODS))
     """`flow_sde`: the ODE turned into an SDE of the same marginals, its noise given by `level`.
+    `flow_cps`: a part of the noise that is left is exchanged for new one, which keeps its size at every step
+    (coefficients-preserving sampling, Wang & Yu 2025); the last step, which leaves none, is never stochastic.
     `flow_noise`: the ODE with Gaussian noise, its size given by a network that is trained too."""
-    level: float | None = field(default=None, validator=[optional(gt(0.0)), _only_for("flow_sde")])
-    """flow_sde: a in sigma_t = a sqrt(t / (1 - t)). None: 0.5."""
-    steps: str | None = field(default=None, validator=[optional(in_(("one", "all"))), _only_for("flow_sde")])
-    """flow_sde: `one` denoising step of each chunk, drawn at random, is stochastic and scored, the others follow the
-    ODE (cheap to train); `all`: every step. None: one."""
+    level: float | None = field(default=None, validator=[optional(gt(0.0)), _only_for(*DRAWN), _at_most_all])
+    """a. flow_sde: sigma_t = a sqrt(t / (1 - t)); flow_cps: sin(pi a / 2) of the noise is new, a <= 1. None: 0.5."""
+    steps: str | None = field(default=None, validator=[optional(in_(("one", "all"))), _only_for(*DRAWN)])
+    """flow_sde and flow_cps: `one` denoising step of each chunk, drawn at random, is stochastic and scored, the others
+    follow the ODE (cheap to train); `all`: every step. None: one."""
     std_range: tuple[float, float] | None = field(default=None, validator=[_ascending, _only_for("flow_noise")])
     """flow_noise: bounds of the standard deviation, in normalised actions. None: 0.08 to 0.16."""
 
@@ -55,6 +70,9 @@ class NoiseConfig:
 class ValueHeadConfig:
     """The critic, built when the algorithm needs one: an MLP on the action expert's output."""
 
+    reads: str = field(default="expert", validator=in_(("expert", "denoising")))
+    """`expert`: what the expert makes of the mean noise, one more pass. `denoising`: its mean over all denoising steps
+    from there, as pi_RL averages it over those of the sampled chunk; as many more passes."""
     hidden: tuple[int, ...] = (512, 256, 128)
     """Widths of its hidden layers (ReLU between), as in RLinf."""
     detach: bool = False
@@ -66,9 +84,9 @@ class PrefixHeadConfig:
     """The critic, built when the algorithm needs one: an MLP on the mean output of the vision-language model, which
     costs no pass of the expert; or on the expert's output."""
 
-    reads: str = field(default="prefix", validator=in_(("prefix", "expert")))
+    reads: str = field(default="prefix", validator=in_(("prefix", "expert", "denoising")))
     """`prefix`: the mean over images and prompt, padding left out; `expert`: what the expert makes of the mean noise,
-    at the cost of one more pass."""
+    at the cost of one more pass; `denoising`: its mean over all denoising steps from there, at the cost of as many."""
     hidden: tuple[int, ...] = (1024, 512, 256)
     """Widths of its hidden layers (ReLU between), as in RLinf."""
     detach: bool = False
@@ -90,7 +108,7 @@ class FlowConfig:
     """The simulator's cameras in the order of the model's images. None: those of the checkpoint's training, or all."""
     denoise_steps: int = field(default=4, validator=ge(1))
     """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in the models' own inference."""
-    noise: NoiseConfig = field(factory=NoiseConfig)
+    noise: NoiseConfig = field(factory=NoiseConfig, validator=_some_step_is_noisy)
     """How denoising is made stochastic."""
     greedy_start: str = field(default="zeros", validator=in_(STARTS))
     """Where the ODE starts in greedy evaluation: the mean of the initial noise, or one fixed draw of it."""

@@ -210,10 +210,12 @@ def make_heads(
     if context.values != "none":
         per_action = context.chunk if context.values == "action" else None
         seed = derived_seed(context.seed, f"{name}/value_head")
-        reads_prefix = isinstance(options, PrefixHeadConfig) and options.reads == "prefix"
-        kind: Callable[..., Any] = PrefixValueHead if reads_prefix else HorizonValueHead
-        width = prefix_width if reads_prefix else expert_width
-        value_head = kind(width, options.hidden, per_action, options.detach, seed)
+        rest = options.hidden, per_action, options.detach, seed
+        if options.reads == "prefix":
+            value_head = PrefixValueHead(prefix_width, *rest)
+        else:
+            value_head = HorizonValueHead(expert_width, *rest)
+            value_head.passes = config.denoise_steps if options.reads == "denoising" else 1
     if config.noise.method == "flow_noise":
         seed = derived_seed(context.seed, f"{name}/noise_head")
         bounds = config.noise.std_range or (0.08, 0.16)

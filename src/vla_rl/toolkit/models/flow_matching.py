@@ -5,10 +5,12 @@ One step as a Gaussian: x_{i+1} ~ N(mean, std), with t_i = 1 - i / K, from noise
 With v the velocity at (x, t) and d = 1 / K:
     ODE         mean = x - d v                                          std = 0
     Flow-SDE    mean = x - d v - s^2 d / (2 t) (x + (1 - t) v)          std = s sqrt(d),  s = a sqrt(t / (1 - t))
+    Flow-CPS    mean = x - d v - (t - d)(1 - cos(pi a / 2)) (x + (1 - t) v)    std = (t - d) sin(pi a / 2)
     Flow-Noise  mean = x - d v                                          std from a network
-At t = 1 the denominator of s takes 1 - t_1 instead of 0 (RLinf). The network is told the time as the original counts
-it: openpi in float32 by repeated addition, lerobot exactly. With K = 10 the other one moves samples by 1e-4.
-Sources: pi_RL (arXiv 2510.25889), Flow-GRPO (arXiv 2505.05470).
+Flow-CPS replaces a part of the noise that is left by new one of the same size, so its last step is the ODE's. At t = 1
+the denominator of s takes 1 - t_1 instead of 0 (RLinf). The network is told the time as the original counts it: openpi
+in float32 by repeated addition, lerobot exactly. With K = 10 the other one moves samples by 1e-4.
+Sources: pi_RL (arXiv 2510.25889), Flow-GRPO (arXiv 2505.05470), Flow-CPS (arXiv 2509.05952).
 """
 
 from __future__ import annotations
@@ -21,28 +23,44 @@ from torch import Tensor
 
 
 class Schedule:
-    """Times, and what Flow-SDE adds to a step, for K steps."""
+    """Times, and what Flow-SDE or Flow-CPS adds to a step, for K steps."""
 
-    def __init__(self, steps: int, level: float, device: torch.device, exact: bool = False) -> None:
+    def __init__(
+        self, steps: int, level: float, device: torch.device, exact: bool = False, method: str = "flow_sde"
+    ) -> None:
         grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         time = grid[:-1]
-        rest = torch.where(time == 1, 1 - grid[1], 1 - time)
-        sigma = level * (time / rest).sqrt()
         self.steps, self.delta = steps, 1.0 / steps
+        self.noisy_steps = steps - (method == "flow_cps")
+        """How many steps, from the first one, chance can have a part in."""
+        std, drift = (_cps if method == "flow_cps" else _sde)(grid, level)
         told = [torch.tensor(1.0)]
         while len(told) < steps:
             told.append(told[-1] - torch.tensor(self.delta))
         self.time = (time.float() if exact else torch.stack(told)).to(device)
-        self.std = (sigma * math.sqrt(self.delta)).float().to(device)
-        self.drift = (sigma**2 * self.delta / (2 * time)).float().to(device)
+        self.std, self.drift = std.float().to(device), drift.float().to(device)
 
     def mean(self, x: Tensor, velocity: Tensor, index: Tensor, noisy: Tensor | None) -> Tensor:
-        """Mean of step `index` (int64 [B]) from x [B, H, D]; rows where `noisy` (bool [B]) take Flow-SDE's drift."""
+        """Mean of step `index` (int64 [B]) from x [B, H, D]; rows where `noisy` (bool [B]) drift."""
         mean = x - self.delta * velocity
         if noisy is None:
             return mean
         drift = torch.where(noisy, self.drift[index], 0.0)[:, None, None]
         return mean - drift * (x + (1 - self.time[index])[:, None, None] * velocity)
+
+
+def _sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Deviation and drift of each step between the times of the grid."""
+    time, delta = grid[:-1], 1.0 / (len(grid) - 1)
+    rest = torch.where(time == 1, 1 - grid[1], 1 - time)
+    sigma = level * (time / rest).sqrt()
+    return sigma * math.sqrt(delta), sigma**2 * delta / (2 * time)
+
+
+def _cps(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """As `_sde`."""
+    angle = math.pi / 2 * level
+    return grid[1:] * math.sin(angle), grid[1:] * (1 - math.cos(angle))
 
 
 def training_times(rng: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

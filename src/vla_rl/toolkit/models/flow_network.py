@@ -133,8 +133,8 @@ class FlowModule(nn.Module, ABC):
     def criticise(self, prefix: Lent, state: Tensor) -> Tensor | None:
         """Values [B] or [B, C], or None without a critic.
 
-        A critic on the expert reads the mean of the initial noise (x = 0 at t = 1), so that values depend on the
-        observation alone; RLinf averages over the noisy chunks of the denoising steps instead.
+        A critic on the expert reads the mean of the initial noise (x = 0 at t = 1) or, as pi_RL, all that is denoised
+        from it, and is averaged. RLinf takes the chunks that it samples; values here depend on the observation alone.
         """
         head = self.value_head
         if head is None:
@@ -143,7 +143,12 @@ class FlowModule(nn.Module, ABC):
             assert prefix.summary is not None
             values: Tensor = head(prefix.summary.detach() if head.detach else prefix.summary)
             return values
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not head.detach):
-            hidden = self.denoise(prefix, state, state.new_zeros(len(state), *self.shape), state.new_ones(len(state)))
-        values = head(hidden)
-        return values
+        x, found = state.new_zeros(len(state), *self.shape), []
+        for i in range(head.passes):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not head.detach):
+                hidden = self.denoise(prefix, state, x, state.new_full((len(state),), 1 - i / head.passes))
+            found.append(head(hidden))
+            if i + 1 < head.passes:
+                with torch.no_grad():
+                    x = x - self.velocity(hidden) / head.passes
+        return found[0] if head.passes == 1 else torch.stack(found).mean(0)

@@ -60,8 +60,9 @@ class FlowPolicy(VLAModel):
         env = simulator_of(context, self.name)
         self.module, self.checkpoint, self.images = module, fit.checkpoint, images
         self.critic = module.value_head
-        steps = (config.noise.steps or "one") if config.noise.method == "flow_sde" else "all"
-        self._schedule = Schedule(config.denoise_steps, config.noise.level or 0.5, device, self.exact_time)
+        how = config.noise
+        steps = "all" if how.method == "flow_noise" else how.steps or "one"
+        self._schedule = Schedule(config.denoise_steps, how.level or 0.5, device, self.exact_time, how.method)
         self._every_step = steps == "all"
         self._actions = Scaler(fit.checkpoint.statistics.action, device)
         self._state_scaler = None if fit.state is None else Scaler(fit.state, device)
@@ -90,7 +91,8 @@ class FlowPolicy(VLAModel):
             step = torch.full((rows,), NOWHERE, device=self._device)
         else:
             x = as_tensor(noise.normals(*self._shape), self._device)
-            step = (as_tensor(noise.uniforms(), self._device) * steps).long().clamp(max=steps - 1)
+            count = self._schedule.noisy_steps
+            step = (as_tensor(noise.uniforms(), self._device) * count).long().clamp(max=count - 1)
             draws = as_tensor(noise.normals(steps if self._every_step else 1, *self._shape), self._device)
         chain, log_probs = [x], torch.zeros(rows, self._chunk, 1, device=self._device)
         for i in range(steps):
@@ -119,7 +121,7 @@ class FlowPolicy(VLAModel):
             mean, std = self._transition(prefix, state, chain[rows, index], index, step != NOWHERE)
             log_probs = log_probs + self._sum(log_density(chain[rows, index + 1], mean, std))
             spread = spread + self._sum(entropy(std).expand_as(mean))
-        spread = spread + 0 * log_probs  # Flow-SDE's is a constant, and callers differentiate it
+        spread = spread + 0 * log_probs  # without a network for it, it is a constant, and callers differentiate it
         return Scores(log_probs=log_probs, entropy=spread, values=self.module.criticise(prefix, state))
 
     @torch.no_grad()

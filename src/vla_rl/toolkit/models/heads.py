@@ -59,6 +59,9 @@ class HorizonValueHead(nn.Module):
     """Critic on an action expert's output [B, H, D] -> float32 [B], from the mean over the horizon; with `per_action`,
     [B, C], one value from the token of each executed action."""
 
+    passes = 1
+    """Denoising steps, from the mean noise on, whose values are averaged."""
+
     def __init__(self, dim: int, hidden: tuple[int, ...], per_action: int | None, detach: bool, seed: int) -> None:
         super().__init__()
         self.per_action, self.detach = per_action, detach

@@ -3,20 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-from attrs import frozen
+from typing import Any
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings, GroupSettings
-
-
-@frozen(kw_only=True)
-class GRPOConfig(GroupSettings, ClipSettings, CorrectionSettings):
-    advantage: Literal["chunk"] = "chunk"
-    """GRPO has one advantage a trajectory, so one a chunk."""
-    correction: Literal["none", "decoupled", "truncated"] = "none"
-    """How data of older versions count, as in ppo; v-trace corrects values, and there are none here."""
+from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig
 
 
 def build(config: GRPOConfig, context: Context) -> Any:

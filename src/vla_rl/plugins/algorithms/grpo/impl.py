@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
-from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.corrections import proximal_policy, without_dropped
 from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
@@ -28,21 +29,30 @@ class GRPO(Algorithm):
         """One number a trajectory, its score relative to its group's, at every chunk step with a valid action."""
         config, scores = self.config, trajectory_scores(rollout)
         relative = F.group_advantages(
-            scores, rollout.groups, baseline=config.baseline, normalize_by_std=config.normalize_by_std
+            scores,
+            rollout.groups,
+            baseline=config.baseline,
+            normalize_by_std=config.normalize_by_std,
+            std_of=config.std_of,
         )
         made = trajectory_advantages(rollout, scores, relative, config)
         return without_dropped(made, rollout, config, config.aggregation)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term, each entry by its
-        weight."""
+        """The clipped (or softly gated) surrogate around the proximal policy, less the entropy bonus, plus the KL term,
+        each entry by its weight."""
         config = self.config
         e = entries_of(scores, batch, config.log_prob)
         old = proximal_policy(e, batch, config)
         low, high, dual = config.clip_low, config.clip_high, config.dual_clip
         triple = (e.log_probs, old.log_probs, e.advantages)
-        surrogate = old.weights * F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual)
-        clipped = F.clipped(*triple, low=low, high=high, dual_clip=dual)
+        if config.soft_gate is None:
+            surrogate = old.weights * F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual)
+            clipped = F.clipped(*triple, low=low, high=high, dual_clip=dual)
+        else:
+            gate = config.soft_gate
+            surrogate = old.weights * F.soft_surrogate(*triple, positive=gate.positive, negative=gate.negative)
+            clipped = torch.zeros_like(e.mask)
         objective, kl = regularised(surrogate, e, batch, config)
         maxima, statistics = policy_diagnostics(
             e, batch, clipped=clipped, dead=clipped | old.dropped, trust=old.trust, reference_kl=kl

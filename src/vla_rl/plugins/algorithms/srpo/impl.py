@@ -72,7 +72,11 @@ class SRPO(Algorithm):
         action."""
         config, scores = self.config, trajectory_scores(rollout)
         relative = F.group_advantages(
-            scores, rollout.groups, baseline=config.baseline, normalize_by_std=config.normalize_by_std
+            scores,
+            rollout.groups,
+            baseline=config.baseline,
+            normalize_by_std=config.normalize_by_std,
+            std_of=config.std_of,
         )
         made = trajectory_advantages(rollout, scores, relative, config)
         made = without_dropped(made, rollout, config, config.aggregation)

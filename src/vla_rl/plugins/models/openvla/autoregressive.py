@@ -140,7 +140,9 @@ class ARPolicy(FamilyPolicy):
             index, values = self.module.decode(prompt.ids, prompt.mask, shape[0] * shape[1], pick, **seen)
         tokens = (index + self.module.first).unflatten(1, shape)
         scored = torch.stack(log_probs, dim=1).unflatten(1, shape)
-        return Chunk(actions=self.codec.decode(tokens), log_probs=scored, values=values, replay=replay(tokens, seen))
+        return Chunk(
+            actions=self.codec.decode(tokens), log_probs=scored, values=values, replay=replay(seen, tokens=tokens)
+        )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         tokens = as_tensor(chunk.replay["tokens"], self._device)

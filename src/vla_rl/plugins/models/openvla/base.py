@@ -41,6 +41,8 @@ class Parts:
     state_scaler: Scaler | None
     cameras: tuple[str, ...]
     chunk: int
+    bounds: tuple[tuple[float, ...], tuple[float, ...]]
+    """Of the simulator's actions, low and high."""
     temperature: float
     device: torch.device
     dtype: torch.dtype
@@ -70,9 +72,10 @@ class FamilyPolicy(VLAModel):
         self._device, self._dtype, self._base = parts.device, parts.dtype, parts.base
         self._dropouts = [part for part in self.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
         self._autocast, self._reuse = parts.autocast, parts.reuse
-        self._first_projector = None
+        self._first: dict[str, nn.Module | None] = {}
         if isinstance(self.module.vla, PeftModel):
-            self._first_projector = deepcopy(self.module.proprio_projector)
+            beside = ["proprio_projector"] + ["action_head", "deviation"] * (self.module.deviation is not None)
+            self._first = {name: deepcopy(getattr(self.module, name)) for name in beside}
         self.module.train()  # gradient checkpointing works in this mode only; dropout is switched in `_set_dropout`
 
     def encode_actions(self, actions: Array) -> Tensor:
@@ -87,7 +90,7 @@ class FamilyPolicy(VLAModel):
         [B, C, M]. Costs no second copy of the weights. Raises NotOffered without `lora`."""
         if not isinstance(self.module.vla, PeftModel):
             raise NotOffered(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
-        with before_training(self.module, proprio_projector=self._first_projector):
+        with before_training(self.module, **self._first):
             return self.chunk_log_probs(obs, chunk).log_probs
 
     def save(self, folder: Path) -> None:
@@ -123,10 +126,10 @@ class FamilyPolicy(VLAModel):
         return self._state_scaler.normalise(as_tensor(obs.state, self._device), clip=True).to(self._dtype)
 
 
-def replay(tokens: Tensor, seen: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def replay(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:
     """What scoring needs again."""
     features = seen["features"]
-    return {"tokens": tokens} if features is None else {"tokens": tokens, FEATURES: pack(features)}
+    return chosen if features is None else {**chosen, FEATURES: pack(features)}
 
 
 def pack(features: Tensor) -> Tensor:

@@ -10,14 +10,16 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.base import Parts
-from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, read_part
+from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
 from vla_rl.plugins.models.openvla.checks import decoding, l1
 from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, Scaler
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.fit import Fit, find_fit, over_full_vocabulary
 from vla_rl.plugins.models.openvla.guards import check_network
 from vla_rl.plugins.models.openvla.heads import (
+    ActionValueHead,
     AttentionValueHead,
+    Deviation,
     L1Head,
     OFTModule,
     PolicyModule,
@@ -33,7 +35,7 @@ from vla_rl.plugins.models.openvla.modeling import (
 )
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, Prompts
-from vla_rl.plugins.models.openvla.regression import L1Policy
+from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.networks import allocate, fill, load_weights, unchanged
 
@@ -42,7 +44,8 @@ M = TypeVar("M", bound=PolicyModule)
 
 def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
     """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
-    return (L1Policy if l1(config) else OFTPolicy)(_parts(config, context, OFTModule))
+    kind = OFTPolicy if not l1(config) else L1Policy if config.deviation is None else SampledL1Policy
+    return kind(_parts(config, context, OFTModule))
 
 
 def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
@@ -81,6 +84,7 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
         state_scaler=None if fit.state is None else Scaler(fit.state, device),
         cameras=fit.cameras,
         chunk=fit.chunk,
+        bounds=(context.env.action_low, context.env.action_high),
         temperature=context.temperature,
         autocast=config.autocast,
         reuse=config.reuse_vision_features,
@@ -130,7 +134,8 @@ def _module(
         vla.vision_backbone.requires_grad_(False)
     if not over_full_vocabulary(config):
         vla.slim_head()
-    module = kind(vla, projector, _value_head(config, context, width, checkpoint), head)
+    value_head, deviation = _value_head(config, context, width, fit), _deviation(config, context, fit)
+    module = kind(vla, projector, value_head, head, deviation)
     if config.lora is not None:
         seed = derived_seed(context.seed, "openvla/lora")
         module.vla = add_adapters(vla, config.lora, autocast=config.autocast, seed=seed)
@@ -159,12 +164,26 @@ def _network(
     return vla
 
 
-def _value_head(config: FamilyConfig, context: Context, width: int, checkpoint: Checkpoint | None) -> ValueHead | None:
+def _deviation(config: FamilyConfig, context: Context, fit: Fit) -> Deviation | None:
+    options = config.deviation if isinstance(config, OpenVLAOFTConfig) else None
+    if options is None:
+        return None
+    part = Deviation(fit.chunk, len(fit.action.q01), options.kind, options.start, context.temperature)
+    load_head(part, None if fit.checkpoint is None else fit.checkpoint.folder, DEVIATION)
+    return part
+
+
+def _value_head(config: FamilyConfig, context: Context, width: int, fit: Fit) -> ValueHead | None:
     if context.values == "none":
         return None
     outputs = context.chunk if context.values == "action" else None
-    options = config.value_head
-    kind = AttentionValueHead if options.kind == "attention" else ValueHead
-    head = kind(width, options.hidden, outputs, options.detach, derived_seed(context.seed, "openvla/value_head"))
-    load_head(head, None if checkpoint is None else checkpoint.folder, VALUE_HEAD)
+    options, seed = config.value_head, derived_seed(context.seed, "openvla/value_head")
+    pools = options.kind == "action_attention"
+    detach = pools if options.detach is None else options.detach
+    if pools:
+        head: ValueHead = ActionValueHead(width, options.hidden, outputs, detach, seed, fit.tokens)
+    else:
+        kind = AttentionValueHead if options.kind == "attention" else ValueHead
+        head = kind(width, options.hidden, outputs, detach, seed)
+    load_head(head, None if fit.checkpoint is None else fit.checkpoint.folder, VALUE_HEAD)
     return head

@@ -1,6 +1,7 @@
 """A folder in OpenVLA's public layout: config.json, tokenizer.json, tokenizer_config.json, dataset_statistics.json,
 model.safetensors (or shards and their index, or a peft adapter and the name of its base), and, from OpenVLA-OFT,
-`proprio_projector--*_checkpoint.pt` and `action_head--*_checkpoint.pt`; beside it our own value_head.safetensors.
+`proprio_projector--*_checkpoint.pt` and `action_head--*_checkpoint.pt`; beside it our own value_head.safetensors and
+deviation.safetensors.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statisti
 from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
 from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, WeightFiles, find_weights, read_file, read_json
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
+
+DEVIATION = "deviation.safetensors"
+"""Of actions around the L1 head's."""
 
 
 @frozen(kw_only=True)
@@ -116,6 +120,7 @@ def save_checkpoint(
         if part is not None:
             torch.save(on_host(part.state_dict(), dtype), folder / PART.format(name, "latest"))
     save_head(module.value_head, folder, VALUE_HEAD, dtype)
+    save_head(module.deviation, folder, DEVIATION)
     config.architectures = ["OpenVLAForActionPrediction"]
     config.to_json_file(folder / "config.json", use_diff=False)
     (folder / STATISTICS).write_text(json.dumps(config.norm_stats, indent=1) + "\n")

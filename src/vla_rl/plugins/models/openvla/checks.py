@@ -118,7 +118,7 @@ def check_head(folder: Path, file: Path | None, config: FamilyConfig) -> None:
     if file is not None and not l1(config):
         raise MismatchError(
             f"{folder} was trained with the L1 head ({file.name}); its action tokens mean nothing. "
-            "Set model.type: openvla_oft and model.head: l1 to evaluate it; RL needs a checkpoint of the discrete head"
+            "Set model.type: openvla_oft and model.head: l1 to evaluate it; with model.deviation: {} too, RL trains it"
         )
 
 

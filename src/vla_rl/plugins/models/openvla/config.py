@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from attrs.validators import in_, optional
+from attrs.validators import gt, in_, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import one_source
@@ -14,8 +14,9 @@ PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
 HEADS = ("discrete", "l1")
 GRIPPERS = ("keep", "rlds")
-VALUE_HEADS = ("mlp", "attention")
+VALUE_HEADS = ("mlp", "attention", "action_attention")
 SAVES = ("merged", "adapter")
+DISTRIBUTIONS = ("laplace", "gaussian")
 SUPPORTS = ("action_tokens", "full_vocabulary")
 
 
@@ -42,18 +43,36 @@ def _adapter_has_a_base(config: FamilyConfig, attribute: Attribute[Any], value: 
         raise ValueError("save_lora: adapter needs `lora`, and a `checkpoint` as the base that the adapter belongs to")
 
 
+def _only_with_l1(config: OpenVLAOFTConfig, attribute: Attribute[Any], value: DeviationConfig | None) -> None:
+    if value is not None and config.head != "l1":
+        raise ValueError(
+            f"`deviation` belongs to `head: l1`; the head is {config.head!r}, whose bins are a distribution"
+        )
+
+
+def _acts_in_one_pass(config: FamilyConfig, attribute: Attribute[Any], value: ValueHeadConfig) -> None:
+    if value.kind == "action_attention" and not isinstance(config, OpenVLAOFTConfig):
+        raise ValueError(
+            "value_head.kind: action_attention reads what stands at the action tokens, which openvla knows only once "
+            "it has acted; use mlp or attention"
+        )
+
+
 @frozen(kw_only=True)
 class ValueHeadConfig:
     """The critic, built when the algorithm needs one, on the hidden state behind the first action token."""
 
     kind: str = field(default="mlp", validator=in_(VALUE_HEADS))
     """`mlp`: on that hidden state alone, as in RLinf. `attention`: it first looks back over the hidden states of image
-    and prompt (four heads) and adds what it finds."""
+    and prompt (four heads) and adds what it finds. `action_attention` (openvla_oft): the hidden states of all action
+    tokens, weighted by learnt scores (AcceRL, section 5.2; its embedding of the episode's step is left out, since
+    observations do not tell the step)."""
     hidden: tuple[int, ...] = (512, 128)
     """Widths of the MLP's hidden layers (GELU between), as in RLinf."""
-    detach: bool = False
-    """True keeps the critic's gradient out of the policy's trunk. The default shares the trunk, as RLinf does for
-    OpenVLA: the last hidden state is made for the next token and says little about success until it is trained to."""
+    detach: bool | None = None
+    """True keeps the critic's gradient out of the policy's trunk. None: for `action_attention`, as AcceRL does. The
+    others share the trunk, as RLinf does for OpenVLA: the last hidden state is made for the next token and says little
+    about success until it is trained to."""
 
 
 @frozen(kw_only=True)
@@ -86,7 +105,7 @@ class FamilyConfig:
     reuse_vision_features: bool = field(default=False, validator=_features_are_frozen)
     """With `freeze_vision`: keep the features of acting for training, which then computes no vision transformer. Costs
     memory and, between processes, traffic: at full size about 1.1 MB a camera in bfloat16, seven times the image."""
-    value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
+    value_head: ValueHeadConfig = field(factory=ValueHeadConfig, validator=_acts_in_one_pass)
     """The critic, when the algorithm asks for one."""
     gradient_checkpointing: bool = field(default=False, validator=_no_dropout)
     """Recompute the layers of the Llama and of trained vision transformers in the backward pass: less memory, about a
@@ -99,12 +118,25 @@ class FamilyConfig:
 
 
 @frozen(kw_only=True)
+class DeviationConfig:
+    """How actions lie around those of the L1 head, so that they can be sampled, scored and trained by RL."""
+
+    kind: str = field(default="laplace", validator=in_(DISTRIBUTIONS))
+    """`laplace`: the distribution whose likelihood the mean absolute error is; `gaussian`."""
+    start: float = field(default=0.1, validator=gt(0.0))
+    """The scale (Laplace) or standard deviation (Gaussian) that is trained from, in normalised actions: one number for
+    each dimension of each action of a chunk."""
+
+
+@frozen(kw_only=True)
 class OpenVLAOFTConfig(FamilyConfig):
     """Keys of `model:` in a spec with `type: openvla_oft`."""
 
     head: str = field(default="discrete", validator=in_(HEADS))
     """`discrete`: 256 bins an action dimension. `l1`: the regression head of the public OpenVLA-OFT checkpoints, for
-    evaluation and imitation; it gives no distribution, so RL is refused."""
+    evaluation and imitation; alone it gives no distribution, and RL is refused."""
+    deviation: DeviationConfig | None = field(default=None, validator=_only_with_l1)
+    """head: l1: sample around its actions, with a deviation that is trained too. None: it acts as it is, without RL."""
     use_proprio: bool | None = None
     """Feed the state as one token. None: as the checkpoint was trained; a preset does when there is a state."""
     append_stop_token: bool | None = None
@@ -122,9 +154,9 @@ class OpenVLAARConfig(FamilyConfig):
 
 def no_rl(config: OpenVLAOFTConfig) -> str | None:
     """Why RL is impossible, for `Plugin.no_rl`."""
-    if config.head == "discrete":
+    if config.head == "discrete" or config.deviation is not None:
         return None
     return (
-        "its `head: l1` gives one action, no distribution; it serves evaluation and `vla-rl sft`. Use `head: discrete` "
-        "and a checkpoint that was trained so"
+        "its `head: l1` gives one action, no distribution; it serves evaluation and `vla-rl sft`. Set "
+        "`deviation: {}` beside it, or use `head: discrete` and a checkpoint that was trained so"
     )

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
 from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, open_checkpoint
-from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, decoding, l1
+from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, decoding
 from vla_rl.plugins.models.openvla.codec import Scale
-from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
+from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
@@ -48,10 +48,10 @@ class Fit:
 def find_fit(config: FamilyConfig, context: Context) -> Fit:
     """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, _plugin(config))
-    if l1(config) and context.values != "none":
+    if isinstance(config, OpenVLAOFTConfig) and no_rl(config) and context.values != "none":
         raise MismatchError(
-            "the algorithm asks for a critic, and openvla_oft with `head: l1` cannot be trained by RL: "
-            "it gives no distribution over actions; use `head: discrete` and a checkpoint trained so"
+            "the algorithm asks for a critic, and openvla_oft with `head: l1` cannot be trained by RL: it gives no "
+            "distribution over actions; set `deviation: {}`, or use `head: discrete` and a checkpoint trained so"
         )
     if config.checkpoint is None:
         return _preset(config, context, env)

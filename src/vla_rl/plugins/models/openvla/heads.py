@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
@@ -9,6 +12,10 @@ from torch.nn import functional as F
 
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models.heads import small_mlp, start
+from vla_rl.toolkit.models.networks import as_tensor
+
+if TYPE_CHECKING:
+    from vla_rl.core.randomness import Noise
 
 
 class ProprioProjector(nn.Module):
@@ -75,6 +82,24 @@ class AttentionValueHead(ValueHead):
         return own + found.flatten(1)
 
 
+class ActionValueHead(ValueHead):
+    """Weighs the hidden states of all action tokens by learnt scores (AcceRL, equations 14 to 16, without the bias,
+    which a softmax does not see)."""
+
+    def __init__(
+        self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int, tokens: int
+    ) -> None:
+        super().__init__(dim, hidden, outputs, detach, seed)
+        self.tokens = tokens
+        self.score = nn.Linear(dim, 1, bias=False)
+        start(self.score, 1.0, torch.Generator().manual_seed(seed + 1))
+
+    def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+        rows = torch.arange(len(hidden), device=hidden.device)[:, None]
+        states = hidden[rows, at[:, None] + torch.arange(self.tokens, device=hidden.device)].float()
+        return (self.score(states).softmax(1) * states).sum(1)
+
+
 class ResidualBlock(nn.Module):
     """x + relu(linear(norm(x)))."""
 
@@ -115,6 +140,41 @@ class L1Head(nn.Module):
         return self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
 
 
+class Deviation(nn.Module):
+    """How far actions lie around the L1 head's: one learnt scale for each number of a chunk, in float32.
+
+    `temperature` T raises the density to the power 1 / T.
+    """
+
+    def __init__(self, chunk: int, action_dim: int, kind: str, start: float, temperature: float) -> None:
+        super().__init__()
+        self.laplace = kind == "laplace"
+        self.spread = temperature if self.laplace else temperature**0.5
+        self.log_scale = nn.Parameter(torch.full((chunk, action_dim), math.log(start)))
+
+    def draw(self, noise: Noise) -> Tensor:
+        """float32 [B, C, A], of this scale around 0."""
+        shape, device = self.log_scale.shape, self.log_scale.device
+        if self.laplace:  # the difference of two exponential numbers
+            waits = -torch.log1p(-as_tensor(noise.uniforms(*shape, 2), device))
+            unit = waits[..., 0] - waits[..., 1]
+        else:
+            unit = as_tensor(noise.normals(*shape), device)
+        return self.spread * self.log_scale.exp() * unit
+
+    def log_density(self, offset: Tensor) -> Tensor:
+        """Of each element of offsets [B, C, A] from the head's actions."""
+        scale = self.spread * self.log_scale.exp()
+        if self.laplace:
+            return -offset.abs() / scale - (2 * scale).log()
+        return -0.5 * (offset / scale) ** 2 - scale.log() - 0.5 * math.log(2 * math.pi)
+
+    def entropy(self) -> Tensor:
+        """[C, A], nats."""
+        constant = 1 + math.log(2) if self.laplace else 0.5 * math.log(2 * math.pi * math.e)
+        return self.log_scale + math.log(self.spread) + constant
+
+
 def public_network(model: nn.Module) -> OpenVLAForActionPrediction:
     """The network inside adapters, or the network itself."""
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -131,12 +191,14 @@ class PolicyModule(nn.Module):
         proprio_projector: ProprioProjector | None = None,
         value_head: ValueHead | None = None,
         action_head: L1Head | None = None,
+        deviation: Deviation | None = None,
     ) -> None:
         super().__init__()
         self.vla: nn.Module = vla
         self.proprio_projector = proprio_projector
         self.value_head = value_head
         self.action_head = action_head
+        self.deviation = deviation
 
 
 class OFTModule(PolicyModule):

@@ -38,7 +38,9 @@ class OFTPolicy(FamilyPolicy):
         index = choose(log_probs, uniforms)
         chosen = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         tokens = index + self.codec.first
-        return Chunk(actions=self.codec.decode(tokens), log_probs=chosen, values=values, replay=replay(tokens, seen))
+        return Chunk(
+            actions=self.codec.decode(tokens), log_probs=chosen, values=values, replay=replay(seen, tokens=tokens)
+        )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         logits, values = self._act(obs, self._see(obs, chunk.replay))

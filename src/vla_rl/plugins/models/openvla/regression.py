@@ -1,11 +1,12 @@
 """OpenVLA-OFT with the L1 head: actions straight from the hidden states, for evaluation and imitation.
 
-It gives one action and no distribution, so there is nothing to sample from and no log-probability to train by RL.
+Alone it gives one action and no distribution: nothing to sample from, no log-probability to train by RL. With a
+deviation, actions are sampled around the head's, which are then their mode, and scored before they are clipped.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from torch.nn import functional as F
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts
-from vla_rl.plugins.models.openvla.heads import OFTModule
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, replay
+from vla_rl.plugins.models.openvla.heads import Deviation, OFTModule
+from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
@@ -41,7 +43,7 @@ class L1Policy(FamilyPolicy):
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         if not greedy:
             self._refuse("cannot be sampled")
-        actions = self.codec.restore(self._predict(obs).double())
+        actions = self.codec.restore(self._predict(obs, self._see(obs))[0].double())
         return Chunk(actions=actions, log_probs=torch.zeros_like(actions[..., :1]))
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
@@ -50,21 +52,63 @@ class L1Policy(FamilyPolicy):
     def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
         """Mean absolute error in normalised units, as OpenVLA-OFT is fine-tuned."""
         target = self.codec.normalise(torch.as_tensor(actions, device=self._device))
-        return F.l1_loss(self._predict(obs, dropout=True), target.float())
+        return F.l1_loss(self._predict(obs, self._see(obs), dropout=True)[0], target.float())
 
-    def _predict(self, obs: Observation, dropout: bool = False) -> Tensor:
-        """float32 [B, C, A] as the statistics scale them."""
+    def _predict(self, obs: Observation, seen: dict[str, Tensor | None], dropout: bool = False) -> tuple[Tensor, Any]:
+        """float32 [B, C, A] as the statistics scale them, and values."""
+        got, values = self._forward(obs, seen, self._chunk * self.codec.action_dim, dropout)
+        assert got is not None
+        return got, values
+
+    def _forward(self, obs: Observation, seen: dict[str, Tensor | None], reads: int, dropout: bool = False) -> Any:
         self._set_dropout(dropout)
-        prompt, seen = self.prompts.rows(obs.instructions), self._see(obs)
-        reads = self._chunk * self.codec.action_dim
+        prompt = self.prompts.rows(obs.instructions)
         ids, mask, blank, start = prompt.ids, prompt.mask, prompt.blank, prompt.start
         with self._numerics():
-            got, _ = self.module(seen["pixels"], self._state(obs), ids, mask, blank, start, reads, seen["features"])
-        assert got is not None
-        return got
+            return self.module(seen["pixels"], self._state(obs), ids, mask, blank, start, reads, seen["features"])
 
     def _refuse(self, what: str) -> NoReturn:
         raise NotOffered(
             f"openvla_oft with `head: l1` {what}: the L1 head gives one action, not a distribution. It serves "
-            "evaluation and imitation; reinforcement learning needs `head: discrete` and a checkpoint trained so"
+            "evaluation and imitation; reinforcement learning needs `deviation: {}` beside it, or `head: discrete` and "
+            "a checkpoint trained so"
         )
+
+
+class SampledL1Policy(L1Policy):
+    """Made by `builder.build_policy`. One log-probability an action: the sum over its dimensions."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        assert self.module.deviation is not None
+        self._low, self._high = (torch.tensor(side, dtype=torch.float32, device=self._device) for side in parts.bounds)
+
+    @property
+    def _deviation(self) -> Deviation:
+        assert self.module.deviation is not None
+        return self.module.deviation
+
+    @torch.no_grad()
+    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        seen = self._see(obs)
+        mean, values = self._predict(obs, seen)
+        said = mean if greedy else mean + self._deviation.draw(noise)
+        actions = self.codec.restore(said.double()).clamp(self._low, self._high)
+        return Chunk(
+            actions=actions, log_probs=self._log_probs(said, mean), values=values, replay=replay(seen, said=said)
+        )
+
+    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
+        mean, values = self._predict(obs, self._see(obs, chunk.replay))
+        log_probs = self._log_probs(as_tensor(chunk.replay["said"], self._device), mean)
+        entropy = self._deviation.entropy().sum(-1, keepdim=True).expand_as(log_probs)
+        return Scores(log_probs=log_probs, entropy=entropy, values=values)
+
+    @torch.no_grad()
+    def values(self, obs: Observation) -> Tensor:
+        self._require_critic()
+        return self._forward(obs, self._see(obs), 0)[1]
+
+    def _log_probs(self, said: Tensor, mean: Tensor) -> Tensor:
+        """[B, C, 1]"""
+        return self._deviation.log_density(said - mean).sum(-1, keepdim=True)

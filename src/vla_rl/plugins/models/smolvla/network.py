@@ -171,7 +171,9 @@ class SmolVLAModule(FlowModule):
     def embed_images(self, pixels: Tensor) -> Tensor:
         """[N, 3, S, S] in [-1, 1] -> [N, tokens, D]."""
         vlm = self.smolvla.vlm_with_expert.vlm.model
-        return vlm.connector(vlm.vision_model(pixel_values=pixels).last_hidden_state)
+        side = pixels.shape[2] // self.smolvla.sizes.patch_size
+        patches = torch.ones(len(pixels), side, side, dtype=torch.bool, device=pixels.device)  # else made on the host
+        return vlm.connector(vlm.vision_model(pixels, patches).last_hidden_state)
 
     def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
         """[B, cameras, 3, S, S] in [-1, 1] and int64 [B, L] -> [B, P, D]."""

@@ -1,0 +1,107 @@
+"""Critics of the papers beside ours: pi_RL's mean over denoising steps, AcceRL's attention over action tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from model_cases import noise, reloading
+from openvla_cases import CHUNK, ENV, observation
+from openvla_cases import policy as oft
+
+from vla_rl.core.types import Context
+from vla_rl.plugins.models import openvla, pi0, smolvla
+from vla_rl.plugins.models.openvla.heads import ActionValueHead
+from vla_rl.testing import check_model
+
+POOLED = openvla.ValueHeadConfig(kind="action_attention", hidden=(16,))
+FLOW: dict[str, Any] = {
+    "pi0": (pi0.plugin, pi0.Pi0Config, pi0.ValueHeadConfig),
+    "pi05": (pi0.pi05, pi0.Pi05Config, pi0.Pi05HeadConfig),
+    "smolvla": (smolvla.plugin, smolvla.SmolVLAConfig, smolvla.PrefixHeadConfig),
+}
+
+
+@pytest.mark.parametrize("name", FLOW)
+def test_the_mean_over_denoising_steps(name: str) -> None:
+    """At each step of the ODE from the mean noise, at its time: what `sample_chunk` goes through when it is greedy."""
+    plugin, config, head = FLOW[name]
+    given = config(preset="tiny", denoise_steps=3, value_head=head(reads="denoising"))
+    model, obs = plugin.build(given, Context(env=ENV, chunk=CHUNK, values="chunk")), observation(3)
+    chain = model.sample_chunk(obs, noise(3), True).replay["chain"]
+    with torch.no_grad():
+        prefix, state = model._see(obs)
+        each = [
+            model.critic(model.module.denoise(prefix, state, chain[:, i], torch.full((3,), 1 - i / 3)))
+            for i in range(3)
+        ]
+    assert (each[0] - each[2]).abs().max() > 1e-6
+    found = model.sample_chunk(obs, noise(3), False).values
+    torch.testing.assert_close(found, torch.stack(each).mean(0), rtol=0, atol=1e-6)
+    assert torch.equal(model.values(obs), found)
+
+
+@pytest.mark.parametrize(("name", "values"), [("pi0", "chunk"), ("smolvla", "action")])
+def test_contract_with_it(name: str, values: Any) -> None:
+    plugin, config, head = FLOW[name]
+    given = config(preset="tiny", denoise_steps=3, value_head=head(reads="denoising", hidden=(16,)))
+
+    check_model(plugin, given, env=ENV, chunk=CHUNK, values=values, atol=2e-5, reload=reloading(given))
+
+
+def test_it_can_be_kept_from_the_expert() -> None:
+    for detach in (False, True):
+        head = pi0.ValueHeadConfig(reads="denoising", detach=detach)
+        model = pi0.build(pi0.Pi0Config(preset="tiny", value_head=head), Context(env=ENV, chunk=CHUNK, values="chunk"))
+        chunk = model.sample_chunk(observation(2), noise(2), False)
+        model.chunk_log_probs(observation(2), chunk).values.sum().backward()
+        reached = {n for n, p in model.module.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+        assert all(n.startswith("value_head.") for n in reached) == detach
+
+
+@pytest.mark.parametrize(("values", "outputs"), [("chunk", ()), ("action", (CHUNK,))])
+def test_attention_over_action_tokens(values: Any, outputs: tuple[int, ...]) -> None:
+    """AcceRL's equations 14 to 16 on the hidden states at the action tokens, and on nothing else."""
+    model, obs = oft(context={"values": values}, value_head=POOLED), observation(3)
+    head = model.critic
+    assert isinstance(head, ActionValueHead)
+    seen: list[Any] = []
+    head.register_forward_pre_hook(lambda _, args: seen.append(args))
+    found = model.values(obs)
+    assert found.shape == (3, *outputs)
+    hidden, at, _ = seen[0]
+    wanted = []
+    for row in range(3):
+        tokens = hidden[row, at[row] : at[row] + CHUNK * ENV.action_dim]
+        score = torch.stack([token @ head.score.weight[0] for token in tokens]).exp()
+        x = (tokens * (score / score.sum())[:, None]).sum(0)
+        x = head.layers[1](torch.nn.functional.gelu(head.layers[0](x)))
+        wanted.append(x if outputs else x[0])
+    torch.testing.assert_close(found, torch.stack(wanted).detach(), rtol=0, atol=1e-6)
+    for shift in (-1, CHUNK * ENV.action_dim):  # beside the first and the last of them
+        other = hidden.clone()
+        other[torch.arange(3), at + shift] += 1
+        assert torch.equal(head(other, at, None), head(hidden, at, None))
+
+
+def test_attention_over_action_tokens_as_a_plugin() -> None:
+    given = openvla.OpenVLAOFTConfig(preset="fast", value_head=POOLED)
+
+    check_model(openvla.openvla_oft, given, env=ENV, chunk=CHUNK, values="chunk", atol=2e-5, reload=reloading(given))
+
+
+@pytest.mark.parametrize(("detach", "shared"), [(None, False), (False, True)])
+def test_attention_over_action_tokens_is_kept_from_the_trunk(detach: bool | None, shared: bool) -> None:
+    head = openvla.ValueHeadConfig(kind="action_attention", detach=detach)
+    model = oft(context={"values": "chunk"}, value_head=head)
+    chunk = model.sample_chunk(observation(2), noise(2), False)
+    model.chunk_log_probs(observation(2), chunk).values.sum().backward()
+    gradient = model.module.vla.projector.fc1.weight.grad
+    assert (gradient is not None) == shared
+    assert model.critic.score.weight.grad.abs().max() > 0
+
+
+def test_tokens_that_are_not_yet_said_are_refused() -> None:
+    with pytest.raises(ValueError, match="which openvla knows only once it has acted; use mlp or attention"):
+        openvla.OpenVLAARConfig(preset="fast", value_head=POOLED)

@@ -1,0 +1,107 @@
+"""No model takes it for granted where tensors lie: it is told a device, and inputs come from elsewhere.
+
+Without a GPU the place that a tensor gets when nobody says which is the meta device, which holds no numbers and does
+not mix with others: a tensor that is made without the policy's device shows. With one, weights lie there and inputs in
+the host's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from model_cases import noise, read_only_and_tensors
+
+from vla_rl.core.catalogue import OWN_DIST, installed, load, missing_requirements
+from vla_rl.core.spec.spec import component
+from vla_rl.core.types import Context, Observation
+from vla_rl.testing import synthetic
+
+NAMES = [name for name, offers in installed("model").items() if any(item.dist == OWN_DIST for item in offers)]
+PRESETS = {"openvla": "fast", "openvla_oft": "fast"}
+ENV, CHUNK, ROWS = synthetic.env_info(), 2, 3
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
+COMMON: tuple[dict[str, Any], ...] = ({}, {"lora": {"rank": 4}})
+OWN: dict[str, tuple[dict[str, Any], ...]] = {
+    "openvla_oft": ({"head": "l1", "deviation": {}}, {"value_head": {"kind": "action_attention"}}),
+    "openvla": ({"value_head": {"kind": "attention"}},),
+}
+FLOW: tuple[dict[str, Any], ...] = (
+    {"noise": {"method": "flow_noise"}, "value_head": {"reads": "denoising"}, "train_expert_only": False},
+    {"noise": {"method": "flow_cps", "steps": "all"}},
+)
+"""What else makes tensors of its own: of each plugin, and of those that denoise."""
+
+
+def settings() -> list[Any]:
+    """Each plugin with each set of keys that it has."""
+    found = []
+    for name in NAMES:
+        keys = attrs.fields_dict(load("model", name).config)
+        sets = COMMON + OWN.get(name, ()) + FLOW * ("denoise_steps" in keys)
+        found += [(name, given) for given in sets if set(given) <= set(keys)]
+    return [pytest.param(name, given, id="-".join([name, *given])) for name, given in found]
+
+
+def build(name: str, given: dict[str, Any], device: str = "cpu") -> Any:
+    plugin = load("model", name)
+    missing = missing_requirements(OWN_DIST, plugin.extra)
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
+    preset = {"preset": PRESETS.get(name, "tiny")} if "preset" in attrs.fields_dict(plugin.config) else {}
+    config = component("model", name, **preset, **given).config
+    return plugin.build(config, Context(env=ENV, chunk=CHUNK, values="chunk", device=device))
+
+
+@contextmanager
+def nowhere() -> Iterator[None]:
+    """New tensors have no place unless one is named."""
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+def play(policy: Any, obs: Observation) -> list[torch.Tensor]:
+    """Act, score, clone, take a step of the optimiser. -> what came out."""
+    chunk = policy.sample_chunk(obs, noise(ROWS), False)
+    greedy = policy.sample_chunk(obs, noise(ROWS), True)
+    carried = attrs.evolve(chunk, replay={name: t.cpu().numpy() for name, t in chunk.replay.items()})
+    scores, values = policy.chunk_log_probs(obs, carried), policy.values(obs)
+    demonstrated = greedy.actions.cpu().numpy()
+    loss = scores.log_probs.mean() + scores.entropy.mean() + (scores.values**2).mean()
+    loss = loss + policy.imitation_loss(obs, demonstrated)
+    optimiser = torch.optim.AdamW([p for p in policy.module.parameters() if p.requires_grad], 1e-4)
+    loss.backward()
+    optimiser.step()
+    after = policy.chunk_log_probs(obs, carried)
+    return [chunk.actions, chunk.log_probs, greedy.actions, scores.log_probs, values, loss, after.log_probs]
+
+
+@pytest.mark.parametrize(("name", "given"), settings())
+def test_tensors_lie_where_the_policy_does(name: str, given: dict[str, Any]) -> None:
+    made = synthetic.observation(ENV, ROWS)
+    wanted = play(build(name, given), made)
+    for obs in read_only_and_tensors(made):
+        policy = build(name, given)
+        with nowhere():
+            found = play(policy, obs)
+        assert {(t.device.type, t.dtype) for t in found} == {("cpu", torch.float32)}
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one, other)
+
+
+@CUDA
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "given"), settings())
+def test_weights_on_a_gpu(name: str, given: dict[str, Any]) -> None:
+    obs = synthetic.observation(ENV, ROWS)
+    found, wanted = play(build(name, given, "cuda"), obs), play(build(name, given), obs)
+    assert {t.device.type for t in found} == {"cuda"}
+    torch.testing.assert_close(found[2].cpu(), wanted[2], rtol=0, atol=1e-2)
+    torch.testing.assert_close(found[4].cpu(), wanted[4], rtol=0, atol=1e-2)
