@@ -17,14 +17,19 @@ class Scaler:
         self.dim, self._dtype = scale.dim, dtype
         values = [torch.tensor(value, dtype=torch.float64) for value in scale.values]
         offset, inwards = torch.zeros(scale.dim, dtype=torch.float64), torch.ones(scale.dim, dtype=torch.float64)
-        outwards, self._shift = inwards, 0.0
+        outwards, shift = inwards, torch.zeros_like(offset)
         if scale.mode == "MEAN_STD":
             offset, inwards, outwards = values[0], values[1] + scale.eps, values[1]
         elif values:
             span = values[1] - values[0] + scale.margin
             inwards = outwards = torch.where(span == 0, scale.eps, span) / 2
-            offset, self._shift = values[0], 1.0
-        self._offset, self._in, self._out = (part.to(device, dtype) for part in (offset, inwards, outwards))
+            offset, shift = values[0], torch.ones_like(offset)
+            if scale.flat:
+                empty = span == 0
+                inwards, outwards = inwards.masked_fill(empty, torch.inf), outwards.masked_fill(empty, 0)
+                shift = shift.masked_fill(empty, 0)
+        parts = (offset, inwards, outwards, shift)
+        self._offset, self._in, self._out, self._shift = (part.to(device, dtype) for part in parts)
 
     def normalise(self, x: Tensor, width: int) -> Tensor:
         """[..., dim] in physical units -> [..., width], padded with zeros."""
