@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from attrs import evolve
@@ -11,16 +12,15 @@ from tokenizers import AddedToken, Tokenizer
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.folder import (
+    HEAD,
     METADATA,
-    ROWS,
+    MODEL_TYPE,
     WANTED,
-    WORDS,
+    Robot,
     Sizes,
-    config_of,
+    horizon,
     read_config,
     read_robot,
-    read_sizes,
-    shape_of,
 )
 from vla_rl.plugins.models.gr00t.network import (
     GrootModule,
@@ -31,9 +31,9 @@ from vla_rl.plugins.models.gr00t.network import (
     stays_float32,
 )
 from vla_rl.plugins.models.gr00t.policy import SPECIAL, CroppedImages, GrootCheckpoint, GrootPolicy, Prompts
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_file, resolve
+from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_file, read_json, resolve
 from vla_rl.toolkit.models.fitting import simulator_of
-from vla_rl.toolkit.models.flow_checkpoint import Shape
+from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Shape
 from vla_rl.toolkit.models.flow_fit import (
     Fit,
     add_adapters,
@@ -52,6 +52,8 @@ from vla_rl.toolkit.models.prompts import train_tokenizer
 
 logger = logging.getLogger(__name__)
 SLOTS = 3
+WORDS = 64
+"""Tokens of an instruction that are kept."""
 TINY = Sizes(
     text_width=64, text_mlp=128, text_depth=2, heads=4, kv_heads=2, head_dim=16, vocab=512,
     vision_width=48, vision_mlp=192, vision_depth=2, vision_heads=4, image_size=64, patch_size=16,
@@ -96,13 +98,17 @@ def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> Fit:
         statistics=scales,
         tokenizer=_small_tokenizer(config, env),
         raw={},
-        config=config_of(shape),
+        config=_written(shape),
         slots=SLOTS,
-        tag=TAG,
-        row=ROWS[TAG],
-        trained_images=(),
+        robot=Robot(tag=TAG, statistics=scales, cameras=()),
     )
     return fit_preset("gr00t", config, env, checkpoint, sees)
+
+
+def _written(shape: Shape) -> dict[str, Any]:
+    """config.json of a preset."""
+    head = {"action_horizon": shape.horizon, "action_dim": shape.action_dim, "max_state_dim": shape.state_dim}
+    return {"model_type": MODEL_TYPE, "architectures": ["GR00T_N1_5"], HEAD: head}
 
 
 def _small_tokenizer(config: GrootConfig, env: EnvInfo) -> Tokenizer:
@@ -120,12 +126,16 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> Fit:
     assert config.checkpoint is not None
     folder = resolve(config.checkpoint, WANTED)
     raw = read_config(folder)
-    sizes = read_sizes(folder, raw)
-    robot = read_robot(folder, config, sizes)
+    robot, head, own = read_robot(folder, config), raw[HEAD], folder / ARCHITECTURE
     file = find_tokenizer(folder, config.tokenizer)
     checkpoint = GrootCheckpoint(
-        sizes=sizes,
-        shape=shape_of(raw),
+        sizes=read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes(),
+        shape=Shape(
+            horizon=horizon(raw),
+            action_dim=head.get("action_dim", 32),
+            state_dim=head.get("max_state_dim", 64),
+            tokenizer_max_length=WORDS,
+        ),
         statistics=robot.statistics,
         tokenizer=read_file(file, lambda path: Tokenizer.from_file(str(path))),
         raw={},
@@ -134,9 +144,7 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> Fit:
         folder=folder,
         weights=find_weights(folder, open_names),
         processors={METADATA: (folder / METADATA).read_bytes()},
-        tag=robot.tag,
-        row=robot.row,
-        trained_images=robot.cameras,
+        robot=robot,
     )
     logger.warning(
         "the prompt of GR00T N1.5 was built from its description and not compared with the original's, and neither was "
@@ -161,4 +169,4 @@ def _module(config: GrootConfig, context: Context, fit: Fit, image_token: int) -
     if fit.state is None:  # its input is zero
         groot.action_head.state_encoder.layer1.W.requires_grad_(False)
     add_adapters("gr00t", config, context, groot)
-    return GrootModule(groot, (shape.horizon, shape.action_dim), source.row, image_token, *heads)
+    return GrootModule(groot, (shape.horizon, shape.action_dim), source.robot.row, image_token, *heads)

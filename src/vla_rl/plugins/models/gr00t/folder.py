@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,13 @@ from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, read_file, read_json
+from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, read_json
 from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Shape
 from vla_rl.toolkit.models.lerobot import Scale, Statistics
 
 METADATA = "experiment_cfg/metadata.json"
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
-WORDS = 64
-"""Tokens of an instruction that are kept."""
 MODEL_TYPE = "gr00t_n1_5"
 OTHERS = {
     r"n1[d_.]*6": "N1.6, whose vision-language model is another, with code of its own; only a demo is public",
@@ -42,36 +40,24 @@ ROWS = {
     "isaaclab_franka": 31,
 }
 """Embodiment -> its row of the layers on state and actions: NVIDIA's, and RLinf's for simulators."""
-NAMES = {
-    "text_depth": ("backbone_cfg", "select_layer"),
-    "mixer_depth": ("vl_self_attention_cfg", "num_layers"),
-    "mixer_heads": ("vl_self_attention_cfg", "num_attention_heads"),
-    "dit_depth": ("diffusion_model_cfg", "num_layers"),
-    "dit_heads": ("diffusion_model_cfg", "num_attention_heads"),
-    "dit_head_dim": ("diffusion_model_cfg", "attention_head_dim"),
-    "output": ("diffusion_model_cfg", "output_dim"),
-    "hidden": ("action_head_cfg", "hidden_size"),
-    "future_tokens": ("action_head_cfg", "num_target_vision_tokens"),
-    "positions": ("action_head_cfg", "max_seq_len"),
-    "embodiments": ("action_head_cfg", "max_num_embodiments"),
-}
-"""Of `Sizes`: where config.json has them."""
-FIXED: dict[str, dict[str, Any]] = {
-    "backbone_cfg": {"project_to_dim": None},
-    "action_head_cfg": {"use_vlln": True, "add_pos_embed": True, "num_timestep_buckets": 1000},
-    "diffusion_model_cfg": {
-        "norm_type": "ada_norm",
-        "interleave_self_attention": True,
-        "positional_embeddings": None,
-    },
-    "vl_self_attention_cfg": {"positional_embeddings": None},
+HEAD = "action_head_cfg"
+FIXED: dict[str, Any] = {
+    "backbone_cfg.project_to_dim": None,
+    f"{HEAD}.use_vlln": True,
+    f"{HEAD}.add_pos_embed": True,
+    f"{HEAD}.num_timestep_buckets": 1000,
+    f"{HEAD}.max_num_embodiments": 32,
+    f"{HEAD}.diffusion_model_cfg.norm_type": "ada_norm",
+    f"{HEAD}.diffusion_model_cfg.interleave_self_attention": True,
+    f"{HEAD}.diffusion_model_cfg.positional_embeddings": None,
+    f"{HEAD}.vl_self_attention_cfg.positional_embeddings": None,
 }
 """Of config.json: what is not built otherwise."""
 
 
 @frozen(kw_only=True)
 class Sizes:
-    """The towers and the head; the defaults are the public model's."""
+    """The towers and the head; the defaults are the public model's, of which config.json tells a part."""
 
     text_width: int = 2048
     text_mlp: int = 6144
@@ -112,19 +98,6 @@ class Sizes:
         """Tokens of an image."""
         return (self.image_size // self.patch_size) ** 2
 
-    @classmethod
-    def of_config(cls, raw: Mapping[str, Any]) -> Sizes:
-        """From config.json, which says nothing of the vision-language model's widths."""
-        parts = _parts(raw)
-        return cls(**{name: parts[part][key] for name, (part, key) in NAMES.items() if key in parts[part]})
-
-
-def _parts(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Its sections, by the names in `FIXED`."""
-    head = raw.get("action_head_cfg", {})
-    inner = {name: head.get(name, {}) for name in ("diffusion_model_cfg", "vl_self_attention_cfg")}
-    return {"backbone_cfg": raw.get("backbone_cfg", {}), "action_head_cfg": head, **inner}
-
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json. Raises CheckpointError for another model, and for what is not supported."""
@@ -137,34 +110,19 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} describes a model of type {kind!r}{f': {why}' if why else ''}; gr00t reads N1.5 in NVIDIA's "
             f"layout (`model_type: {MODEL_TYPE}`)"
         )
-    if "action_head_cfg" not in raw:
-        raise CheckpointError(f"{path} has no action_head_cfg: it is not a whole checkpoint of GR00T N1.5")
-    for section, given in _parts(raw).items():
-        for key, value in FIXED[section].items():
-            if given.get(key, value) != value:
-                raise CheckpointError(f"{path}: {section}.{key} {given[key]!r} is not supported, {value!r} is")
+    if HEAD not in raw:
+        raise CheckpointError(f"{path} has no {HEAD}: it is not that of a whole checkpoint of GR00T N1.5")
+    for name, value in FIXED.items():
+        *sections, key = name.split(".")
+        given = reduce(lambda part, section: part.get(section, {}), sections, raw).get(key, value)
+        if given != value:
+            raise CheckpointError(f"{path}: {name} {given!r} is not supported, {value!r} is")
     return raw
 
 
-def read_sizes(folder: Path, raw: Mapping[str, Any]) -> Sizes:
-    own = folder / ARCHITECTURE
-    return read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_config(raw)
-
-
-def shape_of(raw: Mapping[str, Any]) -> Shape:
-    head = raw["action_head_cfg"]
-    return Shape(
-        horizon=head.get("action_horizon", 16),
-        action_dim=head.get("action_dim", 32),
-        state_dim=head.get("max_state_dim", 64),
-        tokenizer_max_length=WORDS,
-    )
-
-
-def config_of(shape: Shape) -> dict[str, Any]:
-    """config.json for a small network, as `shape_of` reads it; its sizes are in a file of ours."""
-    head = {"action_horizon": shape.horizon, "action_dim": shape.action_dim, "max_state_dim": shape.state_dim}
-    return {"model_type": MODEL_TYPE, "architectures": ["GR00T_N1_5"], "backbone_cfg": {}, "action_head_cfg": head}
+def horizon(raw: Mapping[str, Any]) -> int:
+    """H, actions in a denoised chunk."""
+    return int(raw[HEAD].get("action_horizon", 16))
 
 
 @frozen(kw_only=True)
@@ -180,7 +138,7 @@ class Robot:
         return ROWS[self.tag]
 
 
-def read_robot(folder: Path, config: GrootConfig, sizes: Sizes) -> Robot:
+def read_robot(folder: Path, config: GrootConfig) -> Robot:
     """Raises CheckpointError for one that is not in the file, or that has no layers in this model."""
     path, asked = folder / METADATA, config.embodiment
     entries = read_json(path)
@@ -191,10 +149,9 @@ def read_robot(folder: Path, config: GrootConfig, sizes: Sizes) -> Robot:
         raise CheckpointError(
             f"no embodiment {tag!r} in {path}; there are: {', '.join(entries)}{did_you_mean(tag, entries)}"
         )
-    if ROWS.get(tag, sizes.embodiments) >= sizes.embodiments:
+    if tag not in ROWS:
         raise CheckpointError(
-            f"{path}: it is not known which of the model's {sizes.embodiments} rows of layers embodiment {tag!r} has; "
-            f"known are: {', '.join(sorted(ROWS))}"
+            f"{path}: which of the model's layers embodiment {tag!r} has is not known; it is of: {', '.join(ROWS)}"
         )
     statistics, modalities = (entries[tag].get(name, {}) for name in ("statistics", "modalities"))
     return Robot(
@@ -246,18 +203,14 @@ def check(config: GrootConfig, context: Context) -> None:
         if folder is None:
             return
         raw = read_config(folder)
-        check_horizon(folder, shape_of(raw).horizon, context.chunk)
+        check_horizon(folder, horizon(raw), context.chunk)
         find_weights(folder)
     with at("checkpoint" if config.embodiment is None else "embodiment"):
-        read_robot(folder, config, read_sizes(folder, raw))
+        read_robot(folder, config)
     with at("checkpoint" if config.tokenizer is None else "tokenizer"):
         find_tokenizer(folder, config.tokenizer)
 
 
 def action_dim(config: GrootConfig) -> int | None:
     """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
-    return known_action_dim(config.checkpoint, lambda folder: _action_dim(folder, config), WANTED)
-
-
-def _action_dim(folder: Path, config: GrootConfig) -> int:
-    return read_robot(folder, config, read_sizes(folder, read_config(folder))).statistics.action.dim
+    return known_action_dim(config.checkpoint, lambda folder: read_robot(folder, config).statistics.action.dim, WANTED)

@@ -68,9 +68,8 @@ class CategoryMLP(nn.Module):
         self.layer1 = CategoryLinear(count, inputs, hidden)
         self.layer2 = CategoryLinear(count, hidden, outputs)
 
-    def forward(self, x: Tensor, row: int) -> Tensor:
-        outputs: Tensor = self.layer2(F.relu(self.layer1(x, row)), row)
-        return outputs
+    def forward(self, x: Tensor, row: int) -> Any:
+        return self.layer2(F.relu(self.layer1(x, row)), row)
 
 
 class ActionEncoder(nn.Module):
@@ -80,14 +79,13 @@ class ActionEncoder(nn.Module):
         self.W2 = CategoryLinear(count, 2 * width, width)
         self.W3 = CategoryLinear(count, width, width)
 
-    def forward(self, x: Tensor, bucket: Tensor, row: int) -> Tensor:
+    def forward(self, x: Tensor, bucket: Tensor, row: int) -> Any:
         """[B, H, A] and [B] -> [B, H, D]."""
         embed = self.W1(x, row)
         half = embed.shape[2] // 2
         sine, cosine = waves(bucket, half, half)
         both = torch.cat([embed, torch.cat([sine, cosine], dim=1)[:, None].expand_as(embed)], dim=2)
-        encoded: Tensor = self.W3(F.silu(self.W2(both, row)), row)
-        return encoded
+        return self.W3(F.silu(self.W2(both, row)), row)
 
 
 def waves(bucket: Tensor, count: int, divisor: int) -> Pair:
@@ -120,12 +118,11 @@ class Attention(nn.Module):
     def pair(self, source: Tensor) -> Pair:
         return self._split(self.to_k(source)), self._split(self.to_v(source))
 
-    def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Any:
         found = F.scaled_dot_product_attention(self._split(self.to_q(x)), *pair, attn_mask=mask)
-        out: Tensor = self.to_out[0](found.transpose(1, 2).flatten(2))
-        return out
+        return self.to_out[0](found.transpose(1, 2).flatten(2))
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split(self, x: Tensor) -> Any:
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
@@ -143,9 +140,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.net = nn.Sequential(Projection(width, 4 * width), nn.Identity(), nn.Linear(4 * width, width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x)
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x)
 
 
 class Block(nn.Module):
@@ -156,7 +152,7 @@ class Block(nn.Module):
         self.norm1, self.norm3 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn1, self.ff = Attention(width, width, heads), FeedForward(width)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
         base = normed(x, self.norm1).to(x.dtype)
         x = x + self.attn1(base, self.attn1.pair(base), mask)
         return x + self.ff(normed(x, self.norm3).to(x.dtype))
@@ -167,7 +163,7 @@ class Modulation(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, 2 * width)
 
-    def forward(self, x: Tensor, clock: Tensor) -> Tensor:
+    def forward(self, x: Tensor, clock: Tensor) -> Any:
         scale, shift = self.linear(clock)[:, None].chunk(2, dim=2)
         return (normed(x) * (1 + scale) + shift).to(x.dtype)
 
@@ -180,7 +176,7 @@ class TimedBlock(nn.Module):
         self.norm1 = Modulation(width)
         self.attn1, self.ff = Attention(width, source, heads), FeedForward(width)
 
-    def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor) -> Any:
         """pair: of images and prompt; None: the tokens attend to each other."""
         base = self.norm1(x, clock)
         found = self.attn1(base, self.attn1.pair(base), None) if pair is None else self.attn1(base, pair, mask)
@@ -193,10 +189,9 @@ class TimestepEmbedding(nn.Module):
         super().__init__()
         self.linear_1, self.linear_2 = nn.Linear(CLOCK, width), nn.Linear(width, width)
 
-    def forward(self, bucket: Tensor) -> Tensor:
+    def forward(self, bucket: Tensor) -> Any:
         sine, cosine = waves(bucket, CLOCK // 2, CLOCK // 2 - 1)
-        out: Tensor = self.linear_2(F.silu(self.linear_1(torch.cat([cosine, sine], dim=1))))
-        return out
+        return self.linear_2(F.silu(self.linear_1(torch.cat([cosine, sine], dim=1))))
 
 
 class DiffusionTransformer(nn.Module):
@@ -211,16 +206,16 @@ class DiffusionTransformer(nn.Module):
 
     def pairs(self, seen: Tensor) -> list[Pair]:
         """Keys and values of images and prompt, which are the same at every time."""
-        return [block.attn1.pair(seen) for block in list(self.transformer_blocks)[::2]]  # type: ignore[union-attr]
+        blocks: Any = self.transformer_blocks
+        return [block.attn1.pair(seen) for block in blocks[::2]]
 
-    def forward(self, x: Tensor, bucket: Tensor, pairs: list[Pair], mask: Tensor, last: int) -> Tensor:
+    def forward(self, x: Tensor, bucket: Tensor, pairs: list[Pair], mask: Tensor, last: int) -> Any:
         """Tokens [B, T, D] -> float32 [B, last, D'], of the last ones."""
         clock = F.silu(self.timestep_encoder["timestep_embedder"](bucket))
         for i, block in enumerate(self.transformer_blocks):
             x = block(x, clock, None if i % 2 else pairs[i // 2], mask)
         shift, scale = self.proj_out_1(clock)[:, None].chunk(2, dim=2)
-        out: Tensor = self.proj_out_2(normed(x[:, -last:], eps=1e-6) * (1 + scale) + shift)
-        return out
+        return self.proj_out_2(normed(x[:, -last:], eps=1e-6) * (1 + scale) + shift)
 
 
 class ActionHead(nn.Module):
@@ -269,6 +264,7 @@ class Groot(nn.Module):
             vocab_size=sizes.vocab,
             rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         )
+        text._attn_implementation = "sdpa"
         eagle = {
             "vision_model": SiglipVisionModel(vision),
             "mlp1": nn.Sequential(nn.Linear(sizes.vision_width, sizes.text_width)),
@@ -308,21 +304,20 @@ class GrootModule(FlowModule):
     def network(self) -> Groot:
         return self.groot
 
-    def embed_images(self, pixels: Tensor) -> Tensor:
+    def embed_images(self, pixels: Tensor) -> Any:
         """[N, 3, S, S] in [-1, 1] -> [N, tokens, D]."""
         eagle: Any = self.groot.backbone["eagle_model"]
-        features: Tensor = eagle["mlp1"](eagle["vision_model"](pixel_values=pixels).last_hidden_state)
-        return features
+        return eagle["mlp1"](eagle["vision_model"](pixel_values=pixels).last_hidden_state)
 
-    def look(self, pixels: Tensor, ids: Tensor) -> Tensor:
+    def look(self, pixels: Tensor, ids: Tensor) -> Any:
         """Run the language model: [B, cameras, 3, S, S] in [-1, 1] and int64 [B, P], padded on the right -> [B, P, D].
         A token sees those before it, so that padding changes nothing."""
         eagle: Any = self.groot.backbone["eagle_model"]
         language = eagle["language_model"]["model"]
         features = self.embed_images(pixels.flatten(0, 1))
         embeds = language.embed_tokens(ids).masked_scatter((ids == self.image_token)[..., None], features)
-        hidden: Tensor = language(inputs_embeds=embeds, use_cache=False).last_hidden_state
-        return hidden
+        causal = {"full_attention": None}  # as sdpa takes it; else transformers looks at the numbers for packed prompts
+        return language(inputs_embeds=embeds, attention_mask=causal, use_cache=False).last_hidden_state
 
     def tell(self, hidden: Tensor, mask: Tensor, state: Tensor) -> Prefix:
         """`look`'s output, bool [B, P] (False at padding) and the normalised state [B, S], through the head's part that
@@ -346,7 +341,8 @@ class GrootModule(FlowModule):
 
     def velocity(self, hidden: Tensor) -> Tensor:
         """The original's goes from noise to actions."""
-        return -self.groot.action_head.action_decoder(hidden, self.row)
+        towards: Tensor = self.groot.action_head.action_decoder(hidden, self.row)
+        return -towards
 
 
 def stays_float32(name: str) -> bool:
@@ -369,8 +365,11 @@ def initialise(network: Groot, seed: int) -> None:
     """Random weights as a function of the seed alone; a velocity that starts near 0."""
     flow_network.initialise(network, seed, rms=1.0)
     rng = torch.Generator().manual_seed(seed)
+    part: Any
     for name, part in network.named_modules():
         if isinstance(part, CategoryLinear):
             gain = 0.02 if name.endswith("action_decoder.layer2") else math.sqrt(2 / sum(part.W.shape[1:]))
             part.W.copy_(torch.randn(part.W.shape, generator=rng) * gain)
             part.b.zero_()
+        elif name.endswith(("to_out.0", "net.2")):  # what blocks add: all of them together as much as one
+            part.weight.mul_((2 * len(network.action_head.model.transformer_blocks)) ** -0.5)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Observation
-from vla_rl.plugins.models.gr00t.folder import METADATA, Sizes, metadata_of
+from vla_rl.plugins.models.gr00t.folder import METADATA, Robot, Sizes, metadata_of
 from vla_rl.plugins.models.gr00t.network import GrootModule, Prefix, public_name
 from vla_rl.toolkit.models.flow_checkpoint import Checkpoint, save_folder
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
@@ -31,15 +31,13 @@ CROP = 0.95
 class GrootCheckpoint(Checkpoint):
     """`raw` stays empty: config.json is not lerobot's."""
 
-    tag: str
-    row: int
-    trained_images: tuple[str, ...]
+    robot: Robot
     config: Mapping[str, Any]
     """config.json."""
 
     @property
     def images(self) -> tuple[str, ...]:
-        return self.trained_images
+        return self.robot.cameras
 
 
 def opening(system: str, cameras: int, patches: int) -> str:
@@ -60,7 +58,7 @@ class Prompts(PaddedPrompts):
         missing = [token for token in SPECIAL if tokenizer.token_to_id(token) is None]
         if missing:
             raise CheckpointError(f"the tokenizer has no {', '.join(missing)}; GR00T N1.5's is that of its Eagle model")
-        self.image_token = int(tokenizer.token_to_id(IMAGE))
+        self.image_token: Any = tokenizer.token_to_id(IMAGE)
         parts = (opening(system, cameras, patches), CLOSING)
         self._before, self._after = (tokenizer.encode(text, add_special_tokens=False).ids for text in parts)
         self._words = max_length
@@ -124,7 +122,7 @@ class GrootPolicy(FlowPolicy):
     def save(self, folder: Path) -> None:
         """NVIDIA's layout, adapters merged into the weights."""
         source = self.checkpoint
-        own = metadata_of(source.tag, source.statistics, self._cameras, source.sizes.image_size)
+        own = metadata_of(source.robot.tag, source.statistics, self._cameras, source.sizes.image_size)
         save_folder(
             self.module,
             source,
@@ -132,6 +130,6 @@ class GrootPolicy(FlowPolicy):
             raw=source.config,
             processors=lambda _: {METADATA: own},
             public_name=public_name,
-            public_sizes=Sizes.of_config(source.config) == source.sizes,
+            public_sizes=source.sizes == Sizes(),
             prefix="",
         )
