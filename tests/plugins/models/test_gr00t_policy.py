@@ -24,9 +24,9 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t import GrootConfig, LoRAConfig, NoiseConfig, PrefixHeadConfig, plugin
 from vla_rl.plugins.models.gr00t.folder import ROWS, action_dim, check
 from vla_rl.plugins.models.gr00t.network import EMBEDDINGS, UNEMBEDDINGS
-from vla_rl.plugins.models.gr00t.policy import crop_and_resize
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.images import crop_and_resize
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +179,20 @@ def test_statistics_of_the_folder(official: Path) -> None:
     swapped = policy(checkpoint=str(official), state_keys=("gripper", "x"), action_keys=("gripper", "move"))
     assert swapped.checkpoint.statistics.action.values[0] == (0.0, -0.5, -0.25)
     assert swapped.checkpoint.statistics.state.values[1] == (0.5, 4.0, 2.0, 1.0)
+
+
+def test_scales_by_the_demonstrations_are_kept(tmp_path: Path) -> None:
+    """Also of a number that never changed in them."""
+    part = {"q01": [-1.0, 0.0, 0.5], "q99": [1.0, 0.5, 0.5]}
+    scaling = {"action": part, "state": {name: [*values, 0.0] for name, values in part.items()}}
+    model = policy(context={"scaling": scaling})
+    model.save(tmp_path)
+    again = policy(checkpoint=str(tmp_path))
+    actions = torch.tensor([[0.5, 0.25, 0.7]])
+    for one in (model, again):
+        assert one._actions.normalise(actions, 3)[0].tolist() == [0.5, 0.0, 0.0]
+        assert one._actions.restore(actions)[0].tolist() == [0.5, 0.3125, 0.5]
+    assert torch.equal(model._state(observation(2)), again._state(observation(2)))
 
 
 def test_liberos_gripper(official: Path) -> None:

@@ -38,3 +38,14 @@ class Scaler:
     def restore(self, x: Tensor) -> Tensor:
         """[..., width] -> physical units, [..., dim]."""
         return (x[..., : self.dim] + self._shift) * self._out + self._offset
+
+
+class GripperScaler(Scaler):
+    """The last number of an action is 0 for a closed and 1 for an open gripper in training, and +1 and -1 in LIBERO."""
+
+    def normalise(self, x: Tensor, width: int) -> Tensor:
+        return super().normalise(torch.cat([x[..., :-1], (1 - x[..., -1:]) / 2], dim=-1), width)
+
+    def restore(self, x: Tensor) -> Tensor:
+        actions = super().restore(x)
+        return torch.cat([actions[..., :-1], (1 - 2 * actions[..., -1:]).sign()], dim=-1)

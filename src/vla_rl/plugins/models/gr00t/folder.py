@@ -12,11 +12,10 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError, did_you_mean
-from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, read_json
-from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
+from vla_rl.toolkit.models.checkpoints import read_json
+from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
 from vla_rl.toolkit.models.lerobot import Scale, Statistics
 
 METADATA = "experiment_cfg/metadata.json"
@@ -47,9 +46,11 @@ FIXED: dict[str, Any] = {
     f"{HEAD}.add_pos_embed": True,
     f"{HEAD}.num_timestep_buckets": 1000,
     f"{HEAD}.max_num_embodiments": 32,
+    f"{HEAD}.diffusion_model_cfg.num_attention_heads": 32,
     f"{HEAD}.diffusion_model_cfg.norm_type": "ada_norm",
     f"{HEAD}.diffusion_model_cfg.interleave_self_attention": True,
     f"{HEAD}.diffusion_model_cfg.positional_embeddings": None,
+    f"{HEAD}.vl_self_attention_cfg.num_attention_heads": 32,
     f"{HEAD}.vl_self_attention_cfg.positional_embeddings": None,
 }
 """Of config.json: what is not built otherwise."""
@@ -165,7 +166,7 @@ def read_robot(folder: Path, config: GrootConfig) -> Robot:
 
 
 def _scale(path: Path, entries: Mapping[str, Any], asked: Sequence[str] | None, part: str) -> Scale:
-    """Min-max of each key, one behind the other; a number that never changed becomes 0."""
+    """Min-max of each key, one behind the other."""
     keys = tuple(entries) if asked is None else asked
     for key in keys:
         if key not in entries:
@@ -177,7 +178,7 @@ def _scale(path: Path, entries: Mapping[str, Any], asked: Sequence[str] | None, 
     if not keys:
         raise CheckpointError(f"{path} has no statistics of the {part} to scale with")
     values = tuple(tuple(float(x) for key in keys for x in entries[key][end]) for end in ("min", "max"))
-    return Scale(mode="MIN_MAX", values=values, dim=len(values[0]), flat=True)
+    return Scale(mode="MIN_MAX", values=values, dim=len(values[0]))
 
 
 def metadata_of(tag: str, statistics: Statistics, cameras: Sequence[str], pixels: int) -> bytes:
@@ -196,19 +197,13 @@ def metadata_of(tag: str, statistics: Statistics, cameras: Sequence[str], pixels
 
 def check(config: GrootConfig, context: Context) -> None:
     """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
-    if config.checkpoint is None:
-        return
-    with at("checkpoint"):
-        folder = folder_of(config.checkpoint)
-        if folder is None:
-            return
+
+    def read(folder: Path) -> int:
         raw = read_config(folder)
-        check_horizon(folder, horizon(raw), context.chunk)
-        find_weights(folder)
-    with at("checkpoint" if config.embodiment is None else "embodiment"):
         read_robot(folder, config)
-    with at("checkpoint" if config.tokenizer is None else "tokenizer"):
-        find_tokenizer(folder, config.tokenizer)
+        return horizon(raw)
+
+    check_folder(config, context, read)
 
 
 def action_dim(config: GrootConfig) -> int | None:

@@ -30,7 +30,6 @@ Pair = tuple[Tensor, Tensor]
 BUCKETS = 1000
 CLOCK = 256
 """Numbers that tell the transformer the time."""
-VISION, OPENED_VISION = "vision_model.", "vision_model.vision_model."
 EMBEDDINGS = "backbone.eagle_model.language_model.model.embed_tokens.weight"
 UNEMBEDDINGS = "backbone.eagle_model.language_model.lm_head.weight"
 """The same tensor; files have one of them or both."""
@@ -135,13 +134,9 @@ class Projection(nn.Module):
         return F.gelu(self.proj(x), approximate="tanh")
 
 
-class FeedForward(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.net = nn.Sequential(Projection(width, 4 * width), nn.Identity(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.net(x)
+def feed_forward(width: int) -> nn.ModuleDict:
+    wide = 4 * width
+    return nn.ModuleDict({"net": nn.Sequential(Projection(width, wide), nn.Identity(), nn.Linear(wide, width))})
 
 
 class Block(nn.Module):
@@ -150,12 +145,12 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.norm3 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn1, self.ff = Attention(width, width, heads), FeedForward(width)
+        self.attn1, self.ff = Attention(width, width, heads), feed_forward(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:
         base = normed(x, self.norm1).to(x.dtype)
         x = x + self.attn1(base, self.attn1.pair(base), mask)
-        return x + self.ff(normed(x, self.norm3).to(x.dtype))
+        return x + self.ff["net"](normed(x, self.norm3).to(x.dtype))
 
 
 class Modulation(nn.Module):
@@ -174,14 +169,13 @@ class TimedBlock(nn.Module):
     def __init__(self, width: int, source: int, heads: int) -> None:
         super().__init__()
         self.norm1 = Modulation(width)
-        self.attn1, self.ff = Attention(width, source, heads), FeedForward(width)
+        self.attn1, self.ff = Attention(width, source, heads), feed_forward(width)
 
     def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor) -> Any:
         """pair: of images and prompt; None: the tokens attend to each other."""
         base = self.norm1(x, clock)
-        found = self.attn1(base, self.attn1.pair(base), None) if pair is None else self.attn1(base, pair, mask)
-        x = x + found
-        return x + self.ff(normed(x).to(x.dtype))
+        x = x + (self.attn1(base, self.attn1.pair(base), None) if pair is None else self.attn1(base, pair, mask))
+        return x + self.ff["net"](normed(x).to(x.dtype))
 
 
 class TimestepEmbedding(nn.Module):
@@ -297,23 +291,24 @@ class GrootModule(FlowModule):
     ) -> None:
         super().__init__(shape, value_head, noise_head)
         self.groot, self.row, self.image_token = groot, row, image_token
-        eagle: Any = groot.backbone["eagle_model"]
-        self._dtype = eagle["mlp1"][0].weight.dtype
+        self._dtype = self._eagle["mlp1"][0].weight.dtype
 
     @property
     def network(self) -> Groot:
         return self.groot
 
+    @property
+    def _eagle(self) -> Any:
+        return self.groot.backbone["eagle_model"]
+
     def embed_images(self, pixels: Tensor) -> Any:
         """[N, 3, S, S] in [-1, 1] -> [N, tokens, D]."""
-        eagle: Any = self.groot.backbone["eagle_model"]
-        return eagle["mlp1"](eagle["vision_model"](pixel_values=pixels).last_hidden_state)
+        return self._eagle["mlp1"](self._eagle["vision_model"](pixel_values=pixels).last_hidden_state)
 
     def look(self, pixels: Tensor, ids: Tensor) -> Any:
         """Run the language model: [B, cameras, 3, S, S] in [-1, 1] and int64 [B, P], padded on the right -> [B, P, D].
         A token sees those before it, so that padding changes nothing."""
-        eagle: Any = self.groot.backbone["eagle_model"]
-        language = eagle["language_model"]["model"]
+        language = self._eagle["language_model"]["model"]
         features = self.embed_images(pixels.flatten(0, 1))
         embeds = language.embed_tokens(ids).masked_scatter((ids == self.image_token)[..., None], features)
         causal = {"full_attention": None}  # as sdpa takes it; else transformers looks at the numbers for packed prompts
@@ -351,7 +346,7 @@ def stays_float32(name: str) -> bool:
 
 
 def public_name(name: str) -> str:
-    return name.replace(VISION, OPENED_VISION)
+    return name.replace("vision_model.", "vision_model.vision_model.")
 
 
 def open_names(names: Collection[str]) -> Mapping[str, str]:

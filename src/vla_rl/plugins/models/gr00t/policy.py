@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from attrs import frozen
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn import functional as F
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Observation
@@ -18,13 +16,11 @@ from vla_rl.plugins.models.gr00t.folder import METADATA, Robot, Sizes, metadata_
 from vla_rl.plugins.models.gr00t.network import GrootModule, Prefix, public_name
 from vla_rl.toolkit.models.flow_checkpoint import Checkpoint, save_folder
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
-from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.prompts import PaddedPrompts
-from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.scaling import GripperScaler
 
 IMAGE = "<IMG_CONTEXT>"
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", IMAGE)
-CROP = 0.95
 
 
 @frozen(kw_only=True)
@@ -72,32 +68,6 @@ class Prompts(PaddedPrompts):
         return [*self._before, *words, *self._after]
 
 
-def crop_and_resize(pixels: Tensor, size: int) -> Tensor:
-    """The middle 0.95 of [B, 3, H, W], scaled into a square whatever its aspect, in whole levels: as the original
-    evaluates."""
-    high, wide = (int(side * CROP) for side in pixels.shape[2:])
-    top, left = round((pixels.shape[2] - high) / 2), round((pixels.shape[3] - wide) / 2)
-    middle = pixels[:, :, top : top + high, left : left + wide]
-    return F.interpolate(middle, (size, size), mode="bilinear", antialias=True).clamp(0, 255).floor()
-
-
-class CroppedImages(ImageProcessor):
-    """As GR00T sees them."""
-
-    resize = staticmethod(crop_and_resize)
-
-
-class LiberoScaler(Scaler):
-    """The last number of an action is 0 for a closed and 1 for an open gripper, in LIBERO +1 and -1."""
-
-    def normalise(self, x: Tensor, width: int) -> Tensor:
-        return super().normalise(torch.cat([x[..., :-1], (1 - x[..., -1:]) / 2], dim=-1), width)
-
-    def restore(self, x: Tensor) -> Tensor:
-        actions = super().restore(x)
-        return torch.cat([actions[..., :-1], (1 - 2 * actions[..., -1:]).sign()], dim=-1)
-
-
 class GrootPolicy(FlowPolicy):
     """Made by `builder.build_policy`."""
 
@@ -110,7 +80,7 @@ class GrootPolicy(FlowPolicy):
         super().__init__(*common)
         self.prompts = prompts
         if gripper == "libero":
-            self._actions = LiberoScaler(self.checkpoint.statistics.action, self._device)
+            self._actions = GripperScaler(self.checkpoint.statistics.action, self._device)
 
     def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
         ids, mask = self.prompts.rows(obs.instructions)
