@@ -122,7 +122,7 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Fit:
     )
     logger.warning(
         "the prompt of GR00T N1.5 was built from its description and not compared with the original's, and neither was "
-        "its tokenizer; if %s does not act as published, look at model.system first (docs/models/gr00t.md)",
+        "its tokenizer; if %s does not act as published, look at model.system and at how its state and action were trained (docs/models/gr00t.md)",
         folder,
     )
     return flow_fit.fit_checkpoint("gr00t", config, context, env, checkpoint, config.use_state, quantiles=True)
