@@ -121,8 +121,8 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Fit:
         robot=robot,
     )
     logger.warning(
-        "the prompt of GR00T N1.5 was built from its description and not compared with the original's, and neither was "
-        "its tokenizer; if %s does not act as published, look at model.system and at how its state and action were trained (docs/models/gr00t.md)",
+        "the prompt of GR00T N1.5 and its tokenizer could not be compared with the original's; if %s does not act as "
+        "published, look at model.system and at how state and action were scaled (docs/models/gr00t.md)",
         folder,
     )
     return flow_fit.fit_checkpoint("gr00t", config, context, env, checkpoint, config.use_state, quantiles=True)

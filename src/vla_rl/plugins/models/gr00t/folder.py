@@ -144,7 +144,7 @@ def read_robot(folder: Path, config: GrootConfig) -> Robot:
     path, asked = folder / METADATA, config.embodiment
     entries = read_json(path)
     if asked is None and len(entries) != 1:
-        raise CheckpointError(f"{path} has several embodiments; set model.embodiment to one of: {', '.join(entries)}")
+        raise CheckpointError(f"{path} has {len(entries)} embodiments; set model.embodiment: {', '.join(entries)}")
     tag = next(iter(entries)) if asked is None else asked
     if tag not in entries:
         raise CheckpointError(
