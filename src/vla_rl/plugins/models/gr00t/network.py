@@ -273,7 +273,8 @@ def empty_network(sizes: Sizes, shape: Shape) -> Groot:
     with no_init_weights():
         network = Groot(sizes, shape)
     eagle: Any = network.backbone["eagle_model"]
-    eagle["vision_model"].head.requires_grad_(False)  # in the files, and never computed
+    eagle["vision_model"].head.requires_grad_(False)  # in the files, and not computed
+    eagle["vision_model"].use_head = False
     return network
 
 
@@ -325,14 +326,13 @@ class GrootModule(FlowModule):
             summary = torch.cat([mean_over(mixed, mask), told[:, 0]], dim=1)
         return Prefix(head.model.pairs(mixed), seen, told, summary)
 
-    def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
         """The state is in the prefix."""
         head, horizon, bucket = self.groot.action_head, self.shape[0], bucket_of(time)
         actions = head.action_encoder(x, bucket, self.row) + head.position_embedding.weight[:horizon]
         future = head.future_tokens.weight.expand(len(x), -1, -1)
         tokens = torch.cat([prefix.state, future, actions], dim=1).to(self._dtype)
-        hidden: Tensor = head.model(tokens, bucket, prefix.pairs, prefix.mask, horizon)
-        return hidden
+        return head.model(tokens, bucket, prefix.pairs, prefix.mask, horizon)
 
     def velocity(self, hidden: Tensor) -> Tensor:
         """The original's goes from noise to actions."""
