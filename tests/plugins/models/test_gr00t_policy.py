@@ -67,19 +67,17 @@ def test_contract_on_a_gpu(dtype: str) -> None:
 
 
 def test_nothing_is_made_on_another_device() -> None:
-    """Sampling, scores and gradients with every weight and constant on a device without memory: what is made elsewhere
-    is refused there."""
-    model, obs = policy(context={"values": "chunk"}), observation(3)
+    """A policy on a device without memory samples, scores and takes a learner step from frames of the CPU: a tensor that
+    is made elsewhere, or a look at a number, would be refused."""
+    model, obs = policy(context={"values": "chunk", "device": "meta"}), observation(3)
     chunk = model.sample_chunk(obs, noise(3), False)
-    module = model.module.to("meta")
-    pixels, state = torch.empty(3, 2, 3, 64, 64, device="meta"), torch.empty(3, 4, device="meta")
-    ids, mask = (part.to("meta") for part in model.prompts.rows(obs.instructions))
-    prefix = module.tell(module.look(pixels, ids), mask, state)
-    hidden = module.denoise(prefix, state, torch.empty(3, *module.shape, device="meta"), state[:, 0])
-    velocity, values = module.velocity(hidden), module.criticise(prefix, state)
-    assert velocity.is_meta and values.is_meta
-    assert velocity.shape == chunk.replay["chain"][:, 0].shape
-    (velocity.sum() + values.sum()).backward()
+    assert chunk.actions.is_meta and chunk.log_probs.is_meta and chunk.replay["chain"].is_meta
+    trained = [p for p in model.module.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    scores = model.chunk_log_probs(obs, chunk)
+    (scores.log_probs.sum() + scores.values.sum()).backward()
+    optimizer.step()
+    assert all(p.grad is not None and p.grad.is_meta for p in trained)
 
 
 def test_bfloat16() -> None:
