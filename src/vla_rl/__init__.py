@@ -39,11 +39,13 @@ if TYPE_CHECKING:
         to_numpy,
     )
     from vla_rl.runtime.start import clone, evaluate, run
+    from vla_rl.serving.policy import BadObservation, Policy, open_policy
 
 __version__ = "0.1.0"
 __all__ = [
     "Advantages",
     "Algorithm",
+    "BadObservation",
     "Batch",
     "CheckpointError",
     "Chunk",
@@ -67,6 +69,7 @@ __all__ = [
     "Plan",
     "Plugin",
     "PluginError",
+    "Policy",
     "Rate",
     "ResetState",
     "Rollout",
@@ -94,6 +97,7 @@ __all__ = [
     "hookimpl",
     "load",
     "load_spec",
+    "open_policy",
     "parse_spec",
     "run",
     "to_numpy",
@@ -129,6 +133,7 @@ _MODULES = {
         "to_numpy",
     ),
     "runtime.start": ("clone", "evaluate", "run"),
+    "serving.policy": ("BadObservation", "Policy", "open_policy"),
 }
 _HOME = {name: f"vla_rl.{module}" for module, names in _MODULES.items() for name in names}
 
