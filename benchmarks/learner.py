@@ -30,6 +30,8 @@ from torch import Tensor, nn
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context, Scores
+from vla_rl.plugins.models.gr00t import GrootConfig
+from vla_rl.plugins.models.gr00t import plugin as gr00t
 from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, openvla_oft
 from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
@@ -44,7 +46,7 @@ PIXELS = {"small": 224, "full": 224}
 FLOW: dict[str, tuple[Any, Any]] = {"pi05": (pi05, Pi05Config), "smolvla": (smolvla, SmolVLAConfig)}
 ROWS = {"tiny": 16, "small": 2, "pi05": 8, "smolvla": 8}
 RATIOS = {"tiny": 1.5, "small": 1.5, "pi05": 1.3, "smolvla": 1.3}
-BARS = {"openvla_oft": 300.0, "pi0": 400.0, "pi05": 500.0, "smolvla": 500.0}
+BARS = {"openvla_oft": 300.0, "pi0": 400.0, "pi05": 500.0, "smolvla": 500.0, "gr00t": 500.0}
 BATCH = 8
 """Rows of a decision."""
 
@@ -261,6 +263,7 @@ def main() -> None:
         ("pi0", pi0, Pi0Config(preset="tiny")),
         ("pi05", pi05, Pi05Config(preset="tiny")),
         ("smolvla", smolvla, SmolVLAConfig(preset="tiny")),
+        ("gr00t", gr00t, GrootConfig(preset="tiny")),
     )
     for name, plugin, config in cases:
         passed, own = decisions(plugin, config, options.seconds)

@@ -17,6 +17,7 @@ from vla_rl.testing import check_algorithm, check_env, check_model, check_placem
 DOCS = Path(__file__).parents[1] / "docs"
 HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
 REQUIRED: dict[str, dict[str, Any]] = {
+    "gr00t": {"preset": "tiny"},
     "openvla": {"preset": "fast"},
     "openvla_oft": {"preset": "fast"},
     "pi0": {"preset": "tiny"},

@@ -163,7 +163,7 @@ def test_files_are_small(file):
 def test_core_knows_no_plugin():
     """Names of plugins occur in core as defaults of a spec only."""
     names = {"tabletop", "libero", "maniskill", "metaworld", "robotwin", "grpo", "ppo"}
-    names |= {"openvla", "openvla_oft", "pi0", "pi05", "smolvla", "film_resnet"}
+    names |= {"openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "film_resnet"}
     for file in (SOURCE / "vla_rl" / "core").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:

@@ -20,6 +20,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "pi0": {"cameras": ["wrist"], "denoise_steps": 2},
     "pi05": {"cameras": ["wrist"], "denoise_steps": 2},
     "smolvla": {"cameras": ["wrist"], "denoise_steps": 2},
+    "gr00t": {"cameras": ["wrist"], "denoise_steps": 2},
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {},

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
+from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.toolkit.models.checkpoints import resolve
+from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, resolve
 
 
 class MismatchError(UserError):
@@ -97,3 +98,23 @@ def known_action_dim(
         return read(resolve(checkpoint, wanted, builtin, download=False))
     except (CheckpointError, OSError, ValueError, KeyError, ImportError):
         return None
+
+
+def check_folder(config: Any, context: Context, read: Callable[[Path], int]) -> None:
+    """For `Plugin.check`, of models that are one folder with a tokenizer: it is complete, and holds chunks as long as
+    the spec's.
+
+    Args:
+        config: has `checkpoint` and `tokenizer`.
+        read: what it finds in the light files is refused, or else the length of its chunks.
+    """
+    if config.checkpoint is None:
+        return
+    with at("checkpoint"):
+        folder = folder_of(config.checkpoint)
+        if folder is None:
+            return
+        check_horizon(folder, read(folder), context.chunk)
+        find_weights(folder)
+    with at("checkpoint" if config.tokenizer is None else "tokenizer"):
+        find_tokenizer(folder, config.tokenizer)

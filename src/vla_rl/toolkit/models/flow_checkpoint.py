@@ -127,6 +127,7 @@ def save_folder(
     processors: Callable[[Mapping[str, Any]], Mapping[str, bytes]],
     public_name: Callable[[str], str],
     public_sizes: bool,
+    prefix: str = LEROBOT,
 ) -> None:
     """Write lerobot's layout, adapters merged into the weights.
 
@@ -135,16 +136,18 @@ def save_folder(
         processors: config.json -> lerobot's files, for a checkpoint that has none.
         public_name: name of a parameter -> name in the files, without lerobot's prefix.
         public_sizes: config.json alone tells the network's sizes.
+        prefix: before every name of a tensor.
     """
     folder.mkdir(parents=True, exist_ok=True)
     merged = MergedState(module.network)
-    state = {LEROBOT + public_name(name): merged.read(name).cpu().contiguous() for name in merged.tensors}
+    state = {prefix + public_name(name): merged.read(name).cpu().contiguous() for name in merged.tensors}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
         save_head(head, folder, name)
     own = checkpoint.raw or raw
     (folder / "config.json").write_text(json.dumps(own, indent=2) + "\n")
     for name, content in (checkpoint.processors or processors(own)).items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     if not public_sizes:
         (folder / ARCHITECTURE).write_text(json.dumps(attrs.asdict(checkpoint.sizes), indent=2) + "\n")

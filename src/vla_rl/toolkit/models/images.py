@@ -39,6 +39,15 @@ def resize_to_corner(pixels: Tensor, size: int) -> Tensor:
     return F.pad(pixels, (size - inner[1], 0, size - inner[0], 0))
 
 
+def crop_and_resize(pixels: Tensor, size: int) -> Tensor:
+    """The middle 0.95 of [B, 3, H, W] of 0..255, scaled into a square whatever its aspect, bilinear with antialiasing,
+    cut to whole levels: as GR00T evaluates."""
+    high, wide = (int(side * 0.95) for side in pixels.shape[2:])
+    top, left = round((pixels.shape[2] - high) / 2), round((pixels.shape[3] - wide) / 2)
+    middle = pixels[:, :, top : top + high, left : left + wide]
+    return F.interpolate(middle, (size, size), mode="bilinear", antialias=True).clamp(0, 255).floor()
+
+
 def _inner(height: int, width: int, size: int) -> tuple[int, int]:
     ratio = max(height, width) / size
     return int(height / ratio), int(width / ratio)
@@ -64,3 +73,9 @@ class CornerImages(ImageProcessor):
     """Padded as lerobot's SmolVLA does."""
 
     resize = staticmethod(resize_to_corner)
+
+
+class CroppedImages(ImageProcessor):
+    """As GR00T sees them."""
+
+    resize = staticmethod(crop_and_resize)

@@ -43,6 +43,8 @@ class Scale:
     eps: float = 1e-8
     margin: float = 0.0
     """Added to the width of a range in both directions (openpi's quantiles)."""
+    flat: bool = False
+    """A number whose range is empty becomes 0, and any number becomes that range again (GR00T), in place of eps."""
 
 
 @frozen(kw_only=True)

@@ -17,14 +17,19 @@ class Scaler:
         self.dim, self._dtype = scale.dim, dtype
         values = [torch.tensor(value, dtype=torch.float64) for value in scale.values]
         offset, inwards = torch.zeros(scale.dim, dtype=torch.float64), torch.ones(scale.dim, dtype=torch.float64)
-        outwards, self._shift = inwards, 0.0
+        outwards, shift = inwards, torch.zeros_like(offset)
         if scale.mode == "MEAN_STD":
             offset, inwards, outwards = values[0], values[1] + scale.eps, values[1]
         elif values:
             span = values[1] - values[0] + scale.margin
             inwards = outwards = torch.where(span == 0, scale.eps, span) / 2
-            offset, self._shift = values[0], 1.0
-        self._offset, self._in, self._out = (part.to(device, dtype) for part in (offset, inwards, outwards))
+            offset, shift = values[0], torch.ones_like(offset)
+            if scale.flat:
+                empty = span == 0
+                inwards, outwards = inwards.masked_fill(empty, torch.inf), outwards.masked_fill(empty, 0)
+                shift = shift.masked_fill(empty, 0)
+        parts = (offset, inwards, outwards, shift)
+        self._offset, self._in, self._out, self._shift = (part.to(device, dtype) for part in parts)
 
     def normalise(self, x: Tensor, width: int) -> Tensor:
         """[..., dim] in physical units -> [..., width], padded with zeros."""
@@ -33,3 +38,14 @@ class Scaler:
     def restore(self, x: Tensor) -> Tensor:
         """[..., width] -> physical units, [..., dim]."""
         return (x[..., : self.dim] + self._shift) * self._out + self._offset
+
+
+class GripperScaler(Scaler):
+    """The last number of an action is 0 for a closed and 1 for an open gripper in training, and +1 and -1 in LIBERO."""
+
+    def normalise(self, x: Tensor, width: int) -> Tensor:
+        return super().normalise(torch.cat([x[..., :-1], (1 - x[..., -1:]) / 2], dim=-1), width)
+
+    def restore(self, x: Tensor) -> Tensor:
+        actions = super().restore(x)
+        return torch.cat([actions[..., :-1], (1 - 2 * actions[..., -1:]).sign()], dim=-1)

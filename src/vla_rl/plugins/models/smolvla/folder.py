@@ -8,11 +8,10 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, read_json
-from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
+from vla_rl.toolkit.models.checkpoints import read_json
+from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
 from vla_rl.toolkit.models.lerobot import read_statistics
 
 WANTED = ("*.json", "*.safetensors")
@@ -104,18 +103,13 @@ def horizon(raw: dict[str, Any]) -> int:
 
 def check(config: SmolVLAConfig, context: Context) -> None:
     """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
-    if config.checkpoint is None:
-        return
-    with at("checkpoint"):
-        folder = folder_of(config.checkpoint)
-        if folder is None:
-            return
+
+    def read(folder: Path) -> int:
         raw = read_config(folder)
-        check_horizon(folder, horizon(raw), context.chunk)
         read_statistics(folder, raw)
-        find_weights(folder)
-    with at("checkpoint" if config.tokenizer is None else "tokenizer"):
-        find_tokenizer(folder, config.tokenizer)
+        return horizon(raw)
+
+    check_folder(config, context, read)
 
 
 def action_dim(config: SmolVLAConfig) -> int | None:
