@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         at_last_action,
         to_numpy,
     )
+    from vla_rl.core.world_models import Windows, WorldModel
     from vla_rl.runtime.start import clone, evaluate, run
 
 __version__ = "0.1.0"
@@ -82,6 +83,8 @@ __all__ = [
     "UserError",
     "VLAModel",
     "Window",
+    "Windows",
+    "WorldModel",
     "at",
     "at_last_action",
     "broadcast",
@@ -128,6 +131,7 @@ _MODULES = {
         "at_last_action",
         "to_numpy",
     ),
+    "core.world_models": ("Windows", "WorldModel"),
     "runtime.start": ("clone", "evaluate", "run"),
 }
 _HOME = {name: f"vla_rl.{module}" for module, names in _MODULES.items() for name in names}
