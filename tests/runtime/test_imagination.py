@@ -11,7 +11,7 @@ from imagined import CHUNK, STEPS, recorder, tabletop
 
 from vla_rl import Context, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
 from vla_rl.runtime.imagination.env import Imagination
-from vla_rl.testing import check_env
+from vla_rl.testing import check_env, check_world_model
 from vla_rl.toolkit.world_models.measures import gates, measure
 
 
@@ -64,6 +64,12 @@ def test_the_oracle_opens_all_gates(recorded) -> None:
     assert found["psnr/1"] == found["changed_psnr/3"] == np.inf and found["state_mae/2"] == 0
     assert found["outcome_auc"] == found["outcome_auc_imagined"] == found["replay_auc"] == 1
     assert found["action_error"] == 0 and all(gates(found).values())
+
+
+def test_the_oracle_keeps_to_the_contract_of_a_world_model(recorded) -> None:
+    model = oracle(3, history=3)
+    ids = np.array([state.id for state in recorded.starts("first")][:5])
+    check_world_model(model, env=tabletop(1).info, windows=recorded.windows(ids, history=3, rollout=2))
 
 
 def test_the_oracle_says_when_it_lacks_the_beginning(recorded) -> None:
@@ -125,9 +131,8 @@ def test_an_outcome_ends_a_row_at_its_action(recorded, outcome: int, won: bool, 
 def test_outcomes_are_drawn_by_the_seed_of_the_reset(recorded) -> None:
     env = imagination(recorded, Scripted([0.5, 0.5] + [0.0] * (2 * CHUNK - 1)))
     drawn = []
-    for seeds in ((0, 1, 2), (2, 0, 1)) * 8:
-        seeds = tuple(seed + 3 * (len(drawn) // 2) for seed in seeds)
-        begin(env, seeds)
+    for lap, turned in enumerate(((0, 1, 2), (2, 0, 1)) * 8):
+        begin(env, tuple(seed + 3 * (lap // 2) for seed in turned))
         drawn.append(env.chunk_step(ACTIONS, np.ones(3, bool), True).success.tolist())
     assert all(b == [a[2], a[0], a[1]] for a, b in zip(drawn[::2], drawn[1::2], strict=True)), "whatever the row"
     assert 4 < sum(map(sum, drawn[::2])) < 20

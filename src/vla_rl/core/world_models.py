@@ -13,8 +13,8 @@ from vla_rl.core.hookspecs import hookspec
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.core.randomness import Noise
-    from vla_rl.core.types import Array, Observation
+    from vla_rl.core.randomness import Array, Noise
+    from vla_rl.core.types import Observation
 
 
 @frozen(kw_only=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from attrs import evolve
@@ -16,15 +16,18 @@ from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.runtime.imagination.recorder import Recorder
 from vla_rl.toolkit.world_models.windows import followed_by, put_rows, take_rows
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+Numbers = np.ndarray[Any, Any]
 
 
 class Imagination(SimEnv):
     """N rows that start where recorded train episodes were, and go on as the model says.
 
     A reset state is a window of the recorder. The reset's seed keys everything that is drawn, so rows of a group are
-    the same window with other seeds. After `horizon` chunks of actions a row is truncated. What was recorded meanwhile is
-    not started from before `refresh`.
+    the same window with other seeds. After `horizon` chunks of actions a row is truncated. What is recorded meanwhile
+    is not started from before `refresh`.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Imagination(SimEnv):
         found, self._faults = self._faults, {}
         return found
 
-    def _imagine(self, rows: Array, actions: Array) -> Array:
+    def _imagine(self, rows: Numbers, actions: Numbers) -> Numbers:
         """Move these rows on. -> the class of each one's outcome, int64 [R]."""
         assert self._windows is not None
         windows = take_rows(self._windows, rows)
@@ -120,7 +123,7 @@ class Imagination(SimEnv):
             self._faults.setdefault(int(row), []).append("the world model gave numbers that are not finite")
         chances[broken] = np.eye(1, chances.shape[1])
         uniforms = Noise(self.seed, "imagination/outcome", *keys).uniforms()
-        drawn = chances.argmax(1)
+        drawn: Numbers = chances.argmax(1)
         if self._outcome == "sample":
             bounds = chances.cumsum(1)
             drawn = (uniforms[:, None] * bounds[:, -1:] >= bounds).sum(1).clip(max=chances.shape[1] - 1)
@@ -131,9 +134,9 @@ class Imagination(SimEnv):
         sound = np.flatnonzero(~broken)
         self._windows = put_rows(self._windows, rows[sound], take_rows(moved, sound))
         self._chunks[rows] += 1
-        return drawn  # type: ignore[no-any-return]
+        return drawn
 
-    def _seen(self, rows: Array) -> Observation:
+    def _seen(self, rows: Numbers) -> Observation:
         if self._windows is None:
             raise RuntimeError("no row has been reset")
         windows = take_rows(self._windows, rows)

@@ -92,7 +92,8 @@ class Shape:
 
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (type, shape) of what a slot holds."""
-        n, kept = self.longest, {}
+        n = self.longest
+        kept: dict[str, tuple[str, tuple[int, ...]]] = {}
         for camera, size in self.cameras.items():
             kept[f"image-{camera}"] = ("uint8", (n + 1, *size, 3))
         kept["state"] = ("float32", (n + 1, self.state_dim))

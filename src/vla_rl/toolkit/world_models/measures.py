@@ -134,7 +134,7 @@ def _pictures(replay: Replay, windows: Windows) -> dict[str, float]:
         if not len(rows):
             continue
         real, imagined, before = (_stacked(o[k - 1], rows) for o in (replay.real, replay.imagined, replay.before))
-        changed = (np.abs(real.astype(np.int16) - before) > CHANGED).any(-1)
+        changed = np.asarray((np.abs(real.astype(np.int16) - before) > CHANGED).any(-1))
         for prefix, guess in (("", imagined), ("copy_", before)):
             found[f"{prefix}psnr/{k}"] = psnr(guess, real)
             found[f"{prefix}changed_psnr/{k}"] = psnr(guess, real, changed)

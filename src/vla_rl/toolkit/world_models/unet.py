@@ -39,7 +39,7 @@ class AdaptiveNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         scale, shift = self.linear(condition)[:, :, None, None].chunk(2, dim=1)
-        return F.group_norm(x, self.groups) * (1 + scale) + shift
+        return F.group_norm(x, self.groups) * (1 + scale) + shift  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         mixed = self.qkv(self.norm(x)).reshape(n, 3 * self.heads, channels // self.heads, height * width)
         query, key, value = mixed.transpose(2, 3).chunk(3, dim=1)
         seen = F.scaled_dot_product_attention(query, key, value)
-        return x + self.out(seen.transpose(2, 3).reshape(n, channels, height, width))
+        return x + self.out(seen.transpose(2, 3).reshape(n, channels, height, width))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):

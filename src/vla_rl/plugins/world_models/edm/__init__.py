@@ -8,8 +8,9 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
 
-POSITIVE = validators.gt(0)
-LEVELS = [validators.min_len(1), validators.deep_iterable(validators.ge(1))]
+POSITIVE: Any = validators.gt(0)
+NOT_NEGATIVE: Any = validators.ge(0)
+LEVELS: Any = [validators.min_len(1), validators.deep_iterable(validators.ge(1))]
 
 
 @frozen(kw_only=True)
@@ -30,14 +31,14 @@ class EDMConfig:
     sigma_loc: float = -0.4
     sigma_scale: float = field(default=1.2, validator=POSITIVE)
     """Mean and deviation of the logarithm of noise levels in training."""
-    changed_weight: float = field(default=0.0, validator=validators.ge(0))
+    changed_weight: float = field(default=0.0, validator=NOT_NEGATIVE)
     """By how much more pixels count that changed by over 8 / 255."""
     heads: int = field(default=64, validator=validators.ge(8))
     """Channels of the network that tells state and outcome."""
     lr: float = field(default=1e-4, validator=POSITIVE)
     warm_up: int = field(default=100, validator=validators.ge(0))
     """Optimiser steps over which the rate rises to `lr`."""
-    weight_decay: float = field(default=1e-2, validator=validators.ge(0))
+    weight_decay: float = field(default=1e-2, validator=NOT_NEGATIVE)
 
     def __attrs_post_init__(self) -> None:
         if len(self.channels) != len(self.depths):
@@ -53,6 +54,6 @@ def build(config: EDMConfig, context: Context) -> Any:
 
 
 TINY = {"history": 2, "fold": 4, "channels": (48, 64, 96), "depths": (1, 1, 1), "condition": 128, "evaluations": 1}
-TINY |= {"residual": True, "sigma_loc": 1.6, "sigma_scale": 0.4, "changed_weight": 4.0, "lr": 1e-3}
+TINY |= {"residual": True, "sigma_loc": 1.6, "sigma_scale": 0.4, "changed_weight": 4.0, "lr": 1e-3, "warm_up": 30}
 SUMMARY = "Experimental: diffusion of the next frames (DIAMOND), with heads for state and outcome"
 plugin = Plugin(config=EDMConfig, build=build, summary=SUMMARY, presets={"diamond": {}, "tiny": TINY})

@@ -18,7 +18,7 @@ from vla_rl.plugins.world_models.edm.networks import Denoiser, Heads
 from vla_rl.toolkit.world_models import diffusion as D
 
 if TYPE_CHECKING:
-    from vla_rl.core.types import Array
+    from vla_rl.core.randomness import Array
     from vla_rl.plugins.world_models.edm import EDMConfig
 
 MAX_GRADIENT = 1.0
@@ -52,7 +52,7 @@ class EDM(WorldModel):
             torch.manual_seed(derived_seed(context.seed, "world-model/edm"))
             size, history = config.condition, config.history
             denoiser = Denoiser(frame, history, chunk, info.state_dim, config.channels, config.depths, size)
-            heads = Heads(frame, history * chunk, info.state_dim, self._classes, config.heads, size // 2, grid)
+            heads = Heads(frame, history * chunk, history, info.state_dim, self._classes, config.heads, size // 2, grid)
         self.module = nn.ModuleDict({"denoiser": denoiser, "heads": heads}).to(self.device)
         self._denoiser, self._heads = denoiser, heads
         self._optimizer = torch.optim.AdamW(_groups(self.module, config.weight_decay), lr=config.lr, eps=1e-8)
@@ -87,10 +87,9 @@ class EDM(WorldModel):
             after = self._sample(start[rows].to(self.device), past, chunks, state)
             features = self._heads.look(past[:, -1], after, chunks, state, windows.instructions[rows])
             frames.append(after)
-            states.append(self._heads.next_state(features, state))
-        state = torch.cat(states).cpu().numpy()
-        images = self._images(torch.cat(frames), windows)
-        return Observation(images=images, instructions=windows.instructions, state=state if state.shape[1] else None)
+            states.append(self._heads.next_state(features, chunks[:, -1], state))
+        images, told = self._images(torch.cat(frames), windows), torch.cat(states).cpu().numpy()
+        return Observation(images=images, instructions=windows.instructions, state=told if told.shape[1] else None)
 
     @torch.no_grad()
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
@@ -103,7 +102,8 @@ class EDM(WorldModel):
             features = self._heads.look(before, following, chunks, state, windows.instructions[rows])
             then = state if after.state is None else self._tensor(to_numpy(after.state)[rows])
             found.append(self._heads.logits(features, then).softmax(-1))
-        return torch.cat(found).cpu().numpy()
+        chances: Array = torch.cat(found).cpu().numpy()
+        return chances
 
     def training_state(self) -> Mapping[str, Any]:
         return {"optimizer": self._optimizer.state_dict(), "updates": self._updates}
@@ -144,7 +144,7 @@ class EDM(WorldModel):
             predicted = D.wrap_model_output(noisy, output, c)
             for earlier, later in ((recorded[:, K + i - 1], target), (past[:, -1], predicted)):
                 features = self._heads.look(earlier, later, so_far, before, windows.instructions)
-                error = (self._heads.next_state(features, before) - then).square()
+                error = (self._heads.next_state(features, so_far[:, -1], before) - then).square()
                 if error.shape[1]:
                     losses["state"] = losses["state"] + _mean(error, real) / rollout
                 error = F.cross_entropy(self._heads.logits(features, then), outcomes[:, K - 1 + i], reduction="none")
@@ -193,7 +193,7 @@ class EDM(WorldModel):
     def _chunks(self, windows: Windows, rows: slice, actions: Array | None = None) -> Tensor:
         """[B, T - 1, C A + 1], and of one more chunk where it is given: actions in [-1, 1], and whether it was
         played. Of a chunk that ended the episode all actions count, since nobody knows beforehand where it ends."""
-        played = windows.executed[rows].any(-1)
+        played = np.asarray(windows.executed[rows].any(-1))
         asked = windows.actions[rows]
         if actions is not None:
             asked = np.concatenate([asked, to_numpy(actions)[rows, None]], axis=1)

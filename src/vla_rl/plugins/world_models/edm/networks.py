@@ -60,16 +60,19 @@ class Denoiser(nn.Module):
             embedded = embedded + self.state(state)
         condition = self.condition(embedded)
         x = self.conv_in(torch.cat((past.flatten(1, 2) / 0.5, c.c_in * noisy), dim=1))
-        return self.conv_out(F.silu(self.norm_out(self.unet(x, condition))))
+        return self.conv_out(F.silu(self.norm_out(self.unet(x, condition))))  # type: ignore[no-any-return]
 
 
 class Heads(nn.Module):
     """What the frames before and after a chunk tell: the state after it, and how the episode went on."""
 
-    def __init__(self, frame: int, chunks: int, state: int, classes: int, channels: int, size: int, grid: int) -> None:
+    def __init__(
+        self, frame: int, chunks: int, history: int, state: int, classes: int, channels: int, size: int, grid: int
+    ) -> None:
         """
         Args:
-            frame: channels of a frame.   chunks: numbers of all chunks of a window.   grid: larger side of a frame.
+            frame: channels of a frame.   chunks: numbers of the `history` chunks of a window.
+            grid: larger side of a frame.
         """
         super().__init__()
         self.words = nn.EmbeddingBag(WORDS, size, mode="sum")
@@ -80,7 +83,10 @@ class Heads(nn.Module):
         self.halve = nn.ModuleList([nn.Conv2d(channels, channels, 3, stride=2, padding=1) for _ in range(halvings)])
         self.norms = nn.ModuleList([AdaptiveNorm(channels, size) for _ in range(halvings + 1)])
         self.seen = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * channels, 4 * size), nn.SiLU())
-        self.state = nn.Sequential(nn.Linear(5 * size, size), nn.SiLU(), nn.Linear(size, state)) if state else None
+        self.state = self.moved = None
+        if state:
+            self.state = nn.Sequential(nn.Linear(5 * size, size), nn.SiLU(), _silent(size, state))
+            self.moved = _silent(chunks // history, state)
         self.outcome = nn.Sequential(nn.Linear(5 * size + state, 2 * size), nn.SiLU(), nn.Linear(2 * size, classes))
 
     def look(self, before: Tensor, after: Tensor, chunks: Tensor, state: Tensor, instructions: Sequence[str]) -> Tensor:
@@ -93,12 +99,22 @@ class Heads(nn.Module):
             x = norm(halve(F.silu(x)), condition)
         return torch.cat((self.seen(F.silu(x)), condition), dim=1)
 
-    def next_state(self, features: Tensor, state: Tensor) -> Tensor:
-        return state if self.state is None else state + self.state(features)
+    def next_state(self, features: Tensor, chunk: Tensor, state: Tensor) -> Tensor:
+        """After a chunk [B, chunk]: a linear function of its actions, and what the pictures add to that."""
+        if self.state is None or self.moved is None:
+            return state
+        return state + self.moved(chunk) + self.state(features)  # type: ignore[no-any-return]
 
     def logits(self, features: Tensor, after: Tensor) -> Tensor:
         """Of the classes of outcomes; `after`: the state after the chunk."""
-        return self.outcome(torch.cat((features, after), dim=1))
+        return self.outcome(torch.cat((features, after), dim=1))  # type: ignore[no-any-return]
+
+
+def _silent(inputs: int, outputs: int) -> nn.Linear:
+    """Gives its bias before training."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.zeros_(layer.weight)
+    return layer
 
 
 def hashed_words(instructions: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from vla_rl.core.types import ChunkResult, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 
 if TYPE_CHECKING:
-    from vla_rl.core.types import Array
+    from vla_rl.core.randomness import Array
     from vla_rl.plugins.world_models.oracle import OracleConfig
 
 
