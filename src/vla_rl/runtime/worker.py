@@ -26,7 +26,7 @@ from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
 from vla_rl.runtime.checks import ask_plugin, check_critic, check_offload, check_reference, on_this_machine
 from vla_rl.runtime.components import build_algorithm, build_env, open_data, values_for
-from vla_rl.runtime.hardware import Device, own_device, threads
+from vla_rl.runtime.hardware import Device, own_device
 from vla_rl.runtime.learning.scoring import Named
 from vla_rl.runtime.remote import declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
@@ -70,7 +70,7 @@ class Worker:
         self.training = Play(assignment.served)
         self.played = Progress()
         if assignment.slot.device == "cpu":
-            torch.set_num_threads(threads(assignment.slot.cpus))
+            torch.set_num_threads(max(1, int(assignment.slot.cpus)))
 
     # -------------------------------------------------------------------------------------------------- set-up
 

@@ -24,7 +24,15 @@ INFO = EnvInfo(
     tasks=(TaskInfo(name="push", instruction="push it", max_steps=8),),
 )
 SMALL = {"history": 2, "fold": 4, "channels": (32, 32), "depths": (1, 1), "condition": 32, "heads": 16}
-SMALL |= {"evaluations": 1, "residual": True, "sigma_loc": 1.6, "sigma_scale": 0.4, "lr": 3e-3, "warm_up": 5}
+SMALL |= {
+    "evaluations": 1,
+    "residual": True,
+    "sigma_loc": 1.6,
+    "sigma_scale": 0.4,
+    "lr": 3e-3,
+    "heads_lr": 3e-3,
+    "warm_up": 5,
+}
 
 
 def make(seed: int = 0, info: EnvInfo = INFO, **keys: Any) -> Any:
@@ -174,7 +182,7 @@ def test_measuring_changes_nothing_and_says_the_losses():
 
 def test_it_learns_32_windows_by_heart():
     """Actions move the square, which a copy of the frame before does not; ends follow from frames and instruction."""
-    model, windows = make(), pushed(32)
+    model, windows = make(), pushed(32, frames=3)
     trained(model, windows, 0, 150)
     start, actions, real = part(windows, 0, 2), windows.actions[:, 1], frames_of(windows, 2)
     after = model.imagine(start, actions, noise(32)).numpy()

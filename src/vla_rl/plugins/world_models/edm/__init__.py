@@ -7,10 +7,10 @@ from typing import Any
 from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
+from vla_rl.plugins.world_models.edm.presets import PRESETS
 
-POSITIVE: Any = validators.gt(0)
-NOT_NEGATIVE: Any = validators.ge(0)
-LEVELS: Any = [validators.min_len(1), validators.deep_iterable(validators.ge(1))]
+POSITIVE, NOT_NEGATIVE = validators.gt(0.0), validators.ge(0.0)
+LEVELS: Any = validators.deep_iterable(validators.ge(1), validators.min_len(1))
 
 
 @frozen(kw_only=True)
@@ -18,26 +18,28 @@ class EDMConfig:
     history: int = field(default=4, validator=validators.ge(1))
     """K, frames and chunks that a prediction looks back on."""
     fold: int = field(default=1, validator=validators.ge(1))
-    """Squares of so many pixels a side become channels of one."""
+    """Squares of so many pixels a side become channels."""
     channels: tuple[int, ...] = field(default=(64, 64, 64, 64), validator=LEVELS)
     depths: tuple[int, ...] = field(default=(2, 2, 2, 2), validator=LEVELS)
     """Channels and blocks of each level of the UNet, the finest first."""
     condition: int = field(default=256, validator=validators.ge(8))
     """Size of the vector that noise level, actions and state are embedded in; a multiple of `history` and of 2."""
     evaluations: int = field(default=3, validator=validators.ge(1))
-    """Of the network, for one prediction. 1 is enough where what follows is certain."""
+    """Of the network, for one prediction: 1 will do where what follows is certain."""
     residual: bool = False
     """Predict what changes: the frame before takes the place that noise leaves."""
     sigma_loc: float = -0.4
     sigma_scale: float = field(default=1.2, validator=POSITIVE)
     """Mean and deviation of the logarithm of noise levels in training."""
     changed_weight: float = field(default=0.0, validator=NOT_NEGATIVE)
-    """By how much more pixels count that changed by over 8 / 255."""
+    """By how much more pixels that changed count."""
     heads: int = field(default=64, validator=validators.ge(8))
     """Channels of the network that tells state and outcome."""
     lr: float = field(default=1e-4, validator=POSITIVE)
+    heads_lr: float = field(default=1e-4, validator=POSITIVE)
+    """Of the denoiser, and of the network that tells state and outcome."""
     warm_up: int = field(default=100, validator=validators.ge(0))
-    """Optimiser steps over which the rate rises to `lr`."""
+    """Optimiser steps over which both rates rise."""
     weight_decay: float = field(default=1e-2, validator=NOT_NEGATIVE)
 
     def __attrs_post_init__(self) -> None:
@@ -53,7 +55,5 @@ def build(config: EDMConfig, context: Context) -> Any:
     return EDM(config, context)
 
 
-TINY = {"history": 2, "fold": 4, "channels": (48, 64, 96), "depths": (1, 1, 1), "condition": 128, "evaluations": 1}
-TINY |= {"residual": True, "sigma_loc": 1.6, "sigma_scale": 0.4, "changed_weight": 4.0, "lr": 1e-3, "warm_up": 30}
 SUMMARY = "Experimental: diffusion of the next frames (DIAMOND), with heads for state and outcome"
-plugin = Plugin(config=EDMConfig, build=build, summary=SUMMARY, presets={"diamond": {}, "tiny": TINY})
+plugin = Plugin(config=EDMConfig, build=build, summary=SUMMARY, presets=PRESETS)

@@ -55,7 +55,12 @@ class EDM(WorldModel):
             heads = Heads(frame, history * chunk, history, info.state_dim, self._classes, config.heads, size // 2, grid)
         self.module = nn.ModuleDict({"denoiser": denoiser, "heads": heads}).to(self.device)
         self._denoiser, self._heads = denoiser, heads
-        self._optimizer = torch.optim.AdamW(_groups(self.module, config.weight_decay), lr=config.lr, eps=1e-8)
+        groups = [
+            group
+            for network, lr in ((denoiser, config.lr), (heads, config.heads_lr))
+            for group in _groups(network, lr, config.weight_decay)
+        ]
+        self._optimizer = torch.optim.AdamW(groups, eps=1e-8)
         self._updates = 0
 
     def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
@@ -65,7 +70,7 @@ class EDM(WorldModel):
         norm = nn.utils.clip_grad_norm_(self._denoiser.parameters(), MAX_GRADIENT)
         nn.utils.clip_grad_norm_(self._heads.parameters(), MAX_GRADIENT)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.config.lr * min(1.0, (self._updates + 1) / max(self.config.warm_up, 1))
+            group["lr"] = group["full_lr"] * min(1.0, (self._updates + 1) / max(self.config.warm_up, 1))
         self._optimizer.step()
         self._updates += 1
         metrics = {name: loss.detach() for name, loss in losses.items()} | {"grad_norm": norm.detach()}
@@ -203,13 +208,13 @@ class EDM(WorldModel):
         return torch.cat((scaled.flatten(2) * flags, flags), dim=2)
 
 
-def _groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
+def _groups(module: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
     """Weights of convolutions and linear layers decay, as in DIAMOND; the rest does not."""
     chosen = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)}
     parameters = list(module.parameters())
     return [
-        {"params": [p for p in parameters if id(p) in chosen], "weight_decay": decay},
-        {"params": [p for p in parameters if id(p) not in chosen], "weight_decay": 0.0},
+        {"params": [p for p in parameters if id(p) in chosen], "full_lr": lr, "weight_decay": decay},
+        {"params": [p for p in parameters if id(p) not in chosen], "full_lr": lr, "weight_decay": 0.0},
     ]
 
 

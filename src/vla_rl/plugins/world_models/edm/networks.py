@@ -14,6 +14,8 @@ from vla_rl.toolkit.world_models.unet import AdaptiveNorm, FourierEmbedding, UNe
 
 WORDS = 512
 """Buckets that words of instructions are hashed to."""
+GAIN = 10.0
+"""Lets the part of the next state that is linear in the actions be found in few steps."""
 
 
 class Denoiser(nn.Module):
@@ -76,7 +78,8 @@ class Heads(nn.Module):
         """
         super().__init__()
         self.words = nn.EmbeddingBag(WORDS, size, mode="sum")
-        self.given = nn.Linear(chunks + state, size)
+        told = chunks + state
+        self.given = nn.Linear(told, size)
         self.condition = nn.Sequential(nn.SiLU(), nn.Linear(size, size), nn.SiLU())
         self.conv_in = conv3x3(2 * frame, channels)
         halvings = max(0, (grid - 1).bit_length() - 2)
@@ -85,25 +88,28 @@ class Heads(nn.Module):
         self.seen = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * channels, 4 * size), nn.SiLU())
         self.state = self.moved = None
         if state:
-            self.state = nn.Sequential(nn.Linear(5 * size, size), nn.SiLU(), _silent(size, state))
+            self.state = nn.Sequential(nn.Linear(5 * size + told, size), nn.SiLU(), _silent(size, state))
             self.moved = _silent(chunks // history, state)
-        self.outcome = nn.Sequential(nn.Linear(5 * size + state, 2 * size), nn.SiLU(), nn.Linear(2 * size, classes))
+        self.outcome = nn.Sequential(
+            nn.Linear(5 * size + told + state, 2 * size), nn.SiLU(), nn.Linear(2 * size, classes)
+        )
 
     def look(self, before: Tensor, after: Tensor, chunks: Tensor, state: Tensor, instructions: Sequence[str]) -> Tensor:
         """Features of frames [B, frame, H, W] before and after a chunk; chunks [B, K, chunk]; state [B, S] before."""
         words, offsets = hashed_words(instructions, before.device)
-        condition = self.words(words, offsets) + self.given(torch.cat((chunks.flatten(1), state), dim=1))
+        told = torch.cat((chunks.flatten(1), state), dim=1)
+        condition = self.words(words, offsets) + self.given(told)
         condition = self.condition(condition)
         x = self.norms[0](self.conv_in(torch.cat((before, after), dim=1)), condition)
         for halve, norm in zip(self.halve, self.norms[1:], strict=True):
             x = norm(halve(F.silu(x)), condition)
-        return torch.cat((self.seen(F.silu(x)), condition), dim=1)
+        return torch.cat((self.seen(F.silu(x)), condition, told), dim=1)
 
     def next_state(self, features: Tensor, chunk: Tensor, state: Tensor) -> Tensor:
         """After a chunk [B, chunk]: a linear function of its actions, and what the pictures add to that."""
         if self.state is None or self.moved is None:
             return state
-        return state + self.moved(chunk) + self.state(features)  # type: ignore[no-any-return]
+        return state + GAIN * self.moved(chunk) + self.state(features)  # type: ignore[no-any-return]
 
     def logits(self, features: Tensor, after: Tensor) -> Tensor:
         """Of the classes of outcomes; `after`: the state after the chunk."""
