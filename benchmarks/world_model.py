@@ -16,10 +16,12 @@ from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from vla_rl import Context, Noise, Observation, SimEnv, build, load, to_numpy
+from vla_rl import Context, Noise, Observation, SimEnv, Windows, WorldModel, build, load, to_numpy
 from vla_rl.runtime.imagination.recorder import Recorder, Recording, Shape
-from vla_rl.toolkit.world_models.measures import gates, measure
+from vla_rl.toolkit.world_models.measures import gates, measure, play
+from vla_rl.toolkit.world_models.windows import frames_of, take_rows
 
 CHUNK = 4
 ROWS = 64
@@ -71,6 +73,18 @@ def _recording(frames: list[Observation], parts: list[tuple[Any, Any, int]], sta
     )
 
 
+def draw(world: WorldModel, windows: Windows, file: Path, episodes: int = 6) -> None:
+    """Rows of frames, cameras beside each other: recorded, and below it imagined from the first frame on."""
+    replay = play(world, take_rows(windows, np.arange(episodes)))
+    first = frames_of(windows, world.history - 1)
+    lines = []
+    for row in range(episodes):
+        for seen in (replay.real, replay.imagined):
+            pictures = [np.concatenate([i[row] for i in o.images.values()], axis=1) for o in (first, *seen)]
+            lines.append(np.concatenate(pictures, axis=1))
+    Image.fromarray(np.concatenate(lines)).save(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=10, help="of fitting, in seconds of one core / 60")
@@ -79,6 +93,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--set", nargs="*", default=[], help="other keys, as lr=1e-3")
+    parser.add_argument("--picture", type=Path, help="PNG: held-out episodes, each above what is imagined of it")
     options = parser.parse_args()
     env = build("env", "tabletop", load("env", "tabletop").config(), Context(num_envs=ROWS, chunk=CHUNK))
     model_plugin, world_plugin = load("model", "openvla_oft"), load("world_model", "edm")
@@ -110,6 +125,8 @@ def main() -> None:
                 line = {"minutes": fitted / 60, "updates": updates, **losses, **found}
                 print(json.dumps({name: round(value, 4) for name, value in line.items()}))
                 print(f"  gates: {gates(found)}", flush=True)
+                if options.picture:
+                    draw(world, windows, options.picture)
 
 
 if __name__ == "__main__":

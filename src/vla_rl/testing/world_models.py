@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import attrs
 import numpy as np
 
 from vla_rl.core.randomness import Noise, generator
@@ -13,6 +12,8 @@ from vla_rl.core.types import Context, EnvInfo, Observation, Plugin, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.testing.env_checks.values import check_array, check_observation
 from vla_rl.testing.findings import Findings, built
+from vla_rl.toolkit.world_models.windows import ROWS as ARRAYS
+from vla_rl.toolkit.world_models.windows import part, take_rows
 
 ROWS = 4
 ROLLOUT = 2
@@ -87,7 +88,8 @@ def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
 
 def _check_imagination(f: Findings, mind: WorldModel, windows: Windows, env: EnvInfo) -> None:
     chosen = np.arange(len(windows.instructions))
-    past, actions = _past(windows, mind.history, chosen), np.array(windows.actions[:, mind.history - 1])
+    start = part(windows, 0, mind.history)
+    past, actions = take_rows(start, chosen), np.array(windows.actions[:, mind.history - 1])
     kept = copy.deepcopy(past)
     after = mind.imagine(past, actions, _noise(chosen)).numpy()
     if not check_observation(f, env, after, len(chosen), "imagine"):
@@ -103,27 +105,13 @@ def _check_imagination(f: Findings, mind: WorldModel, windows: Windows, env: Env
     again = mind.imagine(past, actions, _noise(chosen)).numpy()
     remedy = "draw from `noise` only, and keep nothing between calls"
     f.expect(_gap(after, again) == 0, "imagine", "the same for the same noise", f"{_gap(after, again):.3g}", remedy)
-    alone = mind.imagine(_past(windows, mind.history, chosen[1:2]), actions[1:2], _noise(chosen[1:2])).numpy()
+    alone = mind.imagine(take_rows(start, chosen[1:2]), actions[1:2], _noise(chosen[1:2])).numpy()
     got = _gap(after.take(chosen[1:2]), alone)
     f.expect(got < 1.0, "imagine", "a row alone as among others", f"{got:.3g} of 255 apart", "let rows share nothing")
 
 
-def _past(windows: Windows, history: int, rows: Any) -> Windows:
-    """Copies of the first frames of some windows."""
-    changed = {name: getattr(windows, name)[rows] for name in ("first", "states", "seeds")}
-    changed |= {name: getattr(windows, name)[rows, : history - 1] for name in ("actions", "executed", "outcomes")}
-    return attrs.evolve(
-        windows,
-        images={camera: frames[rows, :history] for camera, frames in windows.images.items()},
-        state=windows.state[rows, :history],
-        instructions=tuple(windows.instructions[int(row)] for row in rows),
-        **changed,
-    )
-
-
 def _arrays(windows: Windows) -> list[Any]:
-    names = ("state", "actions", "executed", "outcomes", "first", "states", "seeds")
-    return [*windows.images.values(), *(getattr(windows, name) for name in names)]
+    return [*windows.images.values(), *(getattr(windows, name) for name in ARRAYS)]
 
 
 def _gap(one: Observation, other: Observation) -> float:

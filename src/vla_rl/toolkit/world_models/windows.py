@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -76,14 +75,4 @@ def frames_of(windows: Windows, index: int) -> Observation:
         images={camera: frames[:, index] for camera, frames in windows.images.items()},
         instructions=windows.instructions,
         state=windows.state[:, index] if windows.state.shape[2] else None,
-    )
-
-
-def concatenated(parts: Sequence[Windows]) -> Windows:
-    """The windows of all parts, in this order."""
-    return attrs.evolve(
-        parts[0],
-        images={camera: np.concatenate([p.images[camera] for p in parts]) for camera in parts[0].images},
-        instructions=tuple(text for p in parts for text in p.instructions),
-        **{name: np.concatenate([getattr(p, name) for p in parts]) for name in ROWS},
     )

@@ -111,7 +111,7 @@ class EDM(WorldModel):
         return chances
 
     def training_state(self) -> Mapping[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "updates": self._updates}
+        return {"optimizer": _on_host(self._optimizer.state_dict()), "updates": self._updates}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
@@ -216,6 +216,14 @@ def _groups(module: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in parameters if id(p) in chosen], "full_lr": lr, "weight_decay": decay},
         {"params": [p for p in parameters if id(p) not in chosen], "full_lr": lr, "weight_decay": 0.0},
     ]
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _on_host(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_on_host(part) for part in value]
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def _mean(errors: Tensor, rows: Tensor) -> Tensor:
