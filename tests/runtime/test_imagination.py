@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from imagined import CHUNK, STEPS, recorder, tabletop
 
-from vla_rl import Context, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
+from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
 from vla_rl.runtime.imagination.env import Imagination
 from vla_rl.testing import check_env, check_world_model
 from vla_rl.toolkit.world_models.measures import gates, measure
@@ -169,3 +169,28 @@ def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> N
 def test_it_says_that_it_is_imagined(recorded) -> None:
     env = imagination(recorded, Scripted(GOES_ON))
     assert env.info == evolve(tabletop(1).info, notes=("imagined by a world model",))
+
+
+def test_a_fitted_model_plays_the_same_whatever_the_rows(recorded) -> None:
+    """`edm`, from recorded windows to imagined episodes."""
+    plugin, info = load("world_model", "edm"), tabletop(1).info
+    small = {"channels": (16, 16), "depths": (1, 1), "condition": 32, "heads": 16, "warm_up": 0}
+    config = plugin.config(**{**plugin.presets["tiny"], **small})
+    model = build("world_model", "edm", config, Context(env=info, chunk=CHUNK))
+    for number in range(2):
+        batch = recorded.draw(8, history=model.history, rollout=2, seed=0, number=number)
+        losses = model.fit(batch, Noise(0, "fit", range(8), [0] * 8, [number] * 8))
+        assert all(np.isfinite(value) for value in losses.values())
+    ids = [state.id for state in recorded.starts("any")][:4]
+    actions = np.linspace(-1, 1, 4 * CHUNK * 3, dtype=np.float32).reshape(4, CHUNK, 3)
+    seen = []
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+        env = imagination(recorded, model, 4)
+        env.reset(np.arange(4), np.array(ids)[order], np.array(order))
+        results = [env.chunk_step(actions[order], np.ones(4, bool), True) for _ in range(2)]
+        back = np.argsort(order)
+        seen.append([(r.executed[back], r.terminated[back], r.obs.take(back)) for r in results])
+    for (executed, ended, one), (as_before, too, other) in zip(*seen, strict=True):
+        assert np.array_equal(executed, as_before) and np.array_equal(ended, too)
+        assert np.abs(one.images["wrist"].astype(int) - other.images["wrist"]).max() <= 1
+        assert one.state == pytest.approx(other.state, abs=1e-4)
