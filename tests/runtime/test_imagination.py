@@ -166,6 +166,12 @@ def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> N
     assert [state.id // small.shape.longest for state in env.reset_states("train")] == list(range(kept))
 
 
+def test_episodes_of_another_simulator_are_refused(recorded) -> None:
+    other = tabletop(1, size=32).info
+    with pytest.raises(UserError, match=r"holds episodes with cameras .*16.*, and the simulator has .*32.*; give"):
+        Imagination(Scripted(GOES_ON), recorded, other, 3, horizon=2)
+
+
 def test_it_says_that_it_is_imagined(recorded) -> None:
     env = imagination(recorded, Scripted(GOES_ON))
     assert env.info == evolve(tabletop(1).info, notes=("imagined by a world model",))

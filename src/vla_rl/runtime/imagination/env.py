@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.errors import NotOffered
+from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.runtime.imagination.recorder import Recorder
+from vla_rl.runtime.imagination.recorder import Recorder, Shape
 from vla_rl.toolkit.world_models.windows import followed_by, put_rows, take_rows
 
 if TYPE_CHECKING:
@@ -47,7 +47,15 @@ class Imagination(SimEnv):
             info: of the simulator that the episodes are of.
             outcome: how an episode's going on or end is taken from the model's probabilities.
             seed: of the run.
+        Raises UserError for a recorder of another simulator's episodes.
         """
+        found, wanted = recorder.shape, Shape.of(info, recorder.shape.chunk)
+        for name in ("cameras", "state_dim", "action_dim"):
+            if getattr(found, name) != getattr(wanted, name):
+                raise UserError(
+                    f"the recorder in {recorder.folder} holds episodes with {name} {getattr(found, name)}, and the "
+                    f"simulator has {getattr(wanted, name)}; give the simulator that was recorded"
+                )
         self.model, self.recorder, self.num_envs, self.seed = model, recorder, num_envs, seed
         self.info = evolve(info, notes=(*info.notes, "imagined by a world model"))
         self._start, self._outcome, self._limit = start, outcome, horizon * recorder.shape.chunk
@@ -139,9 +147,9 @@ class Imagination(SimEnv):
     def _seen(self, rows: Numbers) -> Observation:
         if self._windows is None:
             raise RuntimeError("no row has been reset")
-        windows = take_rows(self._windows, rows)
+        windows = self._windows
         return Observation(
-            images={camera: frames[:, -1].copy() for camera, frames in windows.images.items()},
-            instructions=windows.instructions,
-            state=windows.state[:, -1].copy() if self.info.state_dim else None,
+            images={camera: frames[rows, -1] for camera, frames in windows.images.items()},
+            instructions=tuple(windows.instructions[row] for row in rows),
+            state=windows.state[rows, -1] if self.info.state_dim else None,
         )
