@@ -40,11 +40,13 @@ if TYPE_CHECKING:
     )
     from vla_rl.core.world_models import Windows, WorldModel
     from vla_rl.runtime.start import clone, evaluate, run
+    from vla_rl.serving.policy import BadObservation, Policy, open_policy
 
 __version__ = "0.1.0"
 __all__ = [
     "Advantages",
     "Algorithm",
+    "BadObservation",
     "Batch",
     "CheckpointError",
     "Chunk",
@@ -68,6 +70,7 @@ __all__ = [
     "Plan",
     "Plugin",
     "PluginError",
+    "Policy",
     "Rate",
     "ResetState",
     "Rollout",
@@ -97,6 +100,7 @@ __all__ = [
     "hookimpl",
     "load",
     "load_spec",
+    "open_policy",
     "parse_spec",
     "run",
     "to_numpy",
@@ -133,6 +137,7 @@ _MODULES = {
     ),
     "core.world_models": ("Windows", "WorldModel"),
     "runtime.start": ("clone", "evaluate", "run"),
+    "serving.policy": ("BadObservation", "Policy", "open_policy"),
 }
 _HOME = {name: f"vla_rl.{module}" for module, names in _MODULES.items() for name in names}
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from vla_rl.cli.compare import TRIED_STAGES
+from vla_rl.cli.candidates import TRIED_STAGES
 from vla_rl.cli.main import app
 from vla_rl.cli.plan import cluster_of
 

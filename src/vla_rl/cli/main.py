@@ -123,25 +123,112 @@ def evaluate(
         Path, typer.Argument(metavar="RUN|CHECKPOINT|SPEC", help="Folder of a run or a checkpoint, or a spec.")
     ],
     overrides: Overrides = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="URL", help="Evaluate what is served there instead: ws://HOST:PORT.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
+    benchmark: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="All suites of one, such as libero or metaworld.")
+    ] = None,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this suite of the benchmark; may be repeated.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Of the benchmark's results; default: RUN/benchmarks/NAME. Suites there stay.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model."""
-    checkpoint = _checkpoint(what)
-    loaded, _ = _load(checkpoint.parents[1] if checkpoint else what, overrides)
+    """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
+    with --benchmark on all suites that the field reports, beside published figures."""
+    checkpoint = _checkpoint(what) if policy is None or (what / "model").is_dir() else None
+    source = checkpoint.parents[1] if checkpoint else what
+    if policy is not None:
+        checkpoint, overrides = None, [f"model={{type: remote, url: {policy!r}}}", *(overrides or ())]
     from vla_rl.cli.progress import Progress
     from vla_rl.runtime.start import evaluate
 
-    result = evaluate(loaded, checkpoint, Progress("episodes"))
+    if benchmark is not None:
+        from vla_rl.cli.benchmark.run import play
+        from vla_rl.cli.benchmark.suites import load
+
+        chosen = load(benchmark)
+        home = folder or (checkpoint.parents[1] if checkpoint else Path()) / "benchmarks" / Path(benchmark).stem
+        play(
+            chosen,
+            chosen.chosen(suite),
+            policy or str(checkpoint or what),
+            checkpoint,
+            lambda changes: _load(source, [*changes, *(overrides or ())])[0],
+            lambda spec, weights: evaluate(spec, weights, Progress("episodes")),
+            home,
+            typer.echo,
+        )
+        typer.echo(f"wrote {home / 'index.html'}")
+        return
+    result = evaluate(_load(source, overrides)[0], checkpoint, Progress("episodes"))
+    from vla_rl.cli.benchmark.run import line
+
     rows = {"all": result["success"], **result["tasks"]}
-    width = max(map(len, rows))
     for name, rate in rows.items():
-        bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
-        typer.echo(f"{name:<{width}}  {100 * rate['rate']:5.1f} %  {bounds:<14} n={rate['n']}")
+        typer.echo(line(name, rate, max(map(len, rows))))
     if output is not None:
         import json
 
         output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+@app.command()
+@reported
+def serve(
+    what: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="Folder of a run or of one checkpoint.")],
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
+    dialect: Annotated[str, typer.Option(help="openpi, roboarena or vla-eval.")] = "openpi",
+    keys: Annotated[str | None, typer.Option(help="Names in requests: libero, droid, aloha, or a YAML file.")] = None,
+    resize: Annotated[bool, typer.Option("--resize", help="Scale images to the size of training.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="The instruction of requests that have none.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="Let in only who has the key in this file.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw actions; else choose the likeliest.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Requests that are inferred together.")] = 16,
+    max_wait: Annotated[float, typer.Option(min=0, help="Milliseconds that a request waits for others.")] = 2.0,
+    debug: Debug = False,
+) -> None:
+    """Let robots and other people's simulators use a checkpoint, over a websocket, as openpi's clients speak."""
+    from vla_rl.cli.serve import main as listen
+
+    raise typer.Exit(
+        listen(
+            what,
+            overrides or (),
+            host=host,
+            port=port,
+            dialect=dialect,
+            keys=keys,
+            resize=resize,
+            prompt=prompt,
+            api_key_file=api_key_file,
+            greedy=not sample,
+            device=device,
+            max_batch=max_batch,
+            max_wait=max_wait / 1e3,
+            debug=debug,
+        )
+    )
+
+
+@app.command()
+@reported
+def compare(
+    first: Annotated[Path, typer.Argument(help="What `vla-rl eval --output FILE` wrote, or a benchmark's folder.")],
+    second: Annotated[Path, typer.Argument(help="The same of another policy.")],
+    debug: Debug = False,
+) -> None:
+    """Compare two policies on the evaluation states that both played, with McNemar's exact test."""
+    from vla_rl.cli.benchmark.paired import compare as paired
+    from vla_rl.cli.benchmark.paired import episodes, table
+
+    for line in table(paired(episodes(first), episodes(second))):
+        typer.echo(line)
 
 
 @app.command()
@@ -282,19 +369,11 @@ def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:
 
 def _checkpoint(path: Path) -> Path | None:
     """The checkpoint folder that a path means; None for a spec file."""
-    from vla_rl.core.errors import UserError
-
     if os.path.isfile(path):  # noqa: PTH113 - as above
         return None
-    from vla_rl.runtime.run_folder.folder import RunFolder
+    from vla_rl.runtime.run_folder.folder import checkpoint_in
 
-    newest = RunFolder(path).latest() if (path / "spec.yaml").is_file() else None
-    folder = (newest or path).resolve()
-    if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
-        raise UserError(
-            f"{path} is neither a run with a checkpoint nor a checkpoint of a run (RUN/checkpoints/step_...)"
-        )
-    return folder
+    return checkpoint_in(path)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vla_rl.cli.compare import Candidate, ahead, best, compare
+from vla_rl.cli.candidates import Candidate, ahead, best, compare
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec

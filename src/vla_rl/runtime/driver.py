@@ -1,5 +1,4 @@
-"""The runtime of a run: it starts the plan's workers and tells them what to do. Frames and weights of training never go
-through here."""
+"""The runtime of a run: starts the plan's workers and tells them what to do. No frames and no weights go through it."""
 
 from __future__ import annotations
 

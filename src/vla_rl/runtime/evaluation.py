@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.runtime import StartRuntime
 from vla_rl.core.spec.spec import Spec
@@ -40,8 +42,9 @@ def _evaluate(
     try:
         if trainer is not None:
             runtime.load(trainer)
-        result = summary(runtime.evaluate(state.step, 0))
-        return result | {"faults": runtime.faults, "notes": list(runtime.info.notes)}
+        found = runtime.evaluate(state.step, 0)
+        told = {"faults": runtime.faults, "notes": list(runtime.info.notes)}
+        return summary(found) | told | {"episodes": [attrs.asdict(episode) for episode in found.episodes]}
     finally:
         interrupts.closing = True
         runtime.close()

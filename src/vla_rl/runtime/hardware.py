@@ -37,6 +37,12 @@ def own_device(kind: str) -> Device:
     return Device(int(outside) if outside.isdigit() else number, torch.cuda.get_device_name(number))
 
 
+def threads(cpus: float) -> int:
+    """Of torch, in a worker with so many cores: one for each, but no more than OMP_NUM_THREADS says where it is set."""
+    cores, most = max(1, int(cpus)), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(cores, int(most)) if most.isdigit() and int(most) else cores
+
+
 def machine() -> Cluster:
     """This machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

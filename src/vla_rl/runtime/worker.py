@@ -15,24 +15,24 @@ import numpy as np
 import torch
 from attrs import evolve
 
-from vla_rl.core.catalogue import build, hook_modules
+from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.episodes import Request, Start
-from vla_rl.core.hookspecs import Demonstrations, SimEnv, VLAModel
+from vla_rl.core.hookspecs import Demonstrations, SimEnv
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
 from vla_rl.core.spec.spec import Spec, parse_spec
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import Answering, RayPeers
-from vla_rl.runtime.checks import ask_plugin, check_critic, check_offload, check_reference, on_this_machine
+from vla_rl.runtime.checks import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.components import build_algorithm, build_env, open_data, values_for
-from vla_rl.runtime.hardware import Device, own_device
+from vla_rl.runtime.hardware import Device, own_device, threads
 from vla_rl.runtime.learning.scoring import Named
+from vla_rl.runtime.models import build_model
 from vla_rl.runtime.remote import declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.offload import Offload
 from vla_rl.runtime.roles.policy import PolicyRole
-from vla_rl.runtime.roles.precision import Autocast
 from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.rollouts.lanes import Call, Mode, drive
 from vla_rl.runtime.rollouts.play import Play, Played, Report
@@ -70,7 +70,7 @@ class Worker:
         self.training = Play(assignment.served)
         self.played = Progress()
         if assignment.slot.device == "cpu":
-            torch.set_num_threads(max(1, int(assignment.slot.cpus)))
+            torch.set_num_threads(threads(assignment.slot.cpus))
 
     # -------------------------------------------------------------------------------------------------- set-up
 
@@ -133,22 +133,7 @@ class Worker:
     def start_model(self, info: EnvInfo, scaling: Any) -> None:
         """Build the model once, for the policy and the learner of this worker."""
         spec, slot = self.spec, self.assignment.slot
-        context = Context(
-            seed=spec.seed,
-            device=slot.device,
-            chunk=spec.rollout.chunk,
-            env=info,
-            temperature=spec.rollout.temperature,
-            values=values_for(self.algorithm),
-            scaling=scaling,
-        )
-        component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
-        if context.values != "none":
-            check_critic(component, spec)
-        narrow = [("train.precision", Autocast(slot.device))] if spec.train.precision == "bf16" else []
-        model = wrap("model", component, spec.model.type, [*self.wrappers, *narrow])
-        if "reference" in self.algorithm.needs:
-            check_reference(model, spec, info)
+        model = build_model(spec, info, slot.device, scaling, self.algorithm, self.wrappers)
         needs = self.algorithm.needs
         if "policy" in slot.roles:
             self.roles["policy"] = PolicyRole(

@@ -5,16 +5,14 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from vla_rl.cli.report.charts import PHONE, SCREEN, number, small_chart, success_chart
 from vla_rl.cli.report.gather import Gathered, Point
+from vla_rl.cli.report.html import document, interval_table, section
 from vla_rl.cli.report.timeline import timelines
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
-"""Content security: nothing is fetched, and no script runs."""
 METRICS = {
     "env/return": "return of an episode",
     "env/episode_length": "steps of an episode",
@@ -41,14 +39,7 @@ def page(run: Gathered, video_bytes: int) -> str:
     """The whole page. `video_bytes`: of the episode videos in it, at most; the newest come first."""
     name = escape(str(run.spec.get("name", run.folder.name)))
     sections = [_head(run, name), _success(run), _tasks(run), _learning(run), _time(run), _videos(run, video_bytes)]
-    body = "".join([*sections, _setup(run)])
-    style = resources.files("vla_rl.cli.report").joinpath("style.css").read_text(encoding="utf-8")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{style}</style></head>'
-        f"<body><main>{body}{_foot(run)}</main></body></html>\n"
-    )
+    return document(name, "".join([*sections, _setup(run), _foot(run)]))
 
 
 def _head(run: Gathered, name: str) -> str:
@@ -93,14 +84,14 @@ def _tiles(run: Gathered) -> Iterator[tuple[str, str, str, str]]:
 def _success(run: Gathered) -> str:
     rollouts = run.rollouts
     if not rollouts and not run.evaluations:
-        return _section("Success", '<p class="note">No metrics.jsonl: the run had no jsonl hook, or no step yet.</p>')
+        return section("Success", '<p class="note">No metrics.jsonl: the run had no jsonl hook, or no step yet.</p>')
     last = max([p.step for p in (*rollouts, *run.evaluations)])
     legend = '<div class="legend">'
     legend += '<span><i class="rollout"></i>rollouts, with exploration</span>' if rollouts else ""
     legend += '<span><i class="policy"></i>evaluations on held-out states</span>' if run.evaluations else ""
     legend += "<span>bands and bars: 95 % Wilson intervals</span></div>"
     chart = "".join(success_chart(rollouts, run.evaluations, last, shape) for shape in (SCREEN, PHONE))
-    return _section("Success", f'<div class="card">{chart}{legend}</div>')
+    return section("Success", f'<div class="card">{chart}{legend}</div>')
 
 
 def _tasks(run: Gathered) -> str:
@@ -108,16 +99,7 @@ def _tasks(run: Gathered) -> str:
     if not tasks:
         return ""
     rows = {"all": run.results["success"], **tasks} if len(tasks) > 1 else tasks
-    body = ""
-    for name, rate in rows.items():
-        low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
-        body += (
-            f"<tr><td>{escape(name)}</td><td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{rate['n']}</td>"
-            f'<td class="wide"><div class="interval"><span style="left:{low:.1f}%;width:{high - low:.1f}%"></span>'
-            f'<b style="left:{mid:.1f}%"></b></div></td></tr>'
-        )
-    head = "<tr><th>task</th><th>success</th><th>95 % interval</th><th>n</th><th></th></tr>"
-    return _section("Tasks", f'<div class="card scroll"><table>{head}{body}</table></div>')
+    return section("Tasks", interval_table("task", rows))
 
 
 def _learning(run: Gathered) -> str:
@@ -129,7 +111,7 @@ def _learning(run: Gathered) -> str:
                 f'<figure><figcaption title="{escape(name)}">{escape(label)}<b>{number(pairs[-1][1])}</b></figcaption>'
                 f"{small_chart(label, pairs)}</figure>"
             )
-    return _section("Learning", f'<div class="multiples">{figures}</div>') if figures else ""
+    return section("Learning", f'<div class="multiples">{figures}</div>') if figures else ""
 
 
 def _time(run: Gathered) -> str:
@@ -162,7 +144,7 @@ def _time(run: Gathered) -> str:
         legend = "".join(f'<span><i class="{c}"></i>{c}</span>' for c in ("driver", "sim", "policy", "learner"))
         note = "Lanes of a role in shades; hover for the call. Every call of the last steps: trace.json, in Perfetto."
         content += f'<div class="card">{drawn}<div class="legend">{legend}</div><p class="note">{note}</p></div>'
-    return _section("Time", content)
+    return section("Time", content)
 
 
 def _bar(role: str, usage: Mapping[str, Any]) -> str:
@@ -190,7 +172,7 @@ def _videos(run: Gathered, limit: int) -> str:
         return ""
     missing = len(run.videos) - shown
     note = f'<p class="note">{missing} more in {escape(str(run.folder / "videos"))}</p>' if missing else ""
-    return _section("Episodes", f'<div class="videos">{figures}</div>{note}')
+    return section("Episodes", f'<div class="videos">{figures}</div>{note}')
 
 
 def _film(video: Path) -> tuple[str, str, str]:
@@ -218,15 +200,11 @@ def _setup(run: Gathered) -> str:
             rows += f'<tr><td>{title}</td><td class="text">{escape(_said(value))}</td></tr>'
     machine = f"<details><summary>Environment</summary><table>{rows}</table></details>" if rows else ""
     spec = f"<details open><summary>Spec, with all defaults</summary><pre>{escape(run.spec_text)}</pre></details>"
-    return _section("Set-up", machine + spec)
+    return section("Set-up", machine + spec)
 
 
 def _foot(run: Gathered) -> str:
     return f"<footer>Made by vla-rl report from {escape(str(run.folder.resolve()))}</footer>"
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{title}</h2>{content}</section>"
 
 
 def _judged(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:

@@ -29,6 +29,7 @@ from vla_rl.runtime.learning.undivided import Light, Tally, Undivided
 from vla_rl.runtime.learning.weights import Published, Publisher
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.heavy import Heavy, Part, blank
+from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.toolkit.data.samples import Held
 
 Array = np.ndarray[Any, Any]
@@ -329,11 +330,12 @@ class LearnerRole:
 
     @remote(phase="learn")
     def save(self, model_folder: Path | None, state_file: Path | None) -> None:
-        """Write the model in its public format, and exact weights with optimiser state and version: whole tensors,
-        however many learners there are. All ranks together; the first writes."""
+        """Write the model in its public format, beside it what it was built for, and exact weights with optimiser state
+        and version: whole tensors, however many learners there are. All ranks together; the first writes."""
         with self._whole() as mine:
             if mine and model_folder is not None:
                 self.model.save(model_folder)
+                write_env_info(model_folder.parent, self.info)
         if state_file is not None and (self.rank == 0 or self.group.lockstep):
             weights = {name: self.group.whole(tensor) for name, tensor in self.parameters.items()}
             moments = self.optimizer.state_dict()

@@ -245,6 +245,17 @@ def read_state(checkpoint: Path) -> State:
         raise CheckpointError(f"{checkpoint} is not a readable checkpoint: {exc}") from exc
 
 
+def checkpoint_in(path: Path) -> Path:
+    """The checkpoint folder that a path means: itself, or the newest one of a run. Raises UserError."""
+    newest = RunFolder(path).latest() if (path / "spec.yaml").is_file() else None
+    folder = (newest or path).resolve()
+    if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
+        raise UserError(
+            f"{path} is neither a run with a checkpoint nor a checkpoint of a run (RUN/checkpoints/step_...)"
+        )
+    return folder
+
+
 def _json(data: Any) -> str:
     return json.dumps(data, indent=1, default=str) + "\n"
 

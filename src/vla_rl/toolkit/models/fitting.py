@@ -72,7 +72,7 @@ def check_state_dim(trained: str, dim: int, env: EnvInfo) -> None:
         raise MismatchError(f"{trained} on a {dim}-dimensional state, the simulator's has {env.state_dim} dimensions")
 
 
-def check_horizon(folder: Path | None, horizon: int, asked: int) -> None:
+def check_horizon(folder: Path | str | None, horizon: int, asked: int) -> None:
     """Raises MismatchError for chunks that are longer than those of training, of which a model executes the first
     actions."""
     if asked > horizon:

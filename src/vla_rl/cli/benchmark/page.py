@@ -1,0 +1,76 @@
+"""A benchmark's table as a page: ours in the field's order, published figures below, then each suite's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from vla_rl.cli.benchmark.suites import Benchmark, mean_of
+from vla_rl.cli.report.html import document, interval_table, section
+from vla_rl.core.spec.yaml import dump
+
+Result = Mapping[str, Any]
+
+
+def page(benchmark: Benchmark, policy: str, found: Mapping[str, Result]) -> str:
+    """Of the suites that were played so far."""
+    about = f"<p>{escape(benchmark.about)}</p>" if benchmark.about else ""
+    parts = [
+        f"<header><h1>{escape(benchmark.title)}</h1>{about}</header>",
+        section("Success", _table(benchmark, policy, found)),
+        *(section(name, interval_table("task", _rates(result))) for name, result in found.items()),
+        _setup(found),
+        "<footer>Made by vla-rl eval. Intervals: 95 %, Wilson.</footer>",
+    ]
+    return document(f"{escape(benchmark.title)}: {escape(policy)}", "".join(parts))
+
+
+def _table(benchmark: Benchmark, policy: str, found: Mapping[str, Result]) -> str:
+    order = [name for name in benchmark.suites if name in found or any(name in p.rates for p in benchmark.published)]
+    means = ["mean"] if benchmark.mean else []
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *order, *means, "source"))
+    own = {name: 100 * result["success"]["rate"] for name, result in found.items()}
+    cells = [_ours(found[name]["success"]) if name in found else "–" for name in order]
+    mean = mean_of(own, benchmark.mean)
+    rows = _row(f"<b>{escape(policy)}</b>", [*cells, *([_percent(mean)] if means else []), "measured here"])
+    for known in benchmark.published:
+        mean = known.mean if known.mean is not None else mean_of(known.rates, benchmark.mean)
+        figures = [_percent(known.rates.get(name)) for name in order]
+        rows += _row(escape(known.policy), [*figures, *([_percent(mean)] if means else []), escape(known.source)])
+    note = (
+        f"Mean of {', '.join(benchmark.mean)}. " if benchmark.mean else ""
+    ) + "Published figures are as their source reports them; none was run here."
+    return (
+        f'<div class="card"><div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+        f'<p class="note">{escape(note)}</p></div>'
+    )
+
+
+def _ours(rate: Mapping[str, float]) -> str:
+    return f'{100 * rate["rate"]:.1f}<br><span class="count">{100 * rate["low"]:.1f} to {100 * rate["high"]:.1f}</span>'
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _rates(result: Result) -> dict[str, Any]:
+    tasks = result["tasks"]
+    return {"all": result["success"], **tasks} if len(tasks) > 1 else tasks
+
+
+def _setup(found: Mapping[str, Result]) -> str:
+    content = ""
+    for name, result in found.items():
+        notes = "".join(f'<p class="note">{escape(note)}</p>' for note in result.get("notes", ()))
+        versions = escape(", ".join(f"{package} {version}" for package, version in result["versions"].items()))
+        content += (
+            f"<details><summary>{escape(name)}: spec, with all defaults</summary>{notes}"
+            f'<p class="note">{versions}</p><pre>{escape(dump(result["spec"]))}</pre></details>'
+        )
+    return section("Set-up", content)

@@ -1,0 +1,98 @@
+"""Two policies on the same evaluation states: which is better, and might it be chance?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from math import comb
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from vla_rl.core.errors import UserError
+
+Episodes = dict[tuple[str, str, int, int], bool]
+"""(suite, task, id of the reset state, repeat) -> success."""
+
+
+@frozen(kw_only=True)
+class Pair:
+    """What became of the states that both played."""
+
+    n: int
+    first: int
+    """States in which the first policy succeeded."""
+    second: int
+    first_only: int
+    second_only: int
+
+    @property
+    def p(self) -> float:
+        """That so unequal a split of the states in which they differ, or a more unequal one, comes by chance: McNemar's
+        test (1947), two-sided and exact (binomial)."""
+        n = self.first_only + self.second_only
+        tail = sum(comb(n, k) for k in range(min(self.first_only, self.second_only) + 1))
+        return min(1.0, 2 * tail / (1 << n))
+
+
+def compare(first: Episodes, second: Episodes) -> dict[str, Pair]:
+    """ "all", then each task that both played. Raises UserError where they have no state in common."""
+    common = first.keys() & second.keys()
+    if not common:
+        raise UserError("the two have no evaluation state in common: compare evaluations of the same tasks")
+    names = dict.fromkeys(_name(key) for key in first if key in common)
+    return {
+        "all": _pair([(first[key], second[key]) for key in common]),
+        **{name: _pair([(first[key], second[key]) for key in common if _name(key) == name]) for name in names},
+    }
+
+
+def episodes(path: Path) -> Episodes:
+    """Of a file that `vla-rl eval --output` wrote, or of the folder of a benchmark. Raises UserError for another."""
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    found = {key: success for file in files for key, success in _read(file)}
+    if not found:
+        raise UserError(f"{path} holds no evaluation: give what `vla-rl eval --output FILE` or --benchmark wrote")
+    return found
+
+
+def table(pairs: Mapping[str, Pair]) -> Iterator[str]:
+    """As lines of text."""
+    width = max(len(name) for name in (*pairs, "success"))
+    yield f"{'success':<{width}}    first   second   change   first only   second only         p      n"
+    for name, pair in pairs.items():
+        first, second = (100 * count / pair.n for count in (pair.first, pair.second))
+        p = f"{pair.p:.4f}" if pair.p >= 1e-4 else f"{pair.p:.0e}"
+        yield (
+            f"{name:<{width}}  {first:5.1f} %  {second:5.1f} %   {second - first:+6.1f}   {pair.first_only:10}   "
+            f"{pair.second_only:11}   {p:>7}   {pair.n:4}"
+        )
+
+
+def _pair(outcomes: list[tuple[bool, bool]]) -> Pair:
+    return Pair(
+        n=len(outcomes),
+        first=sum(a for a, _ in outcomes),
+        second=sum(b for _, b in outcomes),
+        first_only=sum(a and not b for a, b in outcomes),
+        second_only=sum(b and not a for a, b in outcomes),
+    )
+
+
+def _name(key: tuple[str, str, int, int]) -> str:
+    suite, task, *_ = key
+    return f"{suite}: {task}" if suite else task
+
+
+def _read(file: Path) -> Iterator[tuple[tuple[str, str, int, int], bool]]:
+    try:
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        suite = result.get("suite", "")
+        for episode in result["episodes"]:
+            yield (suite, episode["task"], episode["state"], episode["episode"]), episode["success_once"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise UserError(
+            f"{file} is no evaluation ({type(exc).__name__}: {exc}): give what `vla-rl eval --output FILE` or "
+            f"--benchmark wrote"
+        ) from None

@@ -1,0 +1,95 @@
+"""All suites of a benchmark with one policy: each is kept as soon as it is over, and not played again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cli.benchmark.page import page
+from vla_rl.cli.benchmark.suites import Benchmark, mean_of
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.run_folder.environment import versions
+from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
+
+Result = dict[str, Any]
+
+
+def play(
+    benchmark: Benchmark,
+    suites: list[str],
+    policy: str,
+    checkpoint: Path | None,
+    spec_with: Callable[[list[str]], Spec],
+    evaluate: Callable[[Spec, Path | None], Result],
+    folder: Path,
+    say: Callable[[str], object],
+) -> dict[str, Result]:
+    """Play what is not yet in `folder`, and write SUITE.json for each, and index.html over all that are there.
+
+    Args:
+        policy: how the table calls it.   spec_with: further overrides -> the spec.
+        evaluate: plays one suite.   say: is told each suite's line.
+    Raises UserError for a spec of another simulator; each suite's spec is read before the first is played."""
+    own = spec_with([]).env.type
+    if own != benchmark.env:
+        raise UserError(
+            f"{benchmark.title} plays env {benchmark.env!r}, the spec has {own!r}; give a spec of that simulator, with "
+            f"the cameras and the state that the policy knows"
+        )
+    specs = {name: spec_with(benchmark.overrides(name)) for name in suites}
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Result] = {}
+    for name, spec in specs.items():
+        file, mark = folder / f"{slug(name)}.json", fingerprint(spec, checkpoint)
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        again = kept.get("fingerprint") == mark
+        if not again:
+            result = evaluate(spec, checkpoint)
+            kept = {
+                "benchmark": benchmark.title,
+                "suite": name,
+                "policy": policy,
+                "fingerprint": mark,
+                "spec": spec.to_dict(),
+                "versions": versions(),
+                **result,
+            }
+            _write(file, json.dumps(kept, indent=1) + "\n")
+        found[name] = kept
+        say(line(name, kept["success"]) + ("  (was there)" if again else ""))
+        _write(folder / "index.html", page(benchmark, policy, found))
+    means = {name: 100 * result["success"]["rate"] for name, result in found.items()}
+    mean = mean_of(means, benchmark.mean)
+    if mean is not None:
+        say(f"mean of {', '.join(benchmark.mean)}: {mean:.1f} %")
+    return found
+
+
+def fingerprint(spec: Spec, checkpoint: Path | None) -> str:
+    """Of what decides a result: another spec, or other weights, have another one."""
+    manifest = checkpoint / MANIFEST if checkpoint else None
+    weights = manifest.read_bytes() if manifest is not None and manifest.exists() else str(checkpoint).encode()
+    text = json.dumps(spec.to_dict(), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode() + weights).hexdigest()
+
+
+def line(name: str, rate: Mapping[str, float], width: int = 24) -> str:
+    """A success rate in one line, with its interval and n."""
+    bounds = f"[{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
+    return f"{name:<{width}}  {100 * rate['rate']:5.1f} %  {bounds:<14} n={rate['n']}"
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _write(file: Path, text: str) -> None:
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)

@@ -1,0 +1,117 @@
+"""Benchmarks as the field reports them: which suites, in which order, beside which published figures.
+
+A benchmark is a YAML file; those of this package go by their names, and any other by its path:
+
+    title: LIBERO
+    about: one line
+    env: libero                                  # `env.type` of the spec
+    change: {env.tasks: null}                    # keys of the spec that are set for every suite ...
+    suites:
+      Spatial: {env.suite: libero_spatial}       # ... and for this one
+    mean: [Spatial]                              # of which the mean is reported; left out: none
+    published:
+      - {policy: name, rates: {Spatial: 98.8}, source: where}     # percent; `mean` where it is not that of `rates`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import cattrs
+import yaml
+from attrs import field, frozen
+from cattrs.errors import ClassValidationError
+from cattrs.gen import make_dict_structure_fn
+
+from vla_rl.core.errors import UserError, did_you_mean
+
+Keys = dict[str, Any]
+
+
+@frozen(kw_only=True)
+class Published:
+    """Figures of a policy, in percent, as its authors or others report them."""
+
+    policy: str
+    source: str
+    rates: dict[str, float] = field(factory=dict)
+    mean: float | None = None
+
+
+@frozen(kw_only=True)
+class Benchmark:
+    """What the file holds."""
+
+    title: str
+    env: str
+    suites: dict[str, Keys]
+    about: str = ""
+    change: Keys = field(factory=dict)
+    mean: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
+
+    def overrides(self, suite: str) -> list[str]:
+        """Of a spec, as the command line takes them."""
+        return [f"{key}={json.dumps(value)}" for key, value in (self.change | self.suites[suite]).items()]
+
+    def chosen(self, names: list[str] | None) -> list[str]:
+        """Suites in the benchmark's order. Raises UserError for a name that it does not have."""
+        for name in names or ():
+            if name not in self.suites:
+                near = did_you_mean(name, self.suites)
+                raise UserError(f"{self.title} has no suite {name!r}{near}; suites: {', '.join(self.suites)}")
+        return [name for name in self.suites if names is None or name in names]
+
+
+def names() -> list[str]:
+    """Of the benchmarks of this package."""
+    return sorted(item.name.removesuffix(".yaml") for item in _folder().iterdir() if item.name.endswith(".yaml"))
+
+
+def load(name: str) -> Benchmark:
+    """By name or path. Raises UserError where there is none, or the file does not hold one."""
+    if name in names():
+        return _read(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
+    try:
+        return _read(Path(name).read_text(encoding="utf-8"), name)
+    except OSError:
+        near = did_you_mean(name, names())
+        raise UserError(
+            f"no benchmark {name!r}{near}\n  there are: {', '.join(names())}; or the path of a YAML file like "
+            f"{_folder().joinpath('libero.yaml')}"
+        ) from None
+
+
+def _folder() -> Any:
+    return resources.files("vla_rl.cli.benchmark")
+
+
+def _read(text: str, where: str) -> Benchmark:
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    converter.register_structure_hook(Published, make_dict_structure_fn(Published, converter))
+    try:
+        benchmark = converter.structure(yaml.safe_load(text), Benchmark)
+    except yaml.YAMLError as exc:
+        raise UserError(f"{where}: {exc}") from None
+    except (ClassValidationError, TypeError) as exc:
+        wrong = "; ".join(cattrs.transform_error(exc))
+        raise UserError(
+            f"{where}: {wrong}\n  a benchmark has the keys {', '.join(Benchmark.__annotations__)}"
+        ) from None
+    for unknown in _unknown(benchmark):
+        raise UserError(f"{where}: names a suite {unknown!r} that it does not have: {', '.join(benchmark.suites)}")
+    return benchmark
+
+
+def _unknown(benchmark: Benchmark) -> Iterator[str]:
+    for published in (dict.fromkeys(benchmark.mean, 0.0), *(p.rates for p in benchmark.published)):
+        yield from (name for name in published if name not in benchmark.suites)
+
+
+def mean_of(rates: Mapping[str, float], over: tuple[str, ...]) -> float | None:
+    """Of these suites; None where one is missing."""
+    return sum(rates[name] for name in over) / len(over) if over and all(name in rates for name in over) else None

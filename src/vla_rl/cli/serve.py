@@ -1,0 +1,72 @@
+"""`vla-rl serve`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import attrs
+import typer
+
+from vla_rl.core.catalogue import OWN_DIST, install_command
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.plan import Window
+
+
+def main(
+    what: Path,
+    overrides: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    dialect: str,
+    keys: str | None,
+    resize: bool,
+    prompt: str | None,
+    api_key_file: Path | None,
+    greedy: bool,
+    device: str | None,
+    max_batch: int,
+    max_wait: float,
+    debug: bool,
+) -> int:
+    """Serve until Ctrl-C or SIGTERM; -> the exit status."""
+    if lacking := [name for name in ("websockets", "msgpack") if find_spec(name) is None]:
+        raise UserError(f"serving needs {', '.join(lacking)}; try: {install_command(OWN_DIST, 'serve')}")
+    from vla_rl.serving.dialects import DIALECTS
+    from vla_rl.serving.policy import open_policy
+    from vla_rl.serving.server import OWN_MACHINE, Settings, read_api_key, serve_policy
+    from vla_rl.toolkit.models.key_maps import read_key_map
+
+    if dialect not in DIALECTS:
+        near = did_you_mean(dialect, DIALECTS)
+        raise UserError(f"--dialect: there is no {dialect!r}{near}; there are: {', '.join(DIALECTS)}")
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format="%(asctime)s %(message)s")
+    api_key = None if api_key_file is None else read_api_key(api_key_file)
+    named = None if keys is None else read_key_map(keys)
+    policy = open_policy(what, device=device, greedy=greedy, overrides=overrides)
+    if resize:
+        named = attrs.evolve(named or DIALECTS[dialect].default_keys(policy.info), resize=True)
+    settings = Settings(
+        host=host,
+        port=port,
+        dialect=dialect,
+        keys=named,
+        prompt=prompt,
+        api_key=api_key,
+        window=Window(max_batch=max_batch, max_wait=max_wait),
+    )
+
+    def listening(port: int) -> None:
+        if host not in OWN_MACHINE and api_key is None:
+            typer.echo(f"warning: whoever reaches {host}:{port} can use this policy; see --api-key-file", err=True)
+        typer.echo(f"{policy.spec.model.type} of step {policy.step} on {policy.device}: ws://{host}:{port} ({dialect})")
+
+    server = serve_policy(policy, settings, listening)
+    typer.echo(
+        f"answered {server.asked} requests, refused {server.refused}; {policy.clipped} of {policy.acted} chunks "
+        f"had numbers outside of the bounds and were clipped"
+    )
+    return 0

@@ -1,0 +1,209 @@
+"""The client's side of openpi's protocol, as a model that only acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import nn
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from vla_rl.core.errors import NotOffered, PluginError, UserError
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, Scores
+from vla_rl.plugins.models.remote.config import RemoteConfig
+from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim, simulator_of
+from vla_rl.toolkit.models.key_maps import KeyMap, read_key_map, write_request
+from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack, unpack
+
+Array = np.ndarray[Any, Any]
+PAUSE_S = 0.2
+"""Between two attempts to reach a server."""
+
+
+class RemotePolicy(VLAModel):
+    """Asks for one row a connection, so that a server may infer them together. What the server chooses is executed:
+    whether greedily is its business, and numbers outside of the simulator's bounds are clipped."""
+
+    def __init__(self, config: RemoteConfig, context: Context) -> None:
+        """Raises UserError where nobody answers, MismatchError for a policy of another robot."""
+        self.tokens_per_action = 1
+        self.module = nn.ParameterList([torch.zeros(1)])  # runtimes want a parameter; those of the policy are elsewhere
+        self._config, self._chunk, self._env = config, context.chunk, simulator_of(context, "remote")
+        self._lines: dict[int, ClientConnection] = {}
+        self._headers = {} if config.api_key_file is None else _authorisation(Path(config.api_key_file))
+        self._about: Mapping[str, Any] = {}
+        self._reach()
+        self._check(self._about, self._env)
+        self._keys = self._key_map()
+
+    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        obs = obs.numpy()
+        frames = [pack(write_request(self._keys, self._env, obs, row)) for row in range(len(obs))]
+        try:
+            replies = self._ask(frames)
+        except BaseException:
+            self._hang_up()  # answers to what was asked may still come
+            raise
+        actions = np.stack([self._actions(reply) for reply in replies])
+        low, high = (np.array(bound, np.float32) for bound in (self._env.action_low, self._env.action_high))
+        return Chunk(
+            actions=torch.from_numpy(np.clip(actions, low, high)), log_probs=torch.zeros(*actions.shape[:2], 1)
+        )
+
+    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
+        self._refuse("log-probs")
+
+    def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
+        self._refuse("a loss")
+
+    def save(self, folder: Path) -> None:
+        self._refuse("weights")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise NotOffered(f"the policy at {self._config.url} gives actions alone, no {what}; use `vla-rl eval`")
+
+    # ----------------------------------------------------------------------------------------------- connections
+
+    def _ask(self, frames: Sequence[bytes]) -> list[bytes]:
+        """The reply to each. What a server that went away has not answered is asked again when it is back."""
+        replies: dict[int, bytes] = {}
+        until = monotonic() + self._config.timeout_s
+        while left := [row for row in range(len(frames)) if row not in replies]:
+            sent, before = [], len(replies)
+            trouble: Exception | None = None
+            for line, row in enumerate(left[: self._config.connections]):
+                try:
+                    self._line(line).send(frames[row])
+                    sent.append((line, row))
+                except (OSError, WebSocketException) as exc:
+                    trouble = self._lost(line, exc)
+            for line, row in sent:
+                try:
+                    reply = self._lines[line].recv(timeout=max(0.0, until - monotonic()))
+                except (OSError, WebSocketException) as exc:
+                    trouble = self._lost(line, exc)
+                    continue
+                if isinstance(reply, str):
+                    raise PluginError(f"the policy at {self._config.url} refused a request: {reply[-2000:]}")
+                replies[row] = reply
+            if len(replies) > before:
+                until = monotonic() + self._config.timeout_s
+            elif trouble is not None:
+                self._wait(until, trouble)
+        return [replies[row] for row in range(len(frames))]
+
+    def _reach(self) -> None:
+        """Connect to a server that may still be loading its model."""
+        until = monotonic() + self._config.timeout_s
+        while True:
+            try:
+                self._line(0)
+                return
+            except (OSError, WebSocketException) as exc:
+                self._wait(until, exc)
+
+    def _wait(self, until: float, trouble: Exception) -> None:
+        """Before another attempt. Raises UserError when there was enough time for them."""
+        if monotonic() >= until:
+            url, seconds = self._config.url, self._config.timeout_s
+            raise UserError(
+                f"the policy at {url} did not answer within {seconds:g} s: {trouble or type(trouble).__name__}; is it "
+                f"served there? (model.timeout_s waits longer)"
+            ) from trouble
+        sleep(PAUSE_S)
+
+    def _line(self, line: int) -> ClientConnection:
+        """An open connection, on which the server has introduced itself."""
+        if line not in self._lines:
+            try:
+                opened = connect(
+                    self._config.url,
+                    compression=None,
+                    max_size=MAX_FRAME,
+                    open_timeout=self._config.timeout_s,
+                    additional_headers=self._headers,
+                ).__enter__()  # as later versions want it; `_lost` closes it
+            except InvalidStatus as exc:
+                if exc.response.status_code not in (401, 403):
+                    raise
+                raise UserError(f"{self._config.url} wants another key: set model.api_key_file") from exc
+            try:
+                self._about = self._read(opened.recv(timeout=self._config.timeout_s))
+            except BaseException:
+                opened.close()
+                raise
+            self._lines[line] = opened
+        return self._lines[line]
+
+    def _lost(self, line: int, trouble: Exception) -> Exception:
+        if line in self._lines:
+            with suppress(OSError, WebSocketException):
+                self._lines.pop(line).close()
+        return trouble
+
+    def _hang_up(self) -> None:
+        for line in list(self._lines):
+            self._lost(line, OSError())
+
+    # --------------------------------------------------------------------------------------------------- replies
+
+    def _read(self, frame: str | bytes) -> Mapping[str, Any]:
+        try:
+            found = unpack(frame) if isinstance(frame, bytes) else None
+        except FrameError as exc:
+            raise PluginError(f"{self._config.url} does not speak openpi's protocol: {exc}") from exc
+        if not isinstance(found, dict):
+            raise PluginError(
+                f"{self._config.url} does not speak openpi's protocol: it said {str(found or frame)[:200]}"
+            )
+        return found
+
+    def _actions(self, reply: bytes) -> Array:
+        """float32 [C, A]: the first C of those that the policy chose."""
+        found = np.asarray(self._read(reply).get("actions"))
+        if found.dtype.kind not in "iuf" or found.ndim != 2 or found.shape[1] != self._env.action_dim:
+            raise PluginError(
+                f"the policy at {self._config.url} gave actions of {found.dtype} {list(found.shape)}, where the "
+                f"simulator takes [chunk, {self._env.action_dim}]"
+            )
+        check_horizon(f"the policy at {self._config.url}", len(found), self._chunk)
+        if not np.isfinite(found).all():
+            raise PluginError(f"the policy at {self._config.url} gave actions that are not finite")
+        return found[: self._chunk].astype(np.float32)
+
+    def _check(self, about: Mapping[str, Any], env: EnvInfo) -> None:
+        """What our servers say of the policy; others say little, and are found out by their replies."""
+        trained = f"the policy at {self._config.url} was trained"
+        check_action_dim(trained, about.get("action_dim", env.action_dim), env)
+        check_state_dim(trained, about.get("state_dim") or env.state_dim, env)
+        check_horizon(f"the policy at {self._config.url}", about.get("action_chunk", self._chunk), self._chunk)
+        for camera, size in about.get("cameras", {}).items():
+            if camera not in env.cameras or list(env.cameras[camera]) != size:
+                there = ", ".join(f"{name} {list(shape)}" for name, shape in env.cameras.items())
+                raise MismatchError(f"{trained} with camera {camera!r} of {size}; the simulator has: {there}")
+
+    def _key_map(self) -> KeyMap:
+        if self._config.keys is not None:
+            return read_key_map(self._config.keys)
+        try:
+            return KeyMap(**self._about["keys"])
+        except (KeyError, TypeError):
+            raise UserError(
+                f"{self._config.url} does not say which keys it wants: set model.keys to libero, droid, aloha or the "
+                f"path of a YAML file"
+            ) from None
+
+
+def _authorisation(file: Path) -> dict[str, str]:
+    try:
+        return {"Authorization": f"Api-Key {file.read_text(encoding='utf-8').strip()}"}
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UserError(f"the key in {file} cannot be read: {exc}; see model.api_key_file") from exc

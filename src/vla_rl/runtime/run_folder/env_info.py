@@ -1,0 +1,40 @@
+"""What a checkpoint's policy was trained in, so that it acts without the simulator: `env.json` beside the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+
+from vla_rl.core.errors import CheckpointError
+from vla_rl.core.types import EnvInfo, TaskInfo
+
+NAME = "env.json"
+
+
+def write_env_info(checkpoint: Path, info: EnvInfo) -> None:
+    text = json.dumps(attrs.asdict(info), indent=1, default=lambda number: number.item())
+    (checkpoint / NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def read_env_info(checkpoint: Path) -> EnvInfo:
+    """What was written, exactly. Raises CheckpointError."""
+    file = checkpoint / NAME
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return EnvInfo(
+            cameras={name: (height, width) for name, (height, width) in data.pop("cameras").items()},
+            action_low=tuple(data.pop("action_low")),
+            action_high=tuple(data.pop("action_high")),
+            tasks=tuple(TaskInfo(**task) for task in data.pop("tasks")),
+            notes=tuple(data.pop("notes")),
+            **data,
+        )
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{file} is missing, which says what the policy sees and does; every checkpoint of a run has one: go on "
+            f"with the run (--resume) for a step to write another checkpoint"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise CheckpointError(f"{file} does not describe a simulator: {exc}") from exc

@@ -1,0 +1,93 @@
+"""Requests of all clients, one batch after another through one thread, by the window of rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+from attrs import define, field, frozen
+
+from vla_rl.core.plan import Window
+from vla_rl.core.types import Observation
+from vla_rl.serving.policy import Array, Key, Policy
+
+logger = logging.getLogger(__name__)
+
+
+@frozen(eq=False)
+class _Asked:
+    obs: Observation
+    key: Key
+    arrived: float
+    answer: asyncio.Future[Array]
+
+
+@define(eq=False)
+class Batcher:
+    """Infers as soon as `max_batch` requests wait, the oldest has waited `max_wait` seconds, or every client waits."""
+
+    policy: Policy
+    window: Window
+    clients: Callable[[], int]
+    """How many may ask."""
+    seconds: float = field(default=0.0, init=False)
+    """Of the last inference."""
+    _waiting: asyncio.Queue[_Asked] = field(factory=asyncio.Queue, init=False)
+    _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "inference"), init=False)
+
+    async def act(self, obs: Observation, key: Key) -> Array:
+        """float32 [C, A] for one row. Raises what the policy raised for it."""
+        loop = asyncio.get_running_loop()
+        asked = _Asked(obs, key, loop.time(), loop.create_future())
+        self._waiting.put_nowait(asked)
+        return await asked.answer
+
+    async def run(self) -> None:
+        """Answer until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = await self._next()
+            before = perf_counter()
+            found = await loop.run_in_executor(self._thread, self._answers, batch)
+            self.seconds = perf_counter() - before
+            for asked, answer in zip(batch, found, strict=True):
+                if asked.answer.done():
+                    continue
+                if isinstance(answer, Exception):
+                    asked.answer.set_exception(answer)
+                else:
+                    asked.answer.set_result(answer)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _next(self) -> list[_Asked]:
+        batch = [await self._waiting.get()]
+        clock = asyncio.get_running_loop().time
+        until = batch[0].arrived + (self.window.max_wait or 0.0)
+        while self.window.max_batch is None or len(batch) < self.window.max_batch:
+            left = until - clock()
+            if not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            elif left <= 0 or len(batch) >= self.clients():
+                break
+            else:
+                with suppress(TimeoutError):
+                    batch.append(await asyncio.wait_for(self._waiting.get(), left))
+        return batch
+
+    def _answers(self, batch: Sequence[_Asked]) -> list[Any]:
+        """Of each its actions, or an exception: where a batch fails, each is tried alone, so that nobody hears of what
+        another asked."""
+        try:
+            return list(self.policy.act_on(Observation.concat([a.obs for a in batch]), [a.key for a in batch]))
+        except Exception as exc:
+            if len(batch) == 1:
+                logger.debug("a request failed", exc_info=True)
+                return [exc]
+            return [answer for asked in batch for answer in self._answers([asked])]

@@ -1,0 +1,200 @@
+"""What is said on a connection: openpi's protocol, and two that differ in a few frames."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from time import time
+from typing import Any, ClassVar
+
+import numpy as np
+from attrs import define, field, frozen
+
+from vla_rl import __version__
+from vla_rl.core.types import EnvInfo
+from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, plain
+from vla_rl.toolkit.models.openpi import FrameError, pack, unpack
+
+Array = np.ndarray[Any, Any]
+Frame = str | bytes
+
+
+@frozen(kw_only=True)
+class Asked:
+    """What a frame of a client wants."""
+
+    request: Mapping[Any, Any] | None = None
+    """Of a policy; None: `reply`, if anything, is the answer."""
+    reply: Frame | None = None
+    begins: bool = False
+    """An episode."""
+
+
+@define
+class Dialect(ABC):
+    """The server's side of one connection, on which one frame after another is read and answered. `read` raises
+    FrameError."""
+
+    about: Mapping[str, Any]
+    """`Policy.about`, and the keys."""
+    keys: KeyMap
+    info: EnvInfo
+
+    pages: ClassVar[Mapping[str, str]] = {}
+    """Path -> what a GET of it answers, besides /healthz."""
+    keeps_alive: ClassVar[bool] = True
+    """The server asks from time to time whether the client is there; else compiling clients may be silent for long."""
+
+    @staticmethod
+    def default_keys(info: EnvInfo) -> KeyMap:
+        return plain(info)
+
+    def greeting(self) -> Frame | None:
+        """What the server says first."""
+        return pack(self.about)
+
+    @abstractmethod
+    def read(self, frame: Frame) -> Asked: ...
+
+    @abstractmethod
+    def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame: ...
+
+    def refusal(self, error: str) -> tuple[Frame, bool]:
+        """The frame that says what is wrong, and whether the connection is closed then."""
+        return error, True
+
+
+class OpenPi(Dialect):
+    """openpi's own: a map in, a map out."""
+
+    def read(self, frame: Frame) -> Asked:
+        return Asked(request=_map(frame))
+
+    def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
+        policy_timing = {"infer_ms": timing["infer_ms"]}
+        return pack({"actions": actions, "policy_timing": policy_timing, "server_timing": dict(timing)})
+
+
+class RoboArena(Dialect):
+    """openpi's frames with an endpoint; the first frame says which cameras a robot has to send."""
+
+    @staticmethod
+    def default_keys(info: EnvInfo) -> KeyMap:
+        outside = [camera for camera in info.cameras if "wrist" not in camera]
+        return KeyMap(
+            images={
+                camera: f"observation/exterior_image_{outside.index(camera)}_left"
+                if camera in outside
+                else "observation/wrist_image_left"
+                for camera in info.cameras
+            },
+            state=PRESETS["droid"].state,
+            state_sizes=PRESETS["droid"].state_sizes,
+        )
+
+    def greeting(self) -> Frame:
+        keys, sizes = self.keys.keys_of(self.info).values(), set(self.info.cameras.values())
+        return pack(
+            {
+                "image_resolution": list(sizes.pop()) if len(sizes) == 1 else None,
+                "needs_wrist_camera": any("wrist" in key for key in keys),
+                "n_external_cameras": len({key.rpartition("_")[0] for key in keys if "exterior" in key}),
+                "needs_stereo_camera": any(key.endswith("_right") for key in keys),
+                "needs_session_id": False,
+                "action_space": self.keys.action_space,
+            }
+        )
+
+    def read(self, frame: Frame) -> Asked:
+        request = _map(frame)
+        endpoint = request.pop("endpoint", "infer")
+        if not isinstance(endpoint, str):
+            raise FrameError("the endpoint is a text: infer or reset")
+        if endpoint == "reset":
+            return Asked(reply="reset successful", begins=True)
+        if endpoint != "infer":
+            raise FrameError(f"there is no endpoint {endpoint!r:.80}; there are infer and reset")
+        return Asked(request=request)
+
+    def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
+        return pack({"actions": actions})
+
+
+@define
+class VlaEval(Dialect):
+    """vla-evaluation-harness: envelopes with a number, the client speaks first, an action an observation."""
+
+    left: list[Array] = field(factory=list, init=False)
+    """Actions of the last chunk that the client has not asked for; an episode begins without."""
+    number: int = field(default=0, init=False)
+    """Of the message that is answered."""
+
+    pages: ClassVar[Mapping[str, str]] = {"/health": json.dumps({"status": "ok"}), "/config": json.dumps({})}
+    keeps_alive: ClassVar[bool] = False
+
+    @staticmethod
+    def default_keys(info: EnvInfo) -> KeyMap:
+        return KeyMap(
+            images={camera: f"images/{camera}" for camera in info.cameras},
+            state=("states",) if info.state_dim else (),
+            instruction="task_description",
+        )
+
+    def greeting(self) -> None:
+        return None
+
+    def read(self, frame: Frame) -> Asked:
+        message = _map(frame)
+        if lacking := [key for key in ("type", "payload", "seq", "timestamp") if key not in message]:
+            raise FrameError(f"the message lacks {', '.join(lacking)}")
+        kind, payload, number = message["type"], message["payload"], message["seq"]
+        if not isinstance(kind, str) or not isinstance(payload, dict) or type(number) is not int:
+            raise FrameError("the type of a message is a text, its payload a map, and its seq a whole number")
+        self.number = number
+        if kind == "observation" and self.left:
+            return Asked(reply=self._envelope("action", actions=self.left.pop(0)))
+        if kind == "observation":
+            return Asked(request=payload)
+        if kind in ("episode_start", "episode_end"):
+            self.left = []
+            return Asked(begins=kind == "episode_start")
+        if kind == "hello":
+            return Asked(reply=self._envelope("hello", **self._hello()))
+        if kind == "error":
+            return Asked()
+        raise FrameError(f"there is no message of type {kind!r:.80}")
+
+    def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
+        first, *self.left = actions
+        return self._envelope("action", actions=first)
+
+    def refusal(self, error: str) -> tuple[Frame, bool]:
+        return self._envelope("error", error=error), False
+
+    def _envelope(self, kind: str, **payload: Any) -> bytes:
+        return pack({"type": kind, "payload": payload, "seq": self.number, "timestamp": time()}, text_keys=True)
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "harness_version": f"vla-rl {__version__}",
+            "protocol_version": 1,
+            "model_server": self.about["model"],
+            "capabilities": {},
+            "observation_params": {
+                "send_wrist_image": any("wrist" in key for key in self.keys.keys_of(self.info).values()),
+                "send_state": bool(self.keys.state),
+            },
+        }
+
+
+DIALECTS: Mapping[str, type[Dialect]] = {"openpi": OpenPi, "roboarena": RoboArena, "vla-eval": VlaEval}
+
+
+def _map(frame: Frame) -> dict[Any, Any]:
+    if isinstance(frame, str):
+        raise FrameError("a request is a binary frame of msgpack, not text")
+    data = unpack(frame)
+    if not isinstance(data, dict):
+        raise FrameError(f"a request is a map, not {type(data).__name__}")
+    return data

@@ -1,0 +1,200 @@
+"""A policy out of a checkpoint, without its simulator."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field
+
+from vla_rl import __version__
+from vla_rl.core.catalogue import hook_modules
+from vla_rl.core.errors import PluginError, UserError
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.spec.spec import Spec, load_spec
+from vla_rl.core.types import EnvInfo, Observation, to_numpy
+from vla_rl.runtime.components import build_algorithm
+from vla_rl.runtime.models import build_model, load_trained
+from vla_rl.runtime.run_folder.env_info import read_env_info
+from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
+from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
+
+Array = np.ndarray[Any, Any]
+Key = tuple[int, int, int]
+
+MAX_INSTRUCTION = 1000
+"""Characters."""
+
+
+class BadObservation(UserError):
+    """What a policy was shown is not what it was trained on; the message says what that is."""
+
+
+@define(eq=False)
+class Policy:
+    """A trained model that acts; calls from several threads take turns."""
+
+    model: VLAModel
+    spec: Spec
+    """Of the run that trained it."""
+    info: EnvInfo
+    """Cameras, state and actions of the simulator that it was trained in."""
+    step: int
+    """Of the checkpoint."""
+    sha256: str
+    """Of the checkpoint's manifest, which has that of each of its files."""
+    device: str
+    greedy: bool
+    acted: int = field(default=0, init=False)
+    """Chunks that were chosen."""
+    clipped: int = field(default=0, init=False)
+    """Of these with a number outside of the bounds."""
+    _lock: Any = field(factory=Lock, init=False, repr=False)
+
+    @property
+    def chunk(self) -> int:
+        """C, actions that are chosen at once."""
+        return self.spec.rollout.chunk
+
+    def act(
+        self,
+        images: Mapping[str, Any],
+        state: Any = None,
+        instruction: str | None = None,
+        *,
+        key: Key | None = None,
+    ) -> Array:
+        """The next actions of one robot, to be executed in their order.
+
+        Args:
+            images: camera -> uint8 [H, W, 3], upright, as `info.cameras` has them.
+            state: `info.state_dim` numbers, in the simulator's units.
+            instruction: what to do; None: that of the only task that it was trained on.
+            key: of the random numbers, where the policy is not greedy: equal keys choose equal actions for equal
+                observations. None: (0, 0, number of the call).
+
+        Returns: float32 [C, A] in the simulator's units, within its bounds.
+
+        Raises BadObservation; PluginError where the model gives numbers that are not finite.
+        """
+        obs = self.observation(images, state, instruction)
+        actions: Array = self.act_on(obs, [(0, 0, self.acted) if key is None else key])[0]
+        return actions
+
+    def observation(self, images: Mapping[str, Any], state: Any, instruction: str | None) -> Observation:
+        """One row, as the model takes it. Raises BadObservation."""
+        info = self.info
+        return Observation(
+            images={camera: _image(images, camera, size)[None] for camera, size in info.cameras.items()},
+            state=_state(state, info.state_dim)[None] if info.state_dim else None,
+            instructions=(self._instruction(instruction),),
+        )
+
+    def act_on(self, obs: Observation, keys: Sequence[Key]) -> Array:
+        """float32 [N, C, A] for N rows of `observation`, a key of random numbers each. Raises PluginError."""
+        with self._lock:
+            noise = Noise(self.spec.seed, "serving", *zip(*keys, strict=True))
+            actions = np.asarray(to_numpy(self.model.sample_chunk(obs, noise, self.greedy).actions), np.float32)
+            if not np.isfinite(actions).all():
+                raise PluginError(f"model {self.spec.model.type!r} chose actions that are not finite")
+            low, high = (np.array(bound, np.float32) for bound in (self.info.action_low, self.info.action_high))
+            within: Array = np.clip(actions, low, high)
+            self.acted += len(obs)
+            self.clipped += int((within != actions).any((1, 2)).sum())
+            return within
+
+    def warm_up(self, rows: int) -> None:
+        """Choose actions for one black picture and for so many, so that nobody waits for what is done only once."""
+        info = self.info
+        images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in info.cameras.items()}
+        row = self.observation(images, np.zeros(info.state_dim, np.float32), info.tasks[0].instruction)
+        for count in (1, rows):
+            self.act_on(Observation.concat([row] * count), [(0, 0, n) for n in range(count)])
+        self.acted = self.clipped = 0
+
+    def about(self) -> dict[str, Any]:
+        """What a client has to know, as plain data."""
+        info = self.info
+        return {
+            "protocol": 1,
+            "vla_rl": __version__,
+            "model": self.spec.model.type,
+            "checkpoint_sha256": self.sha256,
+            "step": self.step,
+            "statistics": getattr(self.spec.model.config, "unnorm_key", None),
+            "greedy": self.greedy,
+            "temperature": self.spec.rollout.temperature,
+            "action_chunk": self.chunk,
+            "action_dim": info.action_dim,
+            "action_low": [float(number) for number in info.action_low],
+            "action_high": [float(number) for number in info.action_high],
+            "cameras": {camera: list(size) for camera, size in info.cameras.items()},
+            "state_dim": info.state_dim,
+        }
+
+    def _instruction(self, instruction: str | None) -> str:
+        if instruction is None and len(self.info.tasks) == 1:
+            return self.info.tasks[0].instruction
+        if not isinstance(instruction, str) or not instruction.strip() or len(instruction) > MAX_INSTRUCTION:
+            example = self.info.tasks[0].instruction
+            got = "none" if instruction is None else repr(instruction)[:80]
+            raise BadObservation(
+                f"the instruction is {got}; it must be a text of 1 to {MAX_INSTRUCTION} characters, such as {example!r}"
+            )
+        return instruction
+
+
+def open_policy(
+    folder: str | Path, *, device: str | None = None, greedy: bool = True, overrides: Sequence[str] = ()
+) -> Policy:
+    """The policy of a checkpoint: the same model with the same weights as in `vla-rl eval`, without the simulator.
+
+    Args:
+        folder: RUN (its newest checkpoint) or RUN/checkpoints/step_...; its files are compared with their hashes.
+        device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
+        greedy: choose the likeliest actions; else sample as in training.
+        overrides: changes of the run's spec, such as `model.checkpoint=...` where that lies elsewhere now.
+
+    Raises UserError: CheckpointError for a checkpoint that is damaged, incomplete or of another model, SpecError,
+    PluginError.
+    """
+    checkpoint = checkpoint_in(Path(folder))
+    spec = load_spec(checkpoint.parents[1] / "spec.yaml", overrides)
+    state, info = read_state(checkpoint), read_env_info(checkpoint)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    algorithm = build_algorithm(spec, device)
+    model = build_model(spec, info, device, state.scaling, algorithm, hook_modules(spec.plugins))
+    load_trained(model, checkpoint / "trainer")
+    digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
+    return Policy(model=model, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
+
+
+def _image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Array:
+    if camera not in images:
+        raise BadObservation(f"there is no image of camera {camera!r}; there are: {', '.join(map(str, images)) or '-'}")
+    image = np.asarray(images[camera])
+    if image.dtype != np.uint8 or image.shape != (*size, 3):
+        raise BadObservation(
+            f"the image of camera {camera!r} is {image.dtype} {list(image.shape)}; the policy was trained on uint8 "
+            f"{[*size, 3]}: height, width, RGB"
+        )
+    return np.ascontiguousarray(image)
+
+
+def _state(state: Any, length: int) -> Array:
+    try:
+        with np.errstate(over="ignore"):  # what is infinite then is refused
+            numbers = np.array(state, np.float32)  # a copy: what came in a frame cannot be written to
+    except (TypeError, ValueError):
+        raise BadObservation(f"the state is {repr(state)[:80]}; it must be {length} numbers") from None
+    if numbers.shape != (length,):
+        raise BadObservation(f"the state has the shape {list(numbers.shape)}; it must be {length} numbers")
+    if not np.isfinite(numbers).all():
+        raise BadObservation("the state has numbers that are not finite")
+    return numbers

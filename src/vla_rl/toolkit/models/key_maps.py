@@ -1,0 +1,190 @@
+"""Which key of a request holds which camera, the state and the instruction; for some robots as openpi names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import yaml
+from attrs import field, frozen
+from attrs.validators import in_
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.types import EnvInfo, Observation
+
+Array = np.ndarray[Any, Any]
+ACTION_SPACES = ("joint_position", "joint_velocity", "cartesian_position", "cartesian_velocity")
+
+
+@frozen(kw_only=True)
+class KeyMap:
+    """Keys may be those of maps within maps: `images/cam_high` is looked for as it is, then in the map `images`."""
+
+    images: Mapping[str, str] | Sequence[str]
+    """Camera of the policy -> key of a request; or keys alone, for the policy's cameras in their order."""
+    state: Sequence[str] = ()
+    """Keys whose numbers, one after another, are the state."""
+    state_sizes: Sequence[int] = ()
+    """How many each of them has, for clients; not needed where there is one key."""
+    instruction: str = "prompt"
+    """Key of the text that says what to do."""
+    rotate_180: bool = False
+    """Of clients that send images upside down: the server turns them."""
+    resize: bool = False
+    """Images of any size are scaled to that of training; else others are refused."""
+    channels_first: bool = False
+    """Clients send [3, H, W], as ALOHA's do. Servers know it when they see it."""
+    action_space: str = field(default="joint_position", validator=in_(ACTION_SPACES))
+    """What actions are, for RoboArena's clients."""
+
+    def keys_of(self, info: EnvInfo) -> dict[str, str]:
+        """Camera -> key, for each camera of the policy. Raises UserError where one has none."""
+        if isinstance(self.images, Mapping):
+            found = {camera: self.images[camera] for camera in info.cameras if camera in self.images}
+        else:
+            found = dict(zip(info.cameras, self.images, strict=False))
+        if lacking := [camera for camera in info.cameras if camera not in found]:
+            raise UserError(
+                f"the key map has no key for camera {', '.join(map(repr, lacking))} of the policy; write one as YAML, "
+                f"`images: {{CAMERA: KEY}}`, for {', '.join(info.cameras)}"
+            )
+        return found
+
+
+PRESETS: Mapping[str, KeyMap] = {
+    "libero": KeyMap(images=("observation/image", "observation/wrist_image"), state=("observation/state",)),
+    "droid": KeyMap(
+        images=("observation/exterior_image_1_left", "observation/wrist_image_left"),
+        state=("observation/joint_position", "observation/gripper_position"),
+        state_sizes=(7, 1),
+    ),
+    "aloha": KeyMap(
+        images=("images/cam_high", "images/cam_left_wrist", "images/cam_right_wrist", "images/cam_low"),
+        state=("state",),
+        channels_first=True,
+    ),
+}
+
+
+def plain(info: EnvInfo) -> KeyMap:
+    """For policies of any robot: `observation/CAMERA`, `observation/state`, `prompt`."""
+    return KeyMap(
+        images={camera: f"observation/{camera}" for camera in info.cameras},
+        state=("observation/state",) if info.state_dim else (),
+    )
+
+
+def read_key_map(name: str) -> KeyMap:
+    """A preset, or a YAML file with the keys of `KeyMap`. Raises UserError."""
+    if name in PRESETS:
+        return PRESETS[name]
+    file = Path(name)
+    if not file.is_file():
+        near = did_you_mean(name, PRESETS)
+        raise UserError(f"{name!r} is neither a file nor one of the key maps {', '.join(PRESETS)}{near}")
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        known = {key.name for key in attrs.fields(KeyMap)}
+        if not isinstance(data, dict) or not data.keys() <= known:
+            raise UserError(f"{file}: a key map has the keys {', '.join(sorted(known))}")
+        if isinstance(data.get("state"), str):
+            data["state"] = [data["state"]]
+        return KeyMap(**data)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as exc:
+        raise UserError(f"{file} is no key map: {exc}") from exc
+
+
+def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tuple[dict[str, Array], Any, str | None]:
+    """Images, state and instruction (None: the request has none) of a request, for `Policy.observation`. Keys that the
+    policy does not need are left alone. Raises UserError, which lists what is wanted."""
+    wanted = keys.keys_of(info)
+    lacking = [key for key in (*wanted.values(), *keys.state) if _find(request, key) is None]
+    if lacking:
+        there = ", ".join(repr(key) for key in list(request)[:20]) or "nothing"
+        raise UserError(
+            f"the request lacks {', '.join(map(repr, lacking))}; it has {there[:500]}; wanted are images "
+            f"{', '.join(map(repr, wanted.values()))}, state {', '.join(map(repr, keys.state)) or 'none'} "
+            f"({info.state_dim} numbers), instruction {keys.instruction!r}"
+        )
+    images = {camera: _upright(_find(request, key), key, keys, info.cameras[camera]) for camera, key in wanted.items()}
+    text = _find(request, keys.instruction)
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    return images, _joined([_find(request, key) for key in keys.state]) if keys.state else None, text
+
+
+def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> dict[str, Any]:
+    """The request for a row of observations in host memory. Raises UserError where the state cannot be divided."""
+    request: dict[str, Any] = {}
+    for camera, key in keys.keys_of(info).items():
+        image = np.asarray(obs.images[camera][row])
+        image = image[::-1, ::-1] if keys.rotate_180 else image
+        _put(request, key, np.ascontiguousarray(image.transpose(2, 0, 1) if keys.channels_first else image))
+    if keys.state and obs.state is not None:
+        sizes = tuple(keys.state_sizes) or (info.state_dim,)
+        if len(sizes) != len(keys.state) or sum(sizes) != info.state_dim:
+            raise UserError(
+                f"the simulator's state has {info.state_dim} numbers, and the key map says {list(sizes)} for "
+                f"{', '.join(map(repr, keys.state))}; give a YAML file with the right `state_sizes`"
+            )
+        parts = np.split(np.asarray(obs.state[row]), np.cumsum(sizes)[:-1])
+        for key, part in zip(keys.state, parts, strict=True):
+            _put(request, key, part)
+    request[keys.instruction] = obs.instructions[row]
+    return request
+
+
+def _find(request: Mapping[Any, Any], key: str) -> Any:
+    if key in request:
+        return request[key]
+    first, slash, rest = key.partition("/")
+    within = request.get(first) if slash else None
+    return _find(within, rest) if isinstance(within, Mapping) else None
+
+
+def _put(request: dict[str, Any], key: str, value: Any) -> None:
+    """openpi's names of LIBERO and DROID have slashes; only ALOHA's images are a map."""
+    first, _, rest = key.partition("/")
+    if first == "images" and rest:
+        request.setdefault(first, {})[rest] = value
+    else:
+        request[key] = value
+
+
+def _upright(image: Any, key: str, keys: KeyMap, size: tuple[int, int]) -> Array:
+    """uint8 [H, W, 3] of what clients send: also floats in 0 ... 1, and channels first."""
+    if not isinstance(image, np.ndarray) or image.ndim != 3 or 3 not in (image.shape[0], image.shape[2]):
+        shape = list(image.shape) if isinstance(image, np.ndarray) else type(image).__name__
+        raise UserError(f"{key!r} is {shape}; an image is [height, width, 3] or [3, height, width]")
+    if image.shape[2] != 3:
+        image = image.transpose(1, 2, 0)
+    if image.dtype.kind == "f":
+        if not (np.isfinite(image).all() and image.min(initial=0) >= 0 and image.max(initial=0) <= 1):
+            raise UserError(f"{key!r} is of floats that are not within 0 and 1; send uint8 within 0 and 255")
+        image = (image * 255).round().astype(np.uint8)
+    if image.dtype != np.uint8:
+        raise UserError(f"{key!r} is of {image.dtype}; send uint8 within 0 and 255")
+    if keys.resize and image.shape[:2] != size and 0 not in image.shape:
+        from PIL import Image
+
+        scaled = Image.fromarray(np.ascontiguousarray(image)).resize(size[::-1], Image.Resampling.BILINEAR)
+        image = np.asarray(scaled)
+    elif image.shape[:2] != size:
+        raise UserError(
+            f"{key!r} is {list(image.shape[:2])} (height, width); the policy was trained on {list(size)}: send that, "
+            f"or let the server scale it (`resize: true` in its key map, --resize)"
+        )
+    upright: Array = image[::-1, ::-1] if keys.rotate_180 else image
+    return upright
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """float32 [S] where the parts are numbers; else what there is, for `Policy.observation` to refuse."""
+    try:
+        with np.errstate(over="ignore"):  # what is infinite then is refused
+            return np.concatenate([np.asarray(part, np.float32).reshape(-1) for part in parts])
+    except (TypeError, ValueError):
+        return parts

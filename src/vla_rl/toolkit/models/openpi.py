@@ -1,0 +1,175 @@
+"""openpi's wire format: msgpack with NumPy arrays, as clients and servers of policies speak it over websockets.
+
+An array is a map with the keys `__ndarray__`, `data` (bytes in C order), `dtype` and `shape`, a NumPy number one with
+`__npgeneric__`, `data` and `dtype`; these keys are bytes. vla-evaluation-harness has text for keys, and images as PNG
+or JPEG. `unpack` reads both, and nothing that could run code: it is safe for frames of strangers.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+MAX_FRAME = 64 << 20
+"""Bytes; four images of 224 px are 0.6 MB."""
+MAX_DEPTH = 8
+"""Maps and lists within each other."""
+MAX_ITEMS = 20_000
+"""Of all maps and lists of a frame together; numbers belong into arrays."""
+MAX_LIST = 4096
+"""Items of one map or list."""
+MAX_PIXELS = 1 << 24
+"""Of an image that is sent compressed."""
+LONGEST_DTYPE = 8
+KINDS = "biuf"
+"""Kinds of dtypes that are read: bool, integers, floats."""
+
+
+class FrameError(ValueError):
+    """A frame is not what a policy's client or server sends."""
+
+
+def pack(data: Any, text_keys: bool = False) -> bytes:
+    """A frame of plain data, arrays and NumPy numbers. Raises FrameError for arrays of objects and the like.
+
+    Args:
+        text_keys: as vla-evaluation-harness has them; numbers become plain ones.
+    """
+    import msgpack
+
+    packed: bytes = msgpack.packb(data, default=_described_by_text if text_keys else _described)
+    return packed
+
+
+def unpack(frame: bytes) -> Any:
+    """What a frame holds. Arrays are views of it, which cannot be written to. Raises FrameError."""
+    import msgpack
+
+    if len(frame) > MAX_FRAME:
+        raise FrameError(f"the frame has {len(frame)} bytes, more than {MAX_FRAME}")
+    left = MAX_ITEMS
+
+    def count(items: int) -> None:
+        nonlocal left
+        left -= items
+        if left < 0:
+            raise FrameError(f"the frame has more than {MAX_ITEMS} items; send numbers as arrays")
+
+    def read_map(data: dict[Any, Any]) -> Any:
+        count(len(data))
+        return _read(data)
+
+    def read_list(data: list[Any]) -> list[Any]:
+        count(len(data))
+        return data
+
+    try:
+        data = msgpack.unpackb(
+            frame,
+            object_hook=read_map,
+            list_hook=read_list,
+            max_array_len=MAX_LIST,
+            max_map_len=MAX_LIST,
+            max_ext_len=0,
+        )
+    except FrameError:
+        raise
+    except Exception as exc:
+        raise FrameError(f"the frame cannot be read as msgpack: {type(exc).__name__}: {exc}"[:300]) from exc
+    _check_depth(data, MAX_DEPTH)
+    return data
+
+
+def _described(value: Any) -> dict[bytes, Any]:
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind in "VOc":
+        kind = f"dtype {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
+        raise FrameError(f"values of {kind} cannot be sent")
+    if isinstance(value, np.ndarray):
+        return {
+            b"__ndarray__": True,
+            b"data": value.tobytes(),
+            b"dtype": value.dtype.str,
+            b"shape": list(value.shape),
+        }
+    return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+
+
+def _described_by_text(value: Any) -> Any:
+    described = _described(value)
+    return value.item() if b"__npgeneric__" in described else {k.decode(): v for k, v in described.items()}
+
+
+def _read(data: dict[Any, Any]) -> Any:
+    for marker, read in _READERS.items():
+        if marker in data or marker.encode() in data:
+            named = {key.decode() if isinstance(key, bytes) else key: value for key, value in data.items()}
+            return read(named)
+    return data
+
+
+def _array(data: Mapping[str, Any]) -> Array:
+    content, shape, dtype = data.get("data"), data.get("shape"), _dtype(data.get("dtype"))
+    if not isinstance(content, bytes) or not isinstance(shape, list | tuple) or len(shape) > MAX_DEPTH:
+        raise FrameError("an array needs bytes as its data, and a shape")
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise FrameError(f"an array's shape is {str(shape)[:80]}")
+    if math.prod(shape) * dtype.itemsize != len(content):
+        raise FrameError(f"an array of {dtype} {list(shape)} has {len(content)} bytes of data")
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _number(data: Mapping[str, Any]) -> Any:
+    value = data.get("data")
+    if not isinstance(value, bool | int | float):
+        raise FrameError("a NumPy number is no number")
+    return _dtype(data.get("dtype")).type(value)
+
+
+def _image(data: Mapping[str, Any]) -> Array:
+    """Of vla-evaluation-harness. Only two formats are ever tried, and the size is looked at before the pixels."""
+    from PIL import Image
+
+    if data.get("format") == "raw":
+        return _array(data)
+    content, name = data.get("data"), data.get("format")
+    if not isinstance(content, bytes) or name not in ("png", "jpeg"):
+        raise FrameError(f"images are raw, png or jpeg, not {str(name)[:80]}")
+    try:
+        with Image.open(io.BytesIO(content), formats=[name]) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise FrameError(f"an image of {image.width} x {image.height} pixels is too large")
+            return np.asarray(image)
+    except FrameError:
+        raise
+    except Exception as exc:
+        raise FrameError(f"an image cannot be read as {name}: {exc}"[:300]) from exc
+
+
+_READERS = {"__ndarray__": _array, "__npgeneric__": _number, "__image__": _image}
+
+
+def _dtype(name: Any) -> np.dtype[Any]:
+    """Raises FrameError for anything but plain numbers. Only what `dtype.str` gives is read: no structures."""
+    if isinstance(name, bytes):
+        name = name.decode("ascii", "replace")
+    try:
+        dtype = np.dtype(name) if isinstance(name, str) and len(name) <= LONGEST_DTYPE else None
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.kind not in KINDS or dtype.names is not None or dtype.subdtype is not None:
+        raise FrameError(f"arrays are of bool, integers or floats, not {str(name)[:80]}")
+    return dtype
+
+
+def _check_depth(data: Any, left: int) -> None:
+    if isinstance(data, dict | list):
+        if not left:
+            raise FrameError(f"the frame has more than {MAX_DEPTH} maps and lists within each other")
+        for value in data.values() if isinstance(data, dict) else data:
+            _check_depth(value, left - 1)

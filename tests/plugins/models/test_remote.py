@@ -1,0 +1,321 @@
+"""Policies of other processes on our simulators: the same episodes as of the policy here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+import threading
+
+import attrs
+import numpy as np
+import pytest
+
+pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
+pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
+
+from typer.testing import CliRunner
+from websockets.sync.server import serve as listen
+
+import vla_rl
+from serving.clients import WAIT, served
+from serving.trained import spec, train
+from vla_rl.cli.main import app
+from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
+from vla_rl.core.randomness import Noise
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.plugins.models.remote import RemoteConfig, build
+from vla_rl.runtime.checks import check_spec
+from vla_rl.runtime.start import start
+from vla_rl.serving.policy import Policy
+from vla_rl.toolkit.models.key_maps import PRESETS
+from vla_rl.toolkit.models.openpi import pack
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("served") / "run")
+
+
+@pytest.fixture
+def policy(run):
+    return vla_rl.open_policy(run)
+
+
+def observation(info: EnvInfo, rows: int = 5) -> Observation:
+    random = np.random.default_rng(0)
+    return Observation(
+        images={c: random.integers(0, 256, (rows, *size, 3), dtype=np.uint8) for c, size in info.cameras.items()},
+        state=random.normal(size=(rows, info.state_dim)).astype(np.float32),
+        instructions=tuple(info.tasks[i % len(info.tasks)].instruction for i in range(rows)),
+    )
+
+
+def remote(url, info, chunk=4, **settings):
+    return build(RemoteConfig(url=url, **settings), Context(chunk=chunk, env=info))
+
+
+def url_of(server):
+    return f"ws://127.0.0.1:{server.settings.port}"
+
+
+def choose(model, obs):
+    return model.sample_chunk(obs, Noise(0, "any", range(len(obs)), [0] * len(obs), [0] * len(obs)), True).actions
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_episodes_equal_those_of_the_policy_here(run, policy, algorithm):
+    """All that an evaluation knows of each, and the actions: of a policy here, and through a websocket."""
+
+    def episodes(model, checkpoint):
+        changes = {"algorithm": {"type": algorithm}, "rollout": {"chunk": 4, "episodes": 8, "group_size": 4}}
+        driver = start(parse_spec(spec(model=model, **changes)))
+        taken, sim = [], driver.backend.worker.roles["sim"]
+        step = sim.step
+
+        @functools.wraps(step)
+        def noted(lane, actions, tickets):
+            taken.append(actions)
+            return step(lane, actions, tickets)
+
+        sim.step = noted
+        try:
+            if checkpoint is not None:
+                driver.load(checkpoint)
+            found = driver.evaluate(0)
+        finally:
+            driver.close()
+        return found.episodes, [actions for actions in taken if actions is not None]
+
+    trained = run / "checkpoints" / "last" / "trainer"
+    here, actions = episodes({"type": "linear"}, trained if algorithm == "grpo" else None)
+    if algorithm == "ppo":  # an untrained model, with a critic that a remote one has not
+        policy = vla_rl.open_policy(run)
+        fresh = start(parse_spec(spec()))
+        policy.model.load_weights(fresh.backend.worker.roles["policy"].model.weights())
+        fresh.close()
+    with served(policy) as server:
+        there, asked = episodes({"type": "remote", "url": url_of(server)}, None)
+    assert here == there and len(here) == 16
+    assert len(actions) == len(asked) > 3
+    assert all(np.array_equal(a, b) for a, b in zip(actions, asked, strict=True))
+
+
+@pytest.mark.parametrize("connections", [1, 3, 16])
+def test_rows_come_back_in_their_order(policy, connections):
+    obs = observation(policy.info)
+    wanted = [
+        policy.act({c: image[i] for c, image in obs.images.items()}, obs.state[i], obs.instructions[i])
+        for i in range(len(obs))
+    ]
+    with served(policy) as server:
+        model = remote(url_of(server), policy.info, connections=connections)
+        assert np.array_equal(choose(model, obs), wanted)
+        short = remote(url_of(server), policy.info, chunk=2)
+        assert np.array_equal(choose(short, obs), np.array(wanted)[:, :2])
+
+
+ARM = """
+images: [observation/exterior_image_1_left, observation/wrist_image_left]
+state: [observation/joint_position, observation/gripper_position]
+state_sizes: [3, 1]
+"""
+
+
+@pytest.mark.parametrize(("name", "written"), [("libero", None), ("aloha", None), ("droid", ARM)])
+def test_requests_have_the_keys_of_openpis_robots(policy, tmp_path, name, written):
+    """What the server reads by a preset is what the client wrote by it, or by a file."""
+    obs, keys = observation(policy.info), name
+    if written is not None:
+        (tmp_path / "keys.yaml").write_text(written)
+        keys = str(tmp_path / "keys.yaml")
+    with served(policy) as server:
+        wanted = choose(remote(url_of(server), policy.info), obs)
+    with served(policy, keys=PRESETS[name]) as server:
+        assert np.array_equal(choose(remote(url_of(server), policy.info, keys=keys), obs), wanted)
+
+
+def test_a_state_is_divided_as_the_key_map_says(policy):
+    with served(policy) as server, pytest.raises(UserError, match=r"has 4 numbers, and the key map says \[7, 1\] for"):
+        choose(remote(url_of(server), policy.info, keys="droid"), observation(policy.info))
+
+
+def test_it_acts_and_nothing_else(policy, tmp_path):
+    with served(policy) as server:
+        model = remote(url_of(server), policy.info)
+        obs = observation(policy.info)
+        chunk = model.sample_chunk(obs, Noise(0, "any", range(5), [0] * 5, [0] * 5), True)
+        for call in (
+            lambda: model.chunk_log_probs(obs, chunk),
+            lambda: model.imitation_loss(obs, chunk.actions),
+            lambda: model.save(tmp_path),
+            lambda: model.values(obs),
+        ):
+            with pytest.raises(NotOffered):
+                call()
+    with pytest.raises(
+        SpecError, match="cannot be trained by reinforcement learning: its weights are with the process"
+    ):
+        check_spec(parse_spec(spec(model={"type": "remote", "url": "ws://h:1"})), training=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({}, "url: required"),
+        ({"url": "http://h:1"}, "'http://h:1' is not of the form ws://HOST:PORT"),
+        ({"url": "ws://h:1", "keys": "libro"}, "'libro' is neither a file nor one .* did you mean 'libero'"),
+    ],
+)
+def test_wrong_settings(model, message):
+    with pytest.raises(SpecError, match=message):
+        check_spec(parse_spec(spec(model={"type": "remote", **model})), training=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "chunk", "message"),
+    [
+        ({"state_dim": 5}, 4, "trained on a 4-dimensional state, the simulator's has 5"),
+        ({"action_low": (0.0,) * 7, "action_high": (1.0,) * 7}, 4, "trained for 3-dimensional actions"),
+        ({"cameras": {"overhead": (16, 16)}}, 4, r"with camera 'wrist' of \[16, 16\]; the simulator has: overhead"),
+        ({"cameras": {"overhead": (16, 16), "wrist": (8, 8)}}, 4, r"with camera 'wrist' of \[16, 16\]"),
+        ({}, 5, "chunks of 4 actions, the spec asks for 5"),
+    ],
+)
+def test_a_policy_of_another_robot_is_refused(policy, change, chunk, message):
+    with served(policy) as server, pytest.raises(UserError, match=message):
+        remote(url_of(server), attrs.evolve(policy.info, **change), chunk)
+
+
+def test_the_key_is_given(policy, tmp_path):
+    (tmp_path / "key").write_text("secret\n")
+    with served(policy, api_key="secret") as server:
+        with pytest.raises(UserError, match=r"wants another key: set model.api_key_file"):
+            remote(url_of(server), policy.info)
+        model = remote(url_of(server), policy.info, api_key_file=str(tmp_path / "key"))
+        assert choose(model, observation(policy.info)).shape == (5, 4, 3)
+
+
+def test_nobody_is_there(policy):
+    with pytest.raises(UserError, match=r"ws://127.0.0.1:9 did not answer within 0.5 s: .*is it served there"):
+        remote("ws://127.0.0.1:9", policy.info, timeout_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "reply", "message"),
+    [
+        ({}, None, "does not say which keys it wants: set model.keys"),
+        ({"keys": 3}, None, "does not say which keys"),
+        ("hello", None, "does not speak openpi's protocol: it said hello"),
+        (b"\xc1", None, "does not speak openpi's protocol: the frame cannot be read"),
+        (None, "Traceback: no", "refused a request: Traceback: no"),
+        (None, {"action": 1}, r"gave actions of object \[\]"),
+        (
+            None,
+            {"actions": np.zeros((4, 7))},
+            r"gave actions of float64 \[4, 7\], where the simulator takes \[chunk, 3\]",
+        ),
+        (None, {"actions": np.zeros((3, 3))}, "trained for chunks of 3 actions, the spec asks for 4"),
+        (None, {"actions": np.full((4, 3), np.inf)}, "not finite"),
+        (None, {"actions": np.full((4, 3), 99)}, None),
+    ],
+)
+def test_servers_of_others(policy, greeting, reply, message):
+    """Strange ones are told from good ones, and numbers outside of the bounds are clipped."""
+    info = policy.info
+    keys = {"images": {c: c for c in info.cameras}, "state": ["state"]}
+
+    def answer(connection):
+        said = {"keys": keys} if greeting is None else greeting
+        connection.send(said if isinstance(said, str | bytes) else pack(said))
+        for _ in connection:
+            connection.send(reply if isinstance(reply, str) else pack(reply))
+
+    with listen(answer, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        if message is None:
+            assert np.array_equal(
+                choose(remote(url, info), observation(info)), np.broadcast_to(info.action_high, (5, 4, 3))
+            )
+        else:
+            with pytest.raises((PluginError, UserError), match=message):
+                choose(remote(url, info), observation(info))
+        server.shutdown()
+
+
+def test_a_server_that_hangs_is_given_up(policy, monkeypatch):
+    go = threading.Event()
+    with served(policy) as server:
+        model = remote(url_of(server), policy.info, timeout_s=0.5)
+        monkeypatch.setattr(Policy, "act_on", lambda *_: go.wait(WAIT))
+        with pytest.raises(UserError, match=r"did not answer within 0.5 s"):
+            choose(model, observation(policy.info))
+        go.set()
+
+
+def command(run, port):
+    return subprocess.Popen(
+        [sys.executable, "-m", "vla_rl.cli.main", "serve", str(run), "--port", str(port), "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_server_that_is_killed_and_comes_back(run, policy):
+    """The command line's; what was not answered is asked again. SIGTERM ends it, and it says what it did."""
+    obs = observation(policy.info)
+    with served(policy) as server:
+        wanted = choose(remote(url_of(server), policy.info), obs)
+        port = server.settings.port
+    first = command(run, port)
+    try:
+        model = remote(f"ws://127.0.0.1:{port}", policy.info)
+        assert np.array_equal(choose(model, obs), wanted)
+        first.kill()
+        first.wait(WAIT)
+        second = command(run, port)
+        try:
+            assert np.array_equal(choose(model, obs), wanted)
+            second.send_signal(signal.SIGTERM)
+            said, errors = second.communicate(timeout=WAIT)
+        finally:
+            second.kill()
+    finally:
+        first.kill()
+    assert second.returncode == 0, errors
+    assert f"linear of step 1 on cpu: ws://127.0.0.1:{port} (openpi)" in said
+    assert "answered 5 requests, refused 0; 0 of 5 chunks" in said
+
+
+def test_vla_rl_eval_of_a_url(run, policy, tmp_path):
+    runner = CliRunner()
+    with served(policy) as server:
+        results = []
+        for number, what in enumerate(([str(run)], [str(run), "--policy", url_of(server)])):
+            file = tmp_path / f"{number}.json"
+            done = runner.invoke(app, ["eval", *what, "--output", str(file)])
+            assert done.exit_code == 0, done.output
+            found = json.loads(file.read_text())
+            results.append(({**found, "step": None, "seconds": None}, done.output))
+        assert results[0] == results[1]
+        checkpoint = run / "checkpoints" / "step_000001"
+        done = runner.invoke(app, ["eval", str(checkpoint), "--policy", url_of(server), "env.image_size=32"])
+        assert done.exit_code == 2 and "with camera 'overhead' of [16, 16]" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dialect", "openpy"], "there is no 'openpy'; did you mean 'openpi'?"),
+        (["--keys", "nowhere.yaml"], "'nowhere.yaml' is neither a file nor one of the key maps libero, droid, aloha"),
+        (["--api-key-file", "nowhere"], "the key in nowhere cannot be read"),
+    ],
+)
+def test_vla_rl_serve_says_what_is_wrong(run, arguments, message):
+    done = CliRunner().invoke(app, ["serve", str(run), *arguments])
+    assert done.exit_code == 2 and message in done.output

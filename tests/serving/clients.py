@@ -1,0 +1,83 @@
+"""A server in a thread, and the smallest client of each dialect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+from websockets.sync.client import ClientConnection, connect
+
+from vla_rl.serving.policy import Policy
+from vla_rl.serving.server import PolicyServer, Settings
+from vla_rl.toolkit.models.openpi import pack, unpack
+
+WAIT = 60.0
+"""Seconds after which an answer is missing."""
+
+
+@contextmanager
+def served(policy: Policy, **settings: Any) -> Iterator[PolicyServer]:
+    """`server.port` is where."""
+    server, ready = PolicyServer(policy, Settings(port=0, **settings)), Queue[Any]()
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        try:
+            await server.run(stop, lambda port: ready.put((port, lambda: loop.call_soon_threadsafe(stop.set))))
+        except BaseException as exc:
+            ready.put(exc)
+            raise
+
+    thread = Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    found = ready.get(timeout=WAIT)
+    if isinstance(found, BaseException):
+        raise found
+    server.settings = Settings(**{**settings, "port": found[0]})
+    try:
+        yield server
+    finally:
+        found[1]()
+        thread.join(WAIT)
+    assert not thread.is_alive()
+
+
+def opened(server: PolicyServer, **given: Any) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.settings.port}", compression=None, max_size=None, **given).__enter__()
+
+
+class Client:
+    """openpi's, without its packages."""
+
+    def __init__(self, server: PolicyServer, **given: Any) -> None:
+        self.socket = opened(server, **given)
+        self.metadata = unpack(self.socket.recv(timeout=WAIT))
+
+    def infer(self, request: Mapping[str, Any]) -> Any:
+        """The reply; RuntimeError with the text of an error."""
+        self.socket.send(pack(request))
+        reply = self.socket.recv(timeout=WAIT)
+        if isinstance(reply, str):
+            raise RuntimeError(reply)  # noqa: TRY004 - as openpi's client
+        return unpack(reply)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+def request_of(seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Of arguments of `Policy.act`, with the keys of any robot."""
+    return {
+        **{f"observation/{camera}": image for camera, image in seen["images"].items()},
+        "observation/state": np.asarray(seen["state"]),
+        "prompt": seen["instruction"],
+    }

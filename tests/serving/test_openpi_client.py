@@ -1,0 +1,134 @@
+"""openpi's own client, as it is published, in an interpreter of its own (it needs NumPy 1) against our server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
+pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
+
+from clients import WAIT, served
+from trained import sight, train
+
+import vla_rl
+from vla_rl.toolkit.models.key_maps import PRESETS
+
+pytestmark = pytest.mark.slow
+PACKAGES = ("openpi-client==0.1.2", "typing_extensions")  # it imports the second without asking for it
+CLIENT = """
+import json, sys, time
+import numpy as np
+from openpi_client.action_chunk_broker import ActionChunkBroker
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+port, folder = int(sys.argv[1]), sys.argv[2]
+seen = np.load(folder + "/seen.npz")
+request = {
+    "observation/image": seen["overhead"],
+    "observation/wrist_image": seen["wrist"],
+    "observation/state": seen["state"],
+    "prompt": str(seen["instruction"]),
+}
+
+def say(**told):
+    print(json.dumps(told), flush=True)
+
+client = WebsocketClientPolicy("127.0.0.1", port)
+reply = client.infer(request)
+say(metadata=client.get_server_metadata(), keys=sorted(reply))
+np.save(folder + "/chunk.npy", reply["actions"])
+broker = ActionChunkBroker(client, action_horizon=len(reply["actions"]))
+np.save(folder + "/one_by_one.npy", [broker.infer(request)["actions"] for _ in reply["actions"]])
+try:
+    client.infer({"prompt": "push"})
+except RuntimeError as error:
+    say(error=str(error))
+client = WebsocketClientPolicy(f"ws://127.0.0.1:{port}")
+client.infer(request)
+say(waits=True)
+input()  # the server is killed now
+try:
+    client.infer(request)
+except Exception as error:
+    say(lost=type(error).__name__)
+while True:
+    try:
+        client = WebsocketClientPolicy("127.0.0.1", port)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.2)
+np.save(folder + "/again.npy", client.infer(request)["actions"])
+say(done=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Path:
+    """An interpreter with openpi's client."""
+    home = tmp_path_factory.mktemp("openpi") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    pip = [str(home / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", *PACKAGES]
+    apart = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=240, env=apart)
+    if done.returncode:
+        pytest.skip(f"pip cannot install {PACKAGES[0]} here: {done.stderr.strip().splitlines()[-1]}")
+    return home / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("served") / "run")
+
+
+def start(run: Path, port: int) -> subprocess.Popen[str]:
+    """`vla-rl serve`, once it listens."""
+    arguments = ["serve", str(run), "--port", str(port), "--device", "cpu", "--keys", "libero"]
+    command = [sys.executable, "-u", "-m", "vla_rl.cli.main", *arguments]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert "ws://127.0.0.1" in server.stdout.readline()
+    return server
+
+
+def test_it_gets_actions_errors_and_comes_back_after_a_kill(python, run, tmp_path):
+    policy = vla_rl.open_policy(run)
+    seen = sight(policy, 0)
+    wanted = policy.act(**seen)
+    np.savez(tmp_path / "seen.npz", **seen["images"], state=seen["state"], instruction=seen["instruction"])
+    with served(policy, keys=PRESETS["libero"]) as free:
+        port = free.settings.port
+    servers = [start(run, port)]
+    command = [str(python), "-c", CLIENT, str(port), str(tmp_path)]
+    client = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={}
+    )
+    try:
+        told = {}
+        while "waits" not in told:
+            line = client.stdout.readline()
+            assert line, client.stderr.read()
+            told |= json.loads(line)
+        servers[0].kill()
+        servers[0].wait(WAIT)
+        client.stdin.write("\n")
+        client.stdin.flush()
+        told |= json.loads(client.stdout.readline())
+        servers.append(start(run, port))
+        rest, errors = client.communicate(timeout=WAIT)
+        told |= json.loads(rest or "{}")
+    finally:
+        for process in (client, *servers):
+            process.kill()
+    assert told["done"], errors
+    assert told["metadata"]["action_chunk"] == 4 and told["metadata"]["checkpoint_sha256"] == policy.sha256
+    assert told["keys"] == ["actions", "policy_timing", "server_timing"]
+    assert told["error"].startswith("Error in inference server:\nthe request lacks 'observation/image'")
+    assert told["lost"].startswith("ConnectionClosed")
+    for name in ("chunk", "one_by_one", "again"):
+        assert np.array_equal(np.load(tmp_path / f"{name}.npy"), wanted), name
