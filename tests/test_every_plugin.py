@@ -12,7 +12,8 @@ import pytest
 from vla_rl.core.catalogue import KINDS, OWN_DIST, installed, load, missing_requirements
 from vla_rl.core.manager import broadcast
 from vla_rl.core.types import Context
-from vla_rl.testing import check_algorithm, check_env, check_model, check_placement
+from vla_rl.testing import check_algorithm, check_env, check_model, check_placement, check_world_model
+from vla_rl.testing.synthetic import env_info
 
 DOCS = Path(__file__).parents[1] / "docs"
 HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
@@ -66,6 +67,13 @@ def test_model(name: str) -> None:
     check_model(plugin, config, values="chunk", reload=lambda folder: plugin.config(checkpoint=str(folder)))
 
 
+def test_world_model() -> None:
+    """`edm`; `oracle` needs recorded windows: tests/runtime/test_imagination.py."""
+    plugin, small = load("world_model", "edm"), {"channels": (16, 16), "depths": (1, 1), "condition": 32, "fold": 4}
+    config = plugin.config(**{**plugin.presets["tiny"], **small})
+    check_world_model(plugin, config, env=env_info(pixels=16))
+
+
 @pytest.mark.parametrize("name", own("hook"))
 def test_hook(name: str) -> None:
     plugin, config = ready("hook", name)
@@ -81,7 +89,7 @@ def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> No
     module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
     folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
     pages = {"env": DOCS / "simulators" / f"{name}.md", "model": DOCS / "models" / f"{folder.name}.md"}
-    pages["data"] = DOCS / "imitation.md"
+    pages |= {"data": DOCS / "imitation.md", "world_model": DOCS / "world-models.md"}
     assert pages.get(kind, folder / "README.md").is_file() or (folder / "README.md").is_file()
     assert len((folder / "__init__.py").read_text().splitlines()) <= 70
     assert load(kind, name).summary

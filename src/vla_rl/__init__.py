@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         at_last_action,
         to_numpy,
     )
+    from vla_rl.core.world_models import Windows, WorldModel
     from vla_rl.runtime.start import clone, evaluate, run
     from vla_rl.serving.policy import BadObservation, Policy, open_policy
 
@@ -85,6 +86,8 @@ __all__ = [
     "UserError",
     "VLAModel",
     "Window",
+    "Windows",
+    "WorldModel",
     "at",
     "at_last_action",
     "broadcast",
@@ -132,6 +135,7 @@ _MODULES = {
         "at_last_action",
         "to_numpy",
     ),
+    "core.world_models": ("Windows", "WorldModel"),
     "runtime.start": ("clone", "evaluate", "run"),
     "serving.policy": ("BadObservation", "Policy", "open_policy"),
 }

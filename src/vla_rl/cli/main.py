@@ -293,7 +293,7 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
 @app.command()
 @reported
 def new_plugin(
-    kind: Annotated[str, typer.Argument(help="model, env, algorithm, placement, data or hook.")],
+    kind: Annotated[str, typer.Argument(help="model, env, algorithm, placement, data, world_model or hook.")],
     name: Annotated[str, typer.Argument(help="By which specs will call it.")],
     folder: Annotated[Path | None, typer.Argument(help="Of the new project; default: ./NAME.")] = None,
     debug: Debug = False,

@@ -30,6 +30,7 @@ from attrs import field, frozen
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
 from vla_rl.core.types import Context, Plugin
+from vla_rl.core.world_models import WorldModel
 
 OWN_DIST = "vla-rl"
 MODULE_PLUGINS = "vla_rl_plugins"
@@ -53,6 +54,7 @@ KINDS = {
         Kind("algorithm", "vla_rl.algorithms", Algorithm),
         Kind("placement", "vla_rl.placement", Placement),
         Kind("data", "vla_rl.data", Demonstrations),
+        Kind("world_model", "vla_rl.world_models", WorldModel),
         Kind("hook", "vla_rl.hooks", RunEvents),
     )
 }

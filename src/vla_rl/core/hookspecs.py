@@ -119,7 +119,8 @@ class SimEnv(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
-        """Fixed initial states of "train" or "eval", in a stable order. The two never share an id or a scene."""
+        """Fixed initial states of "train" or "eval", in a stable order. The two share neither id nor scene.
+        Where nothing can be evaluated, "eval" is `NotOffered`."""
 
     @abstractmethod
     @hookspec(firstresult=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -64,20 +63,3 @@ class Interrupts:
         first = ": saving first" if self.worth_saving else ""
         with suppress(OSError):  # not print, which may be what was interrupted
             os.write(1, f"\nstopping{first}; once more to stop at once\n".encode())
-
-
-def ignore_signals() -> None:
-    """For a process that another one ends; to be called in its main thread."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-@contextmanager
-def held(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
-    """Signals wait for the end of this block. Processes and threads that begin in it are not reached by them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

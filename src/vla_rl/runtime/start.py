@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core import evaluation
 from vla_rl.core.imitation import Cloning, imitation_of
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.loop import ReinforcementLearning
 from vla_rl.core.runtime import Scaling
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.state import State
+from vla_rl.runtime import evaluation
 from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.planning.measure import measure

@@ -55,6 +55,14 @@ def check_placement() -> Callable[..., None]:
     return check
 
 
+@pytest.fixture(scope="session")
+def check_world_model() -> Callable[..., None]:
+    """`vla_rl.testing.check_world_model`."""
+    from vla_rl.testing import check_world_model as check
+
+    return check
+
+
 @pytest.fixture
 def scripted_env() -> ScriptedEnv:
     """Four rows of `ScriptedEnv` with its default task, for tests of models, hooks and algorithms."""

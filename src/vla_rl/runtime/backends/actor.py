@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.interrupts import ignore_signals
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import RayPeers
 from vla_rl.runtime.rollouts.progress import Count
 from vla_rl.runtime.worker import Worker
+from vla_rl.toolkit.processes import ignore_signals
 
 if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
     sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))

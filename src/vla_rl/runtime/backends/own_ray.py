@@ -18,9 +18,9 @@ import psutil
 from attrs import define, field
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.interrupts import held
 from vla_rl.runtime.backends.private_folder import PrivateFolder
 from vla_rl.runtime.backends.reservation import object_store
+from vla_rl.toolkit.processes import held
 
 logger = logging.getLogger(__name__)
 

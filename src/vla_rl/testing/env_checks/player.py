@@ -72,7 +72,7 @@ class Player:
         self.info, self.rows = env.info, np.arange(env.num_envs)
         bounds = (env.info.action_low, env.info.action_high)
         self.low, self.high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
-        self.splits = dict(splits)
+        self.splits: dict[str, Sequence[ResetState]] = {"train": (), "eval": (), **splits}
         tasks = {task.name: task for task in env.info.tasks}
         self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
         self.slack, self.loose = Slack(PIXELS), Slack(255.0, np.inf)

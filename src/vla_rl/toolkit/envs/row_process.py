@@ -20,8 +20,8 @@ from attrs import Factory, define, frozen
 from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import NotOffered, UserError
-from vla_rl.core.interrupts import held, ignore_signals
 from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.processes import held, ignore_signals
 
 if TYPE_CHECKING:
     from vla_rl.toolkit.envs.row import MakeRow, Row, View

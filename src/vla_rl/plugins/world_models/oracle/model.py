@@ -1,0 +1,90 @@
+"""Plays the recorded actions again, from the reset on, and then those that are asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.randomness import Noise
+from vla_rl.core.types import ChunkResult, Observation, to_numpy
+from vla_rl.core.world_models import Windows, WorldModel
+
+if TYPE_CHECKING:
+    from vla_rl.core.randomness import Array
+    from vla_rl.plugins.world_models.oracle import OracleConfig
+
+
+class Oracle(WorldModel):
+    def __init__(self, env: SimEnv, config: OracleConfig) -> None:
+        """Raises UserError for a simulator whose episodes do not come twice alike."""
+        self.env, self.history = env, config.history
+        if not env.info.deterministic:
+            raise UserError(f"world model 'oracle' plays episodes again, and env {config.env!r} is not deterministic")
+
+    def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
+        """There is nothing to learn."""
+        return {}
+
+    def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
+        return Observation.concat([result.obs.take(np.arange(n)) for n, result in self._played(windows, actions)])
+
+    def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
+        """As it was, whatever `after` shows."""
+        width = actions.shape[1]
+        chances = np.zeros((len(actions), 1 + 2 * width), np.float32)
+        first = 0
+        for count, result in self._played(windows, actions):
+            ended, success = to_numpy(result.terminated), to_numpy(result.success)
+            won = np.where(success, 1, 1 + width) + ended.argmax(1)
+            chosen = np.where(ended.any(1), won, 0)[:count]
+            chances[np.arange(first, first + count), chosen] = 1
+            first += count
+        return chances
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _played(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
+        """The chunk after each window, as many at a time as the simulator has rows: (how many, what it led to)."""
+        if (windows.first > 0).any():
+            missing = int(windows.first.max())
+            raise UserError(
+                f"world model 'oracle' needs all chunks since the reset, and windows of history {self.history} lack "
+                f"the first {missing}; set its `history` to the chunks of the longest episode, horizon included"
+            )
+        rows = self.env.num_envs
+        return [self._play(windows, actions, first) for first in range(0, len(actions), rows)]
+
+    def _play(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
+        rows = self.env.num_envs
+        here = np.minimum(np.arange(first, first + rows), len(actions) - 1)  # the last one fills what is left
+        self.env.reset(np.arange(rows), windows.states[here], windows.seeds[here])
+        for asked, executed in zip(
+            windows.actions[here].swapaxes(0, 1), windows.executed[here].swapaxes(0, 1), strict=True
+        ):
+            counts = executed.sum(1)
+            for width in np.unique(counts[counts > 0]):
+                self.env.chunk_step(asked[:, :width], counts == width, True)
+        result = self.env.chunk_step(to_numpy(actions)[here], np.ones(rows, bool), True)
+        return min(rows, len(actions) - first), _kept(result)
+
+
+def _kept(result: ChunkResult) -> ChunkResult:
+    """In NumPy, copies: the next chunk may overwrite what a simulator returned."""
+    parts: dict[str, Any] = {
+        name: np.array(to_numpy(getattr(result, name)))
+        for name in ("rewards", "terminated", "truncated", "executed", "success")
+    }
+    obs = result.obs.numpy()
+    return ChunkResult(
+        obs=Observation(
+            images={name: np.array(image) for name, image in obs.images.items()},
+            instructions=obs.instructions,
+            state=None if obs.state is None else np.array(obs.state),
+        ),
+        **parts,
+    )

@@ -1,0 +1,26 @@
+"""Signals in processes that another one starts and ends."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vla_rl.core.interrupts import SIGNALS
+
+
+def ignore_signals() -> None:
+    """For a process that another one ends; to be called in its main thread."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+@contextmanager
+def held(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
+    """Signals wait for the end of this block. Processes and threads that begin in it are not reached by them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,135 @@
+"""The network of DIAMOND (Alonso et al. 2024, arXiv 2405.12399, appendix): a UNet whose group norms are scaled and
+shifted by a condition vector, with attention at its bottom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GROUP = 32
+"""Channels of a group; fewer channels are one group."""
+HEAD = 8
+"""Channels of an attention head."""
+
+
+def conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+
+def parts(channels: int, size: int) -> int:
+    """How many parts of about that size there are, of equal ones."""
+    return next(count for count in range(max(1, channels // size), 0, -1) if channels % count == 0)
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(parts(channels, GROUP), channels)
+
+
+class AdaptiveNorm(nn.Module):
+    """Group norm, then scaled and shifted as the condition [B, D] says."""
+
+    def __init__(self, channels: int, condition: int) -> None:
+        super().__init__()
+        self.groups = parts(channels, GROUP)
+        self.linear = nn.Linear(condition, 2 * channels)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        scale, shift = self.linear(condition)[:, :, None, None].chunk(2, dim=1)
+        return F.group_norm(x, self.groups) * (1 + scale) + shift  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Every pixel looks at every other one; adds nothing before training."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.heads = parts(channels, HEAD)
+        self.norm = group_norm(channels)
+        self.qkv, self.out = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, channels, height, width = x.shape
+        mixed = self.qkv(self.norm(x)).reshape(n, 3 * self.heads, channels // self.heads, height * width)
+        query, key, value = mixed.transpose(2, 3).chunk(3, dim=1)
+        seen = F.scaled_dot_product_attention(query, key, value)
+        return x + self.out(seen.transpose(2, 3).reshape(n, channels, height, width))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Two convolutions beside a short cut; the second one gives nothing before training."""
+
+    def __init__(self, inputs: int, outputs: int, condition: int, attention: bool) -> None:
+        super().__init__()
+        self.short_cut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        self.norm1, self.conv1 = AdaptiveNorm(inputs, condition), conv3x3(inputs, outputs)
+        self.norm2, self.conv2 = AdaptiveNorm(outputs, condition), conv3x3(outputs, outputs)
+        self.attention = Attention(outputs) if attention else nn.Identity()
+        nn.init.zeros_(self.conv2.weight)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        y = self.conv1(F.silu(self.norm1(x, condition)))
+        y = self.conv2(F.silu(self.norm2(y, condition)))
+        return self.attention(y + self.short_cut(x))  # type: ignore[no-any-return]
+
+
+class UNet(nn.Module):
+    """[B, channels[0], H, W] and a condition [B, D] -> [B, channels[0], H, W], whatever H and W.
+
+    Level i has `depths[i]` blocks of `channels[i]` on the way down and one more on the way up. Between levels a strided
+    convolution halves the picture, and a convolution after doubling it brings it back. Attention in two blocks below.
+    """
+
+    def __init__(self, channels: Sequence[int], depths: Sequence[int], condition: int) -> None:
+        super().__init__()
+        above = [channels[0], *channels[:-1]]
+        levels = list(zip(above, channels, depths, strict=True))
+
+        def blocks(inputs: Sequence[int], outputs: Sequence[int], attention: bool = False) -> nn.ModuleList:
+            pairs = zip(inputs, outputs, strict=True)
+            return nn.ModuleList([Block(a, b, condition, attention) for a, b in pairs])
+
+        self.down = nn.ModuleList([blocks([a] + [b] * (n - 1), [b] * n) for a, b, n in levels])
+        self.middle = blocks([channels[-1]] * 2, [channels[-1]] * 2, attention=True)
+        self.up = nn.ModuleList([blocks([2 * b] * n + [a + b], [b] * n + [a]) for a, b, n in reversed(levels)])
+        self.shrink = nn.ModuleList([nn.Conv2d(c, c, 3, stride=2, padding=1) for c in channels[:-1]])
+        self.grow = nn.ModuleList([conv3x3(c, c) for c in reversed(channels[:-1])])
+        for conv in self.shrink:
+            nn.init.orthogonal_(conv.weight)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        multiple = 2 ** len(self.shrink)
+        x = F.pad(x, (0, -width % multiple, 0, -height % multiple))
+        kept: list[Tensor] = []
+        for i, level in enumerate(self.down):
+            x = self.shrink[i - 1](x) if i else x
+            kept.append(x)
+            for block in level:  # type: ignore[attr-defined]
+                x = block(x, condition)
+                kept.append(x)
+        for block in self.middle:
+            x = block(x, condition)
+        for i, level in enumerate(self.up):
+            x = self.grow[i - 1](F.interpolate(x, scale_factor=2.0, mode="nearest")) if i else x
+            for block in level:  # type: ignore[attr-defined]
+                x = block(torch.cat((x, kept.pop()), dim=1), condition)
+        return x[..., :height, :width]
+
+
+class FourierEmbedding(nn.Module):
+    """Numbers [B] as cosines and sines of fixed random frequencies, [B, D]."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.register_buffer("weight", torch.randn(1, size // 2))
+
+    def forward(self, values: Tensor) -> Tensor:
+        angles = 2 * math.pi * values[:, None] @ self.weight
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)

@@ -1,0 +1,78 @@
+"""Rows, parts and continuations of `Windows`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from vla_rl.core.types import Observation, to_numpy
+from vla_rl.core.world_models import Windows
+
+Array = np.ndarray[Any, Any]
+ROWS = ("state", "actions", "executed", "outcomes", "first", "states", "seeds")
+"""Arrays with a row for each window."""
+
+
+def take_rows(windows: Windows, rows: Array) -> Windows:
+    """The windows at these positions (int64 [R]), in this order: copies."""
+    return attrs.evolve(
+        windows,
+        images={camera: frames[rows] for camera, frames in windows.images.items()},
+        instructions=tuple(windows.instructions[int(row)] for row in rows),
+        **{name: getattr(windows, name)[rows] for name in ROWS},
+    )
+
+
+def put_rows(windows: Windows, rows: Array, others: Windows) -> Windows:
+    """`windows`, with `others` (R of them, of the same shape) at these positions. Writes into `windows`."""
+    for camera, frames in windows.images.items():
+        frames[rows] = others.images[camera]
+    for name in ROWS:
+        getattr(windows, name)[rows] = getattr(others, name)
+    texts = list(windows.instructions)
+    for row, text in zip(rows, others.instructions, strict=True):
+        texts[int(row)] = text
+    return attrs.evolve(windows, instructions=tuple(texts))
+
+
+def part(windows: Windows, first: int, last: int) -> Windows:
+    """Frames first ... last - 1, and the chunks between them."""
+    return attrs.evolve(
+        windows,
+        images={camera: frames[:, first:last] for camera, frames in windows.images.items()},
+        state=windows.state[:, first:last],
+        first=windows.first + first,
+        **{name: getattr(windows, name)[:, first : last - 1] for name in ("actions", "executed", "outcomes")},
+    )
+
+
+def followed_by(windows: Windows, actions: Array, executed: Array, outcomes: Array, after: Observation) -> Windows:
+    """As many frames, one chunk later: [B, C, A], [B, C] and the class of its outcome [B] led to `after`. A chunk of
+    fewer actions than the others of the window has them as its first ones."""
+    chunk = windows.actions.shape[2]
+    short = [(0, 0), (0, chunk - actions.shape[1])]
+    asked, played = np.pad(actions, [*short, (0, 0)]), np.pad(executed, short)
+    state = windows.state[:, -1] if after.state is None else to_numpy(after.state)
+    return attrs.evolve(
+        windows,
+        images={
+            camera: np.concatenate([frames[:, 1:], to_numpy(after.images[camera])[:, None]], axis=1)
+            for camera, frames in windows.images.items()
+        },
+        state=np.concatenate([windows.state[:, 1:], state[:, None]], axis=1),
+        actions=np.concatenate([windows.actions, asked[:, None]], axis=1)[:, 1:],
+        executed=np.concatenate([windows.executed, played[:, None]], axis=1)[:, 1:],
+        outcomes=np.concatenate([windows.outcomes, outcomes[:, None]], axis=1)[:, 1:],
+        first=windows.first + 1,
+    )
+
+
+def frames_of(windows: Windows, index: int) -> Observation:
+    """What was seen at frame `index` of each window."""
+    return Observation(
+        images={camera: frames[:, index] for camera, frames in windows.images.items()},
+        instructions=windows.instructions,
+        state=windows.state[:, index] if windows.state.shape[2] else None,
+    )

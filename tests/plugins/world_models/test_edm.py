@@ -1,0 +1,213 @@
+"""The world model `edm`: DIAMOND's sizes, what a prediction depends on, exact resume, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+from vla_rl import Context, EnvInfo, Noise, TaskInfo, UserError, Windows, build, load
+from vla_rl.toolkit.world_models.measures import psnr
+from vla_rl.toolkit.world_models.windows import frames_of, part, take_rows
+
+CHUNK = 2
+INFO = EnvInfo(
+    cameras={"top": (16, 16), "wrist": (16, 16)},
+    state_dim=2,
+    action_low=(-1.0, 0.0),
+    action_high=(1.0, 4.0),
+    tasks=(TaskInfo(name="push", instruction="push it", max_steps=8),),
+)
+SMALL = {"history": 2, "fold": 4, "channels": (32, 32), "depths": (1, 1), "condition": 32, "heads": 16}
+SMALL |= {
+    "evaluations": 1,
+    "residual": True,
+    "sigma_loc": 1.6,
+    "sigma_scale": 0.4,
+    "lr": 3e-3,
+    "heads_lr": 3e-3,
+    "warm_up": 5,
+}
+
+
+def make(seed: int = 0, info: EnvInfo = INFO, **keys: Any) -> Any:
+    config = load("world_model", "edm").config(**{**SMALL, **keys})
+    return build("world_model", "edm", config, Context(env=info, chunk=CHUNK, seed=seed))
+
+
+def pushed(count: int = 32, frames: int = 4, seed: int = 0) -> Windows:
+    """A bright square that the first number of each action moves by up to 2 pixels; pushed past the right edge of a
+    line, the episode ends there: a success if it says `push it`, a failure if it says `leave it`."""
+    draws = np.random.default_rng(seed)
+    actions = np.stack(
+        [draws.uniform(-1, 1, (count, frames - 1, CHUNK)), draws.uniform(0, 4, (count, frames - 1, CHUNK))], -1
+    )
+    place = draws.uniform(4, 12, count)
+    images = {name: np.full((count, frames, 16, 16, 3), 60, np.uint8) for name in INFO.cameras}
+    state = np.zeros((count, frames, 2), np.float32)
+    outcomes = np.zeros((count, frames - 1), np.int64)
+    texts = tuple("push it" if i % 2 else "leave it" for i in range(count))
+    for t in range(frames):
+        if t:
+            place = np.clip(place + actions[:, t - 1, :, 0].sum(1), 2, 13)
+            over = place > 10
+            outcomes[:, t - 1] = np.where(over, [1 + (CHUNK if text[0] == "l" else 0) + 1 for text in texts], 0)
+        state[:, t, 0] = place / 8 - 1
+        for row in range(count):
+            left = int(place[row])
+            images["top"][row, t, 6:9, left - 1 : left + 2] = (220, 40, 40)
+            images["wrist"][row, t, :, 8:] = 30 + 10 * left
+    zeros = np.zeros(count, np.int64)
+    return Windows(
+        images=images,
+        state=state,
+        actions=actions.astype(np.float32),
+        executed=np.ones((count, frames - 1, CHUNK), bool),
+        outcomes=outcomes,
+        first=zeros,
+        states=np.arange(count),
+        seeds=zeros,
+        instructions=texts,
+    )
+
+
+def noise(count: int, number: int = 0) -> Noise:
+    return Noise(0, "test", list(range(count)), [0] * count, [number] * count)
+
+
+def test_the_preset_diamond_has_the_size_of_diamond():
+    """4.41 million parameters (paper), of which the embedding of actions is another here."""
+    info = evolve(INFO, cameras={"top": (64, 64)}, state_dim=0)
+    model = build("world_model", "edm", load("world_model", "edm").config(), Context(env=info, chunk=1))
+    count = sum(p.numel() for p in model.module["denoiser"].parameters())
+    assert count == pytest.approx(4.41e6, rel=0.005)
+
+
+def test_the_preset_tiny_has_about_two_million_parameters():
+    plugin, info = load("world_model", "edm"), evolve(INFO, cameras={"top": (64, 64), "wrist": (64, 64)})
+    model = build("world_model", "edm", plugin.config(**plugin.presets["tiny"]), Context(env=info, chunk=4))
+    assert 1.5e6 < sum(p.numel() for p in model.module["denoiser"].parameters()) < 2.5e6
+
+
+def test_folding_and_unfolding_lose_nothing():
+    model, windows = make(), pushed(3)
+    windows.images["top"][:] = np.random.default_rng(0).integers(0, 256, windows.images["top"].shape, np.uint8)
+    frames = model._frames(windows, slice(None))
+    assert frames.shape == (3, 4, 2 * 3 * 16, 4, 4)
+    back = model._images(frames[:, 1], windows)
+    assert all(np.array_equal(back[name], windows.images[name][:, 1]) for name in INFO.cameras)
+
+
+def test_before_training_the_residual_model_repeats_the_last_frame():
+    model, windows = make(), part(pushed(4), 0, 2)
+    after = model.imagine(windows, np.zeros((4, CHUNK, 2), np.float32), noise(4))
+    for name in INFO.cameras:
+        assert np.abs(after.images[name].astype(int) - windows.images[name][:, -1]).max() <= 8, (
+            "c_skip of the noise is left"
+        )
+    assert after.state.shape == (4, 2) and after.instructions == windows.instructions
+
+
+def trained(model: Any, windows: Windows, first: int, last: int) -> list[dict[str, float]]:
+    return [model.fit(windows, noise(len(windows.instructions), number)) for number in range(first, last)]
+
+
+def test_a_prediction_depends_on_its_row_only_and_on_all_of_it():
+    model, windows = make(residual=False), pushed(6)
+    trained(model, windows, 0, 3)
+    start, actions = part(windows, 0, 2), windows.actions[:, 1]
+    whole = model.imagine(start, actions, noise(6)).numpy()
+    alone = model.imagine(take_rows(start, np.array([4])), actions[4:5], Noise(0, "test", [4], [0], [0])).numpy()
+    assert np.abs(alone.images["top"][0].astype(int) - whole.images["top"][4]).max() <= 1
+    assert alone.state[0] == pytest.approx(whole.state[4], abs=1e-5)
+    chances = model.outcome(start, actions, whole)
+    assert chances.shape == (6, 1 + 2 * CHUNK) and chances.sum(1) == pytest.approx(np.ones(6), abs=1e-5)
+    for changed in (
+        (start, -actions),
+        (evolve(start, state=start.state + 1), actions),
+        (evolve(start, images={**start.images, "wrist": 255 - start.images["wrist"]}), actions),
+        (evolve(start, executed=~start.executed), actions),
+    ):
+        assert not np.array_equal(model.imagine(*changed, noise(6)).images["top"], whole.images["top"])
+    other = evolve(start, instructions=start.instructions[1:] + start.instructions[:1])
+    assert not np.array_equal(model.outcome(other, actions, whole), chances)
+
+
+def test_a_resumed_fit_goes_on_exactly():
+    windows = pushed(8)
+    whole = make()
+    trained(whole, windows, 0, 2)
+    weights, state = copy.deepcopy(whole.module.state_dict()), copy.deepcopy(whole.training_state())
+    rest = trained(whole, windows, 2, 4)
+    again = make(seed=1)
+    again.module.load_state_dict(weights)
+    again.load_training_state(state)
+    assert trained(again, windows, 2, 4) == rest
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.module.state_dict().values(), again.module.state_dict().values(), strict=True)
+    )
+
+
+def test_chunks_that_were_not_played_teach_nothing():
+    model, windows = make(), pushed(8)
+    ended = np.array(windows.executed)
+    ended[:, 1:] = False
+    assert set(model.measure(evolve(windows, executed=ended), noise(8)).values()) == {0.0}
+    ended[:4, 1:] = True
+    images = {
+        name: np.where(ended[:, :1, :1, None, None] | ended[:, 2:, :1, None, None], i, 0)
+        for name, i in windows.images.items()
+    }
+    one = model.measure(evolve(windows, executed=ended), noise(8))
+    two = model.measure(
+        evolve(windows, executed=ended, images={n: i.astype(np.uint8) for n, i in images.items()}), noise(8)
+    )
+    assert one == two
+
+
+def test_measuring_changes_nothing_and_says_the_losses():
+    model, windows = make(), pushed(8)
+    before = copy.deepcopy(model.module.state_dict())
+    found = model.measure(windows, noise(8))
+    assert set(found) == {"denoising", "state", "outcome"} and all(value > 0 for value in found.values())
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.module.state_dict().values(), strict=True))
+    assert trained(model, windows, 0, 1)[0]["denoising"] == pytest.approx(found["denoising"], rel=1e-5)
+
+
+def test_it_learns_32_windows_by_heart():
+    """Actions move the square, which a copy of the frame before does not; ends follow from frames and instruction."""
+    model, windows = make(), pushed(32, frames=3)
+    trained(model, windows, 0, 150)
+    start, actions, real = part(windows, 0, 2), windows.actions[:, 1], frames_of(windows, 2)
+    after = model.imagine(start, actions, noise(32)).numpy()
+    copied = frames_of(windows, 1)
+    assert psnr(after.images["top"], real.images["top"]) > psnr(copied.images["top"], real.images["top"]) + 1.5
+    moved = model.imagine(start, np.roll(actions, 1, axis=0), noise(32)).numpy()
+    assert psnr(after.images["top"], real.images["top"]) > psnr(moved.images["top"], real.images["top"]) + 2
+    assert np.abs(after.state - real.state).mean() < 0.3 * np.abs(copied.state - real.state).mean()
+    chances = model.outcome(start, actions, after)
+    assert (chances.argmax(1) == windows.outcomes[:, 1]).mean() > 0.9
+
+
+def test_what_it_cannot_be_built_for_is_said():
+    with pytest.raises(
+        UserError, match=r"cameras of one size, a multiple of `fold` 4; there are: top 16 x 16, wrist 8 x 8"
+    ):
+        make(info=evolve(INFO, cameras={"top": (16, 16), "wrist": (8, 8)}))
+    with pytest.raises(UserError, match="a multiple of `fold` 4; there are: top 18 x 18"):
+        make(info=evolve(INFO, cameras={"top": (18, 18)}))
+    with pytest.raises(ValueError, match="2 channels and 1 depths"):
+        make(depths=(1,))
+    with pytest.raises(ValueError, match="condition 33 must be a multiple of history 2"):
+        make(condition=33)
+
+
+def test_the_light_part_says_that_it_is_experimental():
+    assert load("world_model", "edm").summary.startswith("Experimental")
+    assert (Path(__file__).parents[3] / "docs" / "world-models.md").read_text().count("xperimental")

@@ -1,0 +1,120 @@
+"""Measures of world models: by hand, and of models that are wrong in a way that is known."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+import pytest
+
+from vla_rl import Observation, WorldModel
+from vla_rl.testing.synthetic import env_info
+from vla_rl.testing.world_models import made_up_windows
+from vla_rl.toolkit.world_models.measures import GATES, gates, measure, psnr, roc_auc
+from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, put_rows, take_rows
+
+CHUNK, STEPS = 2, 3
+INFO = env_info(cameras=2, pixels=8)
+
+
+@pytest.fixture
+def windows():
+    """Episodes of 3 chunks; pixels brighten by what the chunk's first number says. Odd ones succeed at the end."""
+    made = made_up_windows(INFO, 40, 1 + STEPS, CHUNK)
+    for frames in made.images.values():
+        frames[:, 0] = 100
+        for t in range(STEPS):
+            frames[:, t + 1] = frames[:, t] + np.round(20 * made.actions[:, t, :1, :1, None]).astype(np.int8)
+    outcomes = np.zeros((40, STEPS), np.int64)
+    outcomes[:, -1] = np.where(np.arange(40) % 2, 2, 4)
+    return attrs.evolve(
+        made, outcomes=outcomes, executed=np.ones((40, STEPS, CHUNK), bool), first=np.zeros(40, np.int64)
+    )
+
+
+class Knowing(WorldModel):
+    """Of such episodes; `deaf`: it does not heed actions. It takes all for successes in which a state says so."""
+
+    history = 1
+
+    def __init__(self, deaf: bool = False, blind: bool = False):
+        self.deaf, self.blind = deaf, blind
+
+    def fit(self, windows, noise):
+        return {}
+
+    def imagine(self, windows, actions, noise):
+        more = 0 if self.deaf else np.round(20 * actions[:, :1, :1, None]).astype(np.int8)
+        images = {camera: (frames[:, -1] + more).astype(np.uint8) for camera, frames in windows.images.items()}
+        return Observation(images=images, instructions=windows.instructions, state=windows.state[:, -1])
+
+    def outcome(self, windows, actions, after):
+        chances = np.zeros((len(actions), 1 + 2 * CHUNK), np.float32)
+        late = windows.first == STEPS - 1
+        odd = (windows.states % 2 == 1) & (not self.blind)
+        chances[np.arange(len(actions)), np.where(late, np.where(odd, 2, 4), 0)] = 1
+        return chances
+
+
+def test_a_model_that_knows_has_the_best_measures(windows):
+    found = measure(Knowing(), windows)
+    assert found["psnr/1"] == found["changed_psnr/3"] == math.inf and found["copy_changed_psnr/2"] < 40
+    assert found["action_error"] == 0 and found["action_accuracy"] > 0.7, "rounded, two chunks may do the same"
+    assert found["outcome_auc"] == found["replay_auc"] == 1 and found["replay_fpr"] == found["replay_fnr"] == 0
+    assert gates(found) == dict.fromkeys(GATES, True)
+
+
+def test_a_model_that_ignores_actions_is_found_out(windows):
+    found = measure(Knowing(deaf=True), windows)
+    assert found["action_error"] == 1 and found["action_accuracy"] == 0
+    assert found["changed_psnr/1"] == found["copy_changed_psnr/1"]
+    assert gates(found) == {"changed pixels": False, "actions": False, "replay": True}
+
+
+def test_a_constant_outcome_is_found_out(windows):
+    found = measure(Knowing(blind=True), windows)
+    assert found["replay_auc"] == found["outcome_auc"] == 0.5 and found["replay_fnr"] == 1
+    assert not gates(found)["replay"]
+
+
+def test_chunks_that_were_not_played_do_not_count(windows):
+    executed = windows.executed.copy()
+    executed[:, 1:] = False
+    found = measure(Knowing(), attrs.evolve(windows, executed=executed))
+    assert "psnr/1" in found and "psnr/2" not in found
+    assert math.isnan(found["replay_auc"]), "nobody succeeded in what was played"
+    assert not gates(found)["replay"]
+
+
+def test_roc_auc_by_hand():
+    positive = np.array([False, False, True, True])
+    assert roc_auc(np.array([0.1, 0.4, 0.35, 0.8]), positive) == 0.75
+    assert roc_auc(np.array([1, 1, 1, 1]), positive) == 0.5
+    assert roc_auc(np.array([0.1, 0.5, 0.5, 0.8]), positive) == 0.875
+    assert math.isnan(roc_auc(np.ones(4), np.ones(4, bool)))
+
+
+def test_psnr_by_hand():
+    one, other = np.zeros((2, 2), np.uint8), np.array([[0, 10], [0, 0]], np.uint8)
+    assert psnr(one, other) == pytest.approx(10 * math.log10(255**2 / 25))
+    assert psnr(one, other, other > 0) == pytest.approx(10 * math.log10(255**2 / 100))
+    assert psnr(one, one) == math.inf
+
+
+def test_windows_move_on_by_one_chunk(windows):
+    past, seen = part(windows, 0, 3), frames_of(windows, 3)
+    arguments = windows.actions[:, 2], windows.executed[:, 2], windows.outcomes[:, 2]
+    moved, want = followed_by(past, *arguments, seen), part(windows, 1, 4)
+    for name in ("state", "actions", "executed", "outcomes", "first"):
+        assert np.array_equal(getattr(moved, name), getattr(want, name)), name
+    assert all(np.array_equal(moved.images[camera], want.images[camera]) for camera in moved.images)
+    short = followed_by(past, windows.actions[:, 2, :1], windows.executed[:, 2, :1], windows.outcomes[:, 2], seen)
+    assert np.array_equal(short.executed[:, -1], [[True, False]] * 40)
+
+
+def test_rows_can_be_put_back(windows):
+    kept = take_rows(windows, np.arange(40))
+    changed = put_rows(kept, np.array([3, 1]), take_rows(windows, np.array([1, 3])))
+    assert changed.instructions[3] == windows.instructions[1] and changed.states[[1, 3]].tolist() == [3, 1]
+    assert np.array_equal(changed.images["camera0"][1], windows.images["camera0"][3])
