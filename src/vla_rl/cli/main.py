@@ -173,6 +173,23 @@ def compare(
 
 @app.command()
 @reported
+def export(
+    what: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="Folder of a run or of one checkpoint.")],
+    to: Annotated[Path, typer.Option(help="The folder to write.")],
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload it there too, with your own login to the hub.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Let everybody see what is uploaded.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint in its model's public layout, with a card of what it does and the spec that made it."""
+    from vla_rl.cli.export import main as write
+
+    write(what, to, push, public)
+
+
+@app.command()
+@reported
 def serve(
     what: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="Folder of a run or of one checkpoint.")],
     overrides: Overrides = None,

@@ -1,0 +1,53 @@
+"""`vla-rl export`: a checkpoint as a folder to give away, in its model's public layout, with a card."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import typer
+
+from vla_rl.cli.model_card import card, curve
+from vla_rl.cli.report.gather import gather
+from vla_rl.core.errors import UserError
+from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
+
+
+def main(what: Path, target: Path, push: str | None, public: bool) -> None:
+    """Write the folder, and upload it to a model repository OWNER/NAME where one is named.
+
+    Raises UserError: CheckpointError for a damaged checkpoint; a target that is not empty; a hub that refuses."""
+    checkpoint = checkpoint_in(what)
+    step = read_state(checkpoint).step
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} is there and not empty; choose another folder with --to")
+    run = gather(checkpoint.parents[1])
+    shutil.copytree(checkpoint / "model", target, dirs_exist_ok=True)
+    written = {
+        "README.md": card(run, step, (push or target.name).rpartition("/")[2]),
+        "success.svg": curve(run),
+        "vla_rl_spec.yaml": run.spec_text,
+    }
+    for name, text in written.items():
+        (target / name).write_text(text, encoding="utf-8")
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    typer.echo(f"wrote step {step} of {run.folder} to {target}: {size / 1e6:,.1f} MB")
+    if push is not None:
+        typer.echo(f"uploaded to {upload(target, push, public)}")
+
+
+def upload(folder: Path, repository: str, public: bool) -> str:
+    """To huggingface.co, or `HF_ENDPOINT`, as whoever is logged in (`hf auth login`, or HF_TOKEN). -> its address."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, private=not public, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Exported by vla-rl")
+    except (HfHubHTTPError, HFValidationError, OSError) as exc:
+        raise UserError(
+            f"{repository} could not be uploaded: {str(exc).strip()}\n  log in with `hf auth login`, or set HF_TOKEN "
+            f"to a token that may write there; {folder} is whole, and may be uploaded by hand"
+        ) from exc
+    return str(address)

@@ -1,0 +1,100 @@
+"""What a checkpoint is, by what its run wrote down: a README for a model repository, and the curve of its success."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from importlib import resources
+from string import Template
+from typing import Any
+
+import attrs
+
+from vla_rl.cli.report.charts import SCREEN, success_chart
+from vla_rl.cli.report.gather import Gathered
+from vla_rl.core.spec.yaml import dump
+
+WHITE = '<rect width="100%" height="100%" fill="white"/>'
+DARK = "@media (prefers-color-scheme: dark)"
+DRAWN = tuple(f".{name} " for name in ("grid", "tick,", "line", "band", "eval", "eval-line"))
+"""Beginnings of the rules that a chart needs."""
+
+
+def curve(run: Gathered) -> str:
+    """Success over training as a picture by itself (SVG)."""
+    last = max((point.step for point in (*run.rollouts, *run.evaluations)), default=1)
+    style = _text("report/style.css")
+    rules = [style.partition(DARK)[0], *(line for line in style.splitlines() if line.startswith(DRAWN))]
+    picture = success_chart(run.rollouts, run.evaluations, last, SCREEN)
+    head, _, rest = picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).partition(">")
+    return f"{head}><style>{''.join(rules)}</style>{WHITE}{rest}\n"
+
+
+def card(run: Gathered, step: int, title: str) -> str:
+    """The README. `step`: of the checkpoint."""
+    kinds = {part: str((run.spec.get(part) or {}).get("type", "?")) for part in ("model", "env", "algorithm")}
+    found = evaluation(run, step)
+    versions = run.results.get("versions") or {}
+    return Template(_text("model_card.md")).substitute(
+        kinds,
+        front=dump(_front(title, kinds, found)),
+        title=title,
+        step=step,
+        steps=(run.spec.get("train") or {}).get("steps", "?"),
+        success=f"Step {step} was not evaluated." if found is None else _success(run, found),
+        command=_command(run),
+        versions=", ".join(f"{package} {version}" for package, version in versions.items()) or "not written down",
+        notes="".join(f"\n- {note}" for note in run.results.get("notes", ())),
+    )
+
+
+def evaluation(run: Gathered, step: int) -> Mapping[str, Any] | None:
+    """That of the checkpoint's step: success, and where the run ended with it, that of each task."""
+    if run.results.get("steps") == step and run.results.get("success"):
+        return run.results
+    point = next((point for point in run.evaluations if point.step == step), None)
+    return None if point is None else {"success": attrs.asdict(point)}
+
+
+def _front(title: str, kinds: Mapping[str, str], found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the hub reads."""
+    front: dict[str, Any] = {
+        "library_name": "vla-rl",
+        "pipeline_tag": "robotics",
+        "tags": ["robotics", "reinforcement-learning", "vision-language-action", *kinds.values()],
+    }
+    if found is not None:
+        measured = {"type": "success_rate", "value": round(100 * found["success"]["rate"], 1), "name": "success, %"}
+        task = {"type": "robotics", "name": "robot manipulation"}
+        result = {"task": task, "dataset": {"type": kinds["env"], "name": kinds["env"]}, "metrics": [measured]}
+        front["model-index"] = [{"name": title, "results": [result]}]
+    return front
+
+
+def _success(run: Gathered, found: Mapping[str, Any]) -> str:
+    tasks = found.get("tasks") or {}
+    rates = {
+        "before training": run.results.get("before"),
+        "all tasks": found["success"],
+        **(tasks if len(tasks) > 1 else {}),
+    }
+    table = ["| | success | 95 % interval | n |", "| --- | --- | --- | --- |"]
+    for name, rate in rates.items():
+        if rate:
+            low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
+            table.append(f"| {name} | {mid:.1f} % | {low:.1f} to {high:.1f} | {rate['n']} |")
+    section = run.spec.get("eval") or {}
+    acts = "the likeliest actions" if section.get("greedy", True) else "sampled actions"
+    limit = (run.spec.get("rollout") or {}).get("max_steps")
+    steps = f"at most {limit} steps" if limit else "the simulator's own step limit"
+    said = f"States of the `eval` split, {section.get('repeats', 1)} episode(s) of each; {acts}; {steps}."
+    return "\n".join([*table, "", said])
+
+
+def _command(run: Gathered) -> str:
+    arguments = run.environment.get("argv") or []
+    return shlex.join(["vla-rl", *arguments[1:]]) if len(arguments) > 1 else "vla-rl run vla_rl_spec.yaml"
+
+
+def _text(name: str) -> str:
+    return resources.files("vla_rl.cli").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,169 @@
+"""A checkpoint as a folder to give away: what is in it, what its card says, and how it is uploaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from vla_rl.cli.main import app
+from vla_rl.core.spec.spec import load_spec, parse_spec
+from vla_rl.runtime.start import evaluate, run
+
+SPEC = {
+    "name": "toy",
+    "model": {"type": "film_resnet"},
+    "env": {"type": "tabletop", "num_envs": 4, "tasks": ["pick_red", "put_red"]},
+    "rollout": {"chunk": 4, "episodes": 4, "group_size": 4},
+    "algorithm": {"type": "grpo"},
+    "runtime": {"backend": "local"},
+    "train": {"steps": 2, "checkpoint_every": 1, "lr": 1e-3, "micro_batch": 8},
+    "eval": {"before": True, "every": 1, "episodes_per_task": 2},
+    "hooks": [{"type": "jsonl"}],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    run(parse_spec(SPEC), folder, False)
+    return folder
+
+
+def export(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["export", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def front_and_text(folder: Path) -> tuple[dict, str]:
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+def test_the_folder_is_a_checkpoint_of_its_model(trained, tmp_path):
+    status, said = export(trained, "--to", tmp_path / "given")
+    assert status == 0 and "wrote step 2" in said
+    spec = load_spec(tmp_path / "given" / "vla_rl_spec.yaml")
+    again = load_spec(tmp_path / "given" / "vla_rl_spec.yaml", [f"model.checkpoint={tmp_path / 'given'}"])
+    assert spec.env == again.env
+    own = evaluate(load_spec(trained / "spec.yaml"), trained / "checkpoints" / "step_000002")
+    assert evaluate(again, None)["episodes"] == own["episodes"]
+
+
+def test_the_card_says_what_the_run_measured(trained, tmp_path):
+    export(trained, "--to", tmp_path / "given")
+    results = json.loads((trained / "results.json").read_text())
+    front, text = front_and_text(tmp_path / "given")
+    [metric] = front["model-index"][0]["results"][0]["metrics"]
+    assert metric["value"] == round(100 * results["success"]["rate"], 1)
+    rows = dict(re.findall(r"^\| (\w[\w ]*) \| ([\d.]+) %", text, re.MULTILINE))
+    expected = {"before training": results["before"], "all tasks": results["success"], **results["tasks"]}
+    assert rows == {name: f"{100 * rate['rate']:.1f}" for name, rate in expected.items()}
+    assert "vla-rl " in text and f"torch {results['versions']['torch']}" in text
+
+
+def test_the_curve_is_a_picture_by_itself(trained, tmp_path):
+    export(trained, "--to", tmp_path / "given")
+    picture = ET.parse(tmp_path / "given" / "success.svg").getroot()
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    assert len([part for part in picture.iter() if part.get("class") == "eval"]) == 3
+    assert ".band {" in (tmp_path / "given" / "success.svg").read_text()
+
+
+def test_an_earlier_checkpoint_has_its_own_figures(trained, tmp_path):
+    export(trained / "checkpoints" / "step_000001", "--to", tmp_path / "given")
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    rate = next(line["eval/success_rate"] for line in lines if line["step"] == 1 and "eval/success_rate" in line)
+    front, text = front_and_text(tmp_path / "given")
+    assert front["model-index"][0]["results"][0]["metrics"][0]["value"] == round(100 * rate, 1)
+    assert "step 1 of 2" in text and "pick_red |" not in text
+
+
+def test_refusals(trained, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").write_text("mine")
+    status, said = export(trained, "--to", tmp_path / "there")
+    assert status == 2 and "not empty" in said and (tmp_path / "there" / "file").read_text() == "mine"
+    status, said = export(tmp_path, "--to", tmp_path / "given")
+    assert status == 2 and "neither a run with a checkpoint" in said
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as an upload of small files asks for."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.asked.append((self.path, self.headers.get("Authorization"), body))
+        if self.server.refuses:
+            return self._say(403, {"error": "no"})
+        if self.path.endswith("/create"):
+            return self._say(200, {"url": f"{self.server.address}/me/toy", "name": "me/toy"})
+        if "/preupload/" in self.path:
+            files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(body)["files"]]
+            return self._say(200, {"files": [{**file, "shouldIgnore": False} for file in files]})
+        return self._say(
+            200, {"commitUrl": f"{self.server.address}/me/toy/commit/1", "commitOid": "1", "success": True}
+        )
+
+    def do_GET(self) -> None:
+        self._say(200, {"id": "me/toy", "sha": "1", "siblings": []})
+
+    def _say(self, status: int, content: dict) -> None:
+        text = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.asked, server.refuses, server.address = [], False, f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def push(hub: Any, trained: Path, target: Path, *options: str) -> tuple[int, str]:
+    """In another process: the address of the hub is read once."""
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_mine"}
+    environment.pop("HF_HUB_OFFLINE", None)
+    command = [str(Path(sys.executable).with_name("vla-rl")), "export", str(trained), "--to", str(target)]
+    done = subprocess.run(
+        [*command, "--push", "me/toy", *options], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_an_upload_is_private_and_by_the_users_own_login(hub, trained, tmp_path):
+    status, said = push(hub, trained, tmp_path / "given")
+    assert status == 0, said
+    (created,) = [json.loads(body) for path, _, body in hub.asked if path.endswith("/create")]
+    assert created["visibility"] == "private" and created["name"] == "toy"
+    assert {login for _, login, _ in hub.asked} == {"Bearer hf_mine"}
+    (commit,) = [body.decode() for path, _, body in hub.asked if "/commit/" in path]
+    assert all(f'"path": "{file.name}"' in commit for file in (tmp_path / "given").iterdir())
+
+
+def test_an_upload_that_is_refused_leaves_the_folder(hub, trained, tmp_path):
+    hub.refuses = True
+    status, said = push(hub, trained, tmp_path / "given")
+    assert status == 2 and "could not be uploaded" in said and "hf auth login" in said and "Traceback" not in said
+    assert (tmp_path / "given" / "README.md").is_file()
