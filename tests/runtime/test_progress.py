@@ -52,6 +52,18 @@ def test_a_line_comes_within_rollouts_and_evaluations(tmp_path, capsys, monkeypa
     assert all(done <= total for done, total in evaluations)
 
 
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_line_comes_while_the_expert_plays(tmp_path, capsys, monkeypatch, backend):
+    monkeypatch.setattr(local, "TICK_S", 0.0)
+    monkeypatch.setattr(ray, "TICK_S", 0.01)
+    warm = {"episodes": 24, "epochs": 1, "lr": 1e-3, "batch": 16}
+    slow = {"latency_s": 0.1} if backend == "ray" else {}
+    lines = said(tmp_path / "run", capsys, runtime={"backend": backend}, env=slow, warmup=warm, train={"steps": 1})
+    found = [re.match(r"step 0 demonstrations: (\d+) of 24 episodes", line) for line in lines]
+    done = [int(match[1]) for match in found if match]
+    assert done == sorted(done) and len(set(done)) > 2 and done[-1] <= 24
+
+
 def test_an_evaluation_by_itself_says_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "TICK_S", 0.0)
     monkeypatch.setattr(progress, "EVERY_S", 0.0)

@@ -144,6 +144,18 @@ def test_a_stop_does_not_wait_for_the_rollout(begin, tmp_path, backend, placemen
     assert RunFolder(tmp_path / "run").restore()[0].step == 0
 
 
+@pytest.mark.parametrize("backend", ["local", RAY])
+def test_a_stop_does_not_wait_for_demonstrations(begin, tmp_path, backend):
+    warm = {"episodes": 10**6, "epochs": 1, "lr": 1e-3, "batch": 16}
+    hooks = [{"type": "console", "mode": "plain", "every_s": 0.1}]
+    process = begin(backend, warmup=warm, hooks=hooks, env={"latency_s": 0.05}, eval={"before": False})
+    wait_for(lambda: re.search(r"demonstrations: [1-9]\d* of", (tmp_path / "output").read_text()), process)
+    family = below(process)
+    process.send_signal(signal.SIGTERM)
+    assert stopped(process, family) == 130
+    assert "stopped before there was anything to save" in (tmp_path / "output").read_text()
+
+
 def test_a_rollout_that_is_left_keeps_the_newest_weights(train, tmp_path):
     """With a lag, policies act with older ones meanwhile."""
     changes = {"rollout": {"lag": 1}, "algorithm": {"type": "gipo"}, "env": {"latency_s": 0.02}, "train": {"steps": 6}}

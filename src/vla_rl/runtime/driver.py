@@ -224,17 +224,16 @@ class Driver:
     @traced
     def warm_up(self) -> dict[str, float]:
         """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
-        before = perf_counter()
-        warm = self.spec.warmup
+        before, warm = perf_counter(), self.spec.warmup
         assert warm is not None
         self.progress("demonstrations", 0, warm.episodes)
         imitation = of_expert(self.fleet, self.spec, warm, "warm-up", warm.batch)
         epoch, loss = imitation.epoch, 0.0
+
+        def progress(step: int) -> None:
+            self.progress("warmup", (step - 1) // epoch, warm.epochs)
+
         for e in range(warm.epochs):
-
-            def progress(step: int, e: int = e) -> None:
-                self.progress("warmup", e, warm.epochs)
-
             loss = imitation.train(e * epoch + 1, (e + 1) * epoch, lambda step: warm.lr, progress)
         self.forget_imitation()
         return {
@@ -271,12 +270,13 @@ class Driver:
 
     def devices(self) -> str:
         """What each role works on, in words."""
-        asked = [worker.call(Worker.device) for worker in self.fleet.workers]
-        return describe(self.fleet.assignments, self.fleet.get_all(asked))
+        return describe(self.fleet.assignments, self.fleet.get_all([w.call(Worker.device) for w in self.fleet.workers]))
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
-        """(done, total) of a phase that goes on: chunk steps of a rollout, episodes of an evaluation; of other phases
-        what they have told."""
+        """(done, total) of a phase that goes on: chunk steps of a rollout, episodes of an evaluation or of the scripted
+        expert; of other phases what they have told."""
+        if phase == "demonstrations":
+            return min(self.backend.played([sim.worker for sim in self.fleet.sims]).solved, total), total
         if phase not in ("rollout", "eval"):
             return done, total
         played = self.backend.played([policy.worker for policy in self.fleet.policies])

@@ -36,7 +36,7 @@ from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.rollouts.lanes import Call, Mode, drive
 from vla_rl.runtime.rollouts.play import Play, Played, Report
-from vla_rl.runtime.rollouts.progress import Progress
+from vla_rl.runtime.rollouts.progress import Count, Progress
 from vla_rl.runtime.rollouts.reach import Reach
 from vla_rl.runtime.trace import RECEIVER, Event, Recorder, clock
 
@@ -91,6 +91,7 @@ class Worker:
             camera=self.algorithm.camera,
             local=self.assignment.local,
             beat=self.beat,
+            has_to_leave=lambda: self.has_to_leave(),
         )
         info: EnvInfo = self.roles["sim"].info()
         return info
@@ -283,6 +284,11 @@ class Worker:
         """What has gone on for longest without a word, and since when."""
         busy = [doing for doing in tuple(self.doings.values()) if doing[0] != IDLE]
         return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
+
+    def count(self) -> Count:
+        """How far it is with what it plays."""
+        sim: SimRole | None = self.roles.get("sim")
+        return evolve(self.played.count(), solved=sum(sim.solved.values()) if sim else 0)
 
     def _who(self, role: str, method: str, arguments: Sequence[Any]) -> str:
         """Role, worker and, of simulators, lane of a call."""

@@ -79,6 +79,6 @@ class Actor:
     doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
     def played(self) -> Count:
-        return self.worker.played.count()
+        return self.worker.count()
 
     played.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ class LocalBackend(Backend):
 
     def played(self, workers: Sequence[int]) -> Count:
         assert self.worker is not None
-        return self.worker.played.count()
+        return self.worker.count()
 
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
         assert self.worker is not None

@@ -12,6 +12,7 @@ from attrs import evolve
 from vla_rl.core.episodes import EnvError, Request, Start
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.randomness import generator
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
@@ -43,6 +44,7 @@ class SimRole:
         camera: str | None,
         local: bool,
         beat: Callable[[], None],
+        has_to_leave: Callable[[], bool] = lambda: False,
     ):
         """
         Args:
@@ -51,8 +53,12 @@ class SimRole:
             camera: whose frames; None: the first one's.
             local: the policy is in this process, so observations stay as they are.
             beat: says that a long call goes on.
+            has_to_leave: whether demonstrations end where they are, with StopRequested.
         """
         self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
+        self.has_to_leave = has_to_leave
+        self.solved: dict[int, int] = {}
+        """Lane -> episodes in which the scripted expert succeeded."""
         self.outboxes = {s.index: Outbox() for s in slices}
         self.shared: dict[int, bool] = {}
         """Lane -> the process of its policy shares memory with this one."""
@@ -129,7 +135,7 @@ class SimRole:
         """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
 
         Gaussian noise of this std is added to what is executed, never to the label.
-        Raises UserError for a simulator without an expert.
+        Raises UserError for a simulator without an expert, StopRequested.
         Returns: ((observations, expert actions float32 [B, C, A]) of successful episodes, (B, successes, tries)).
         """
         env, own = self.envs[lane], self.slices[lane]
@@ -151,6 +157,8 @@ class SimRole:
             first = np.zeros(own.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
             while not request.done and request.obs is not None:
                 self.beat()
+                if self.has_to_leave():
+                    raise StopRequested
                 first[request.positions[request.chunks == 0]] = len(steps)
                 label = to_numpy(self._expert_chunk(env))[request.positions]
                 jitter = [
@@ -163,6 +171,7 @@ class SimRole:
                 for ticket in request.finished:
                     solved[ticket.number - index[0]] = ticket.episodes[0].success_once
             good, tried = good + int(solved.sum()), tried + own.rows
+            self.solved[lane] = min(good, count)
             for i, (positions, chunks, obs, label) in enumerate(steps):
                 rows = np.flatnonzero(solved[positions] & (i >= first[positions]))
                 if len(rows):

@@ -18,9 +18,11 @@ class Count:
     """That were played to their end."""
     steps: int = 0
     """Chunk steps of those that are being played."""
+    solved: int = 0
+    """Demonstrations, by the scripted expert."""
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.tickets + other.tickets, self.steps + other.steps)
+        return Count(self.tickets + other.tickets, self.steps + other.steps, self.solved + other.solved)
 
 
 class Progress:
