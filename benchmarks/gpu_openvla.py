@@ -85,7 +85,7 @@ class Bench:
         self.deciding("oft", learner.policy, learner.env)
         del learner
         self.peak_gib()
-        env = synthetic.env_info(cameras=1, pixels=PIXELS[self.size], state_dim=0, action_dim=ACTION_DIM)
+        env = synthetic.env_info(cameras=1, pixels=PIXELS.get(self.size, 64), state_dim=0, action_dim=ACTION_DIM)
         place = Context(env=env, chunk=1, temperature=TEMPERATURE, device=self.device)
         policy = openvla.build(OpenVLAARConfig(preset=self.size, dtype="bfloat16"), place)
         self.deciding("autoregressive", policy, env)
