@@ -18,21 +18,21 @@ from vla_rl.runtime.planning.measure import measure
 from vla_rl.runtime.run_folder.folder import RunFolder, read_state
 
 
-def run(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
-    """Train by reinforcement learning; as `Session.run`."""
+def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
+    """Train by reinforcement learning in a folder, from its last checkpoint with `resume`; as `Session.run`."""
     check_spec(spec, training=True)
-    return ReinforcementLearning.run(spec, RunFolder(folder), resume, start)
+    return ReinforcementLearning.run(spec, RunFolder(Path(folder)), resume, start)
 
 
-def clone(spec: Spec, folder: Path, resume: bool) -> dict[str, Any]:
-    """Train as the spec's `imitation:` says; as `Session.run`."""
+def clone(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
+    """Train as the spec's `imitation:` says, in a folder; as `run`."""
     imitation_of(spec)
     check_spec(spec, training=False, imitation=True)
-    return Cloning.run(spec, RunFolder(folder), resume, start)
+    return Cloning.run(spec, RunFolder(Path(folder)), resume, start)
 
 
 def evaluate(
-    spec: Spec, checkpoint: Path | None, progress: evaluation.Progress = lambda done, total: None
+    spec: Spec, checkpoint: Path | None = None, progress: evaluation.Progress = lambda done, total: None
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given; `progress` is called
     from time to time with the episodes that are played and all of them. Raises CheckpointError when any of the
