@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from vla_rl.cli.benchmark.page import page
 from vla_rl.cli.benchmark.suites import Benchmark, mean_of
+from vla_rl.cli.files import write_whole
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.run_folder.environment import versions
@@ -60,10 +60,10 @@ def play(
                 "versions": versions(),
                 **result,
             }
-            _write(file, json.dumps(kept, indent=1) + "\n")
+            write_whole(file, json.dumps(kept, indent=1) + "\n")
         found[name] = kept
         say(line(name, kept["success"]) + ("  (was there)" if again else ""))
-        _write(folder / "index.html", page(benchmark, policy, found))
+        write_whole(folder / "index.html", page(benchmark, policy, found))
     means = {name: 100 * result["success"]["rate"] for name, result in found.items()}
     mean = mean_of(means, benchmark.mean)
     if mean is not None:
@@ -87,9 +87,3 @@ def line(name: str, rate: Mapping[str, float], width: int = 24) -> str:
 
 def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
-def _write(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)

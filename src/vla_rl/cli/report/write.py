@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from vla_rl.cli.files import write_whole
 from vla_rl.cli.report.gather import gather
 from vla_rl.cli.report.page import page
 
@@ -13,7 +13,5 @@ def write(folder: Path, output: Path | None, video_mb: float) -> Path:
     """Write the page; -> its file. Raises UserError when the folder holds no run."""
     text = page(gather(folder), int(video_mb * 1e6))
     target = output or folder / "report.html"
-    partial = target.with_name(f".{target.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, target)
+    write_whole(target, text)
     return target
