@@ -75,9 +75,9 @@ def test_eight_clients_get_what_each_gets_alone(policy, monkeypatch):
     """While they ask at once, and their requests are inferred together."""
     batches, act_on = [], Policy.act_on
 
-    def noted(self, obs, keys):
+    def noted(self, obs, *given):
         batches.append(len(obs))
-        return act_on(self, obs, keys)
+        return act_on(self, obs, *given)
 
     alone = [[policy.act(**sight(policy, 100 * n + i)) for i in range(10)] for n in range(8)]
     monkeypatch.setattr(Policy, "act_on", noted)
@@ -100,11 +100,11 @@ def test_what_comes_while_it_infers_is_inferred_together(policy, monkeypatch):
     """Also where nothing waits for others."""
     batches, act_on, going, go = [], Policy.act_on, threading.Event(), threading.Event()
 
-    def held(self, obs, keys):
+    def held(self, obs, *given):
         batches.append(len(obs))
         going.set()
         assert go.wait(WAIT)
-        return act_on(self, obs, keys)
+        return act_on(self, obs, *given)
 
     with served(policy, window=Window(max_batch=4, max_wait=0.0)) as server:
         monkeypatch.setattr(Policy, "act_on", held)
@@ -124,10 +124,10 @@ def test_what_comes_while_it_infers_is_inferred_together(policy, monkeypatch):
 def test_a_request_that_fails_fails_alone(policy, monkeypatch, caplog):
     act_on = Policy.act_on
 
-    def broken(self, obs, keys):
+    def broken(self, obs, *given):
         if "break" in obs.instructions:
             raise ZeroDivisionError("/secret/path.py:7")
-        return act_on(self, obs, keys)
+        return act_on(self, obs, *given)
 
     seen = sight(policy, 1)
     wanted = policy.act(**seen)
@@ -204,10 +204,10 @@ def test_images_of_clients_are_brought_into_one_form(policy):
 def test_pages_of_health_are_there_while_it_infers(policy, monkeypatch):
     act_on, going, go = Policy.act_on, threading.Event(), threading.Event()
 
-    def slow(self, obs, keys):
+    def slow(self, obs, *given):
         going.set()
         assert go.wait(WAIT)
-        return act_on(self, obs, keys)
+        return act_on(self, obs, *given)
 
     with served(policy, api_key="k") as server:
         monkeypatch.setattr(Policy, "act_on", slow)

@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 from vla_rl.core.plan import Window
 from vla_rl.core.types import Observation
 from vla_rl.serving.policy import Array, Key, Policy
+from vla_rl.toolkit.models.real_time import Unexecuted
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 class _Asked:
     obs: Observation
     key: Key
+    rest: Unexecuted | None
     arrived: float
     answer: asyncio.Future[Array]
 
@@ -40,10 +42,10 @@ class Batcher:
     _waiting: asyncio.Queue[_Asked] = field(factory=asyncio.Queue, init=False)
     _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "inference"), init=False)
 
-    async def act(self, obs: Observation, key: Key) -> Array:
+    async def act(self, obs: Observation, key: Key, rest: Unexecuted | None) -> Array:
         """float32 [C, A] for one row. Raises what the policy raised for it."""
         loop = asyncio.get_running_loop()
-        asked = _Asked(obs, key, loop.time(), loop.create_future())
+        asked = _Asked(obs, key, rest, loop.time(), loop.create_future())
         self._waiting.put_nowait(asked)
         return await asked.answer
 
@@ -85,7 +87,8 @@ class Batcher:
         """Of each its actions, or an exception: where a batch fails, each is tried alone, so that nobody hears of what
         another asked."""
         try:
-            return list(self.policy.act_on(Observation.concat([a.obs for a in batch]), [a.key for a in batch]))
+            obs = Observation.concat([asked.obs for asked in batch])
+            return list(self.policy.act_on(obs, [asked.key for asked in batch], [asked.rest for asked in batch]))
         except Exception as exc:
             if len(batch) == 1:
                 logger.debug("a request failed", exc_info=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -24,6 +24,7 @@ from vla_rl.runtime.models import build_model, load_trained
 from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
+from vla_rl.toolkit.models.real_time import Unexecuted
 
 Array = np.ndarray[Any, Any]
 Key = tuple[int, int, int]
@@ -58,6 +59,11 @@ class Policy:
     _lock: Any = field(factory=Lock, init=False, repr=False)
 
     @property
+    def continues(self) -> bool:
+        """Whether it can go on with previous actions."""
+        return hasattr(self.model, "continue_chunk")
+
+    @property
     def chunk(self) -> int:
         """C, actions that are chosen at once."""
         return self.spec.rollout.chunk
@@ -69,6 +75,8 @@ class Policy:
         instruction: str | None = None,
         *,
         key: Key | None = None,
+        previous: Any = None,
+        delay: int = 0,
     ) -> Array:
         """The next actions of one robot, to be executed in their order.
 
@@ -78,13 +86,18 @@ class Policy:
             instruction: what to do; None: that of the only task that it was trained on.
             key: of the random numbers, where the policy is not greedy: equal keys choose equal actions for equal
                 observations. None: (0, 0, number of the call).
+            previous: what is left of the last chunk, [M, A] in the simulator's units, for real-time chunking: the
+                actions go on with it. Of models that denoise (pi0, pi05, smolvla, gr00t).
+            delay: how many of these will have been executed when the answer comes.
 
-        Returns: float32 [C, A] in the simulator's units, within its bounds.
+        Returns: float32 [C, A] in the simulator's units, within its bounds. The first one is for the moment of the
+        observation, also with `previous`.
 
         Raises BadObservation; PluginError where the model gives numbers that are not finite.
         """
         obs = self.observation(images, state, instruction)
-        actions: Array = self.act_on(obs, [(0, 0, self.acted) if key is None else key])[0]
+        rest = None if previous is None else self.unexecuted(previous, delay)
+        actions: Array = self.act_on(obs, [(0, 0, self.acted) if key is None else key], [rest])[0]
         return actions
 
     def observation(self, images: Mapping[str, Any], state: Any, instruction: str | None) -> Observation:
@@ -96,11 +109,28 @@ class Policy:
             instructions=(self._instruction(instruction),),
         )
 
-    def act_on(self, obs: Observation, keys: Sequence[Key]) -> Array:
-        """float32 [N, C, A] for N rows of `observation`, a key of random numbers each. Raises PluginError."""
+    def unexecuted(self, previous: Any, delay: Any) -> Unexecuted:
+        """What is left of the last chunk, as `act_on` takes it. Raises BadObservation."""
+        if not self.continues:
+            raise BadObservation(
+                f"model {self.spec.model.type!r} cannot go on with previous actions: it does not denoise; send none"
+            )
+        width = self.info.action_dim
+        wanted = f"it must be [M, {width}], M within 1 and {self.chunk}: what was not executed of the last chunk"
+        shapes = [(left, width) for left in range(1, self.chunk + 1)]
+        actions = _numbers(previous, "the array of previous actions", wanted, shapes.__contains__)
+        if not isinstance(delay, int | np.integer) or not 0 <= delay <= len(actions):
+            raise BadObservation(
+                f"the delay is {repr(delay)[:80]}; it must be a whole number within 0 and {len(actions)}, as there "
+                "are so many previous actions"
+            )
+        return Unexecuted(actions, int(delay))
+
+    def act_on(self, obs: Observation, keys: Sequence[Key], rests: Sequence[Unexecuted | None] = ()) -> Array:
+        """float32 [N, C, A] for N rows of `observation`, a key of random numbers each, and what `unexecuted` made of
+        previous actions, if any. Raises PluginError."""
         with self._lock:
-            noise = Noise(self.spec.seed, "serving", *zip(*keys, strict=True))
-            actions = np.asarray(to_numpy(self.model.sample_chunk(obs, noise, self.greedy).actions), np.float32)
+            actions = self._choose(obs, keys, rests or [None] * len(obs))
             if not np.isfinite(actions).all():
                 raise PluginError(f"model {self.spec.model.type!r} chose actions that are not finite")
             low, high = (np.array(bound, np.float32) for bound in (self.info.action_low, self.info.action_high))
@@ -108,6 +138,22 @@ class Policy:
             self.acted += len(obs)
             self.clipped += int((within != actions).any((1, 2)).sum())
             return within
+
+    def _choose(self, obs: Observation, keys: Sequence[Key], rests: Sequence[Unexecuted | None]) -> Array:
+        chosen = np.empty((len(obs), self.chunk, self.info.action_dim), np.float32)
+        for goes_on in (False, True):
+            rows = [row for row, rest in enumerate(rests) if (rest is not None) == goes_on]
+            if not rows:
+                continue
+            seen = obs if len(rows) == len(obs) else obs.take(np.array(rows))
+            noise = Noise(self.spec.seed, "serving", *zip(*(keys[row] for row in rows), strict=True))
+            if goes_on:
+                model: Any = self.model
+                found = model.continue_chunk(seen, noise, self.greedy, [rests[row] for row in rows])
+            else:
+                found = self.model.sample_chunk(seen, noise, self.greedy).actions
+            chosen[rows] = to_numpy(found)
+        return chosen
 
     def warm_up(self, rows: int) -> None:
         """Choose actions for one black picture and for so many, so that nobody waits for what is done only once."""
@@ -136,6 +182,7 @@ class Policy:
             "action_high": [float(number) for number in info.action_high],
             "cameras": {camera: list(size) for camera, size in info.cameras.items()},
             "state_dim": info.state_dim,
+            "real_time_chunking": self.continues,
         }
 
     def _instruction(self, instruction: str | None) -> str:
@@ -188,13 +235,18 @@ def _image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Arr
 
 
 def _state(state: Any, length: int) -> Array:
+    return _numbers(state, "the state", f"it must be {length} numbers", lambda shape: shape == (length,))
+
+
+def _numbers(data: Any, what: str, wanted: str, fits: Callable[[tuple[int, ...]], bool]) -> Array:
+    """A copy in float32: what came in a frame cannot be written to."""
     try:
         with np.errstate(over="ignore"):  # what is infinite then is refused
-            numbers = np.array(state, np.float32)  # a copy: what came in a frame cannot be written to
+            numbers = np.array(data, np.float32)
     except (TypeError, ValueError):
-        raise BadObservation(f"the state is {repr(state)[:80]}; it must be {length} numbers") from None
-    if numbers.shape != (length,):
-        raise BadObservation(f"the state has the shape {list(numbers.shape)}; it must be {length} numbers")
+        raise BadObservation(f"{what} is {repr(data)[:80]}; {wanted}") from None
+    if not fits(numbers.shape):
+        raise BadObservation(f"{what} has the shape {list(numbers.shape)}; {wanted}")
     if not np.isfinite(numbers).all():
-        raise BadObservation("the state has numbers that are not finite")
+        raise BadObservation(f"{what} has numbers that are not finite")
     return numbers

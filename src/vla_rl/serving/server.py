@@ -32,6 +32,8 @@ from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError
 logger = logging.getLogger(__name__)
 OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 MAX_CLIENTS = 64
+PREVIOUS, DELAY = "previous_actions", "delay"
+"""Keys of a request for real-time chunking."""
 FAILED = "the policy failed; its server's log says why"
 
 
@@ -178,7 +180,9 @@ class PolicyServer:
     async def _answer(self, dialect: Dialect, request: Mapping[Any, Any], key: Key, total: float | None) -> Frame:
         images, state, instruction = read_request(self._keys, self.policy.info, request)
         instruction = self.settings.prompt if instruction is None else instruction
-        actions = await self._batcher.act(self.policy.observation(images, state, instruction), key)
+        previous = request.get(PREVIOUS)
+        rest = None if previous is None else self.policy.unexecuted(previous, request.get(DELAY, 0))
+        actions = await self._batcher.act(self.policy.observation(images, state, instruction), key, rest)
         self.asked += 1
         timing = {"infer_ms": 1e3 * self._batcher.seconds}
         return dialect.answer(actions, timing if total is None else {**timing, "prev_total_ms": total})

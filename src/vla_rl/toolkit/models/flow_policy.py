@@ -8,6 +8,7 @@ executed do not count: nothing of what they say depends on the weights, or is ac
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -28,6 +29,7 @@ from vla_rl.toolkit.models.flow_matching import Schedule, entropy, log_density, 
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.real_time import Unexecuted, guided, weights_of
 from vla_rl.toolkit.models.scaling import Scaler
 
 if TYPE_CHECKING:
@@ -123,6 +125,28 @@ class FlowPolicy(VLAModel):
             spread = spread + self._sum(entropy(std).expand_as(mean))
         spread = spread + 0 * log_probs  # without a network for it, it is a constant, and callers differentiate it
         return Scores(log_probs=log_probs, entropy=spread, values=self.module.criticise(prefix, state))
+
+    @torch.no_grad()
+    def continue_chunk(self, obs: Observation, noise: Noise, greedy: bool, rests: Sequence[Unexecuted]) -> Tensor:
+        """Actions [B, C, A] that go on with what is left of each row's last chunk, by the ODE (`real_time`). They begin
+        at the observation, so the first `delay` of them are those that are executed meanwhile."""
+        horizon, width = self._shape
+        prefix, state = self._see(obs)
+        last, weights = torch.zeros(len(obs), horizon, width), torch.zeros(len(obs), horizon, width)
+        for row, rest in enumerate(rests):
+            left = len(rest.actions)
+            last[row, :left] = self._actions.normalise(as_tensor(rest.actions, self._device), width).cpu()
+            weights[row, :, : self._actions.dim] = weights_of(left, rest.delay, horizon)[:, None]
+        last, weights = last.to(self._device), weights.to(self._device)
+        x = self._start().expand(len(obs), -1, -1) if greedy else as_tensor(noise.normals(*self._shape), self._device)
+        for i in range(self._schedule.steps):
+            time = self._schedule.time[i].expand(len(obs))
+
+            def velocity(x: Tensor, time: Tensor = time) -> Tensor:
+                return self.module.velocity(self.module.denoise(prefix, state, x, time))
+
+            x = x - self._schedule.delta * guided(velocity, x, time, last, weights)
+        return self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
