@@ -16,7 +16,6 @@ import torch
 from attrs import evolve
 
 from vla_rl.core.catalogue import hook_modules
-from vla_rl.core.episodes import Request, Start
 from vla_rl.core.hookspecs import Demonstrations, SimEnv
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
@@ -38,6 +37,7 @@ from vla_rl.runtime.rollouts.lanes import Call, Mode, drive
 from vla_rl.runtime.rollouts.play import Play, Played, Report
 from vla_rl.runtime.rollouts.progress import Count, Progress
 from vla_rl.runtime.rollouts.reach import Reach
+from vla_rl.runtime.rollouts.requests import Request, Start
 from vla_rl.runtime.trace import RECEIVER, Event, Recorder, clock
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.episodes import EnvError, Request, Start
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.interrupts import StopRequested
@@ -21,6 +20,7 @@ from vla_rl.runtime.assignments import LaneSlice
 from vla_rl.runtime.backends.wire import Outbox
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.episodes import Episodes
+from vla_rl.runtime.rollouts.requests import EnvError, Request, Start
 
 Array = np.ndarray[Any, Any]
 DEMONSTRATIONS = 1 << 20

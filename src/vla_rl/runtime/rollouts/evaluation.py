@@ -7,12 +7,12 @@ from time import perf_counter
 
 import numpy as np
 
-from vla_rl.core.episodes import Finished, Start
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.fleet import Fleet
+from vla_rl.runtime.rollouts.requests import Finished, Start
 from vla_rl.runtime.worker import Worker
 
 

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from attrs import define, field
 
-from vla_rl.core.episodes import Start
 from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.backends.backend import Ref
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.rollouts.play import Played, Report, most_held
+from vla_rl.runtime.rollouts.requests import Start
 from vla_rl.runtime.rollouts.streams import Standings
 from vla_rl.runtime.worker import Worker
 
