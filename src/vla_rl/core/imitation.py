@@ -26,7 +26,7 @@ class Cloning(Session):
 
     @classmethod
     def open(cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts) -> Runtime:
-        return start(spec, imitation=True, scaling=state.scaling, interrupts=interrupts)
+        return start(spec, imitation=True, scaling=state.scaling, folder=folder, interrupts=interrupts)
 
     def loop(self) -> None:
         imitation = self.runtime.imitation()

@@ -32,12 +32,14 @@ class Runtime(Protocol):
     """Simulator rows that broke and were replaced."""
     progress: Callable[[str, int, int], None]
     """Is called with (phase, done, total) while work goes on; may raise, to stop it."""
-    practice: dict[str, Any]
-    """Sums over the run of what `practise` did, plain data, and why it did not let the policy play."""
     on_fault: Callable[[str], None]
     """Is told of what broke and was survived."""
     tick: Callable[[], None]
     """Is called from time to time while work goes on."""
+
+    @property
+    def practice(self) -> dict[str, Any]:
+        """Sums over the run of what `practise` did, plain data, and why it did not let the policy play."""
 
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
         """Have these played as rows become free; they were issued while `step` ran. Does not wait."""
@@ -134,6 +136,6 @@ class StartRuntime(Protocol):
         Args:
             imitation: the learners open the data that the spec's `imitation:` names.
             scaling: by which the model scales, of a run that took them from its data; None: the model's own.
-            folder: where the episodes of a world model are kept; None: the spec's is not used.
+            folder: of the run, where a world model's episodes are kept; None: there is no practice.
             interrupts: by whose order a rollout or an evaluation is left, with StopRequested.
         """

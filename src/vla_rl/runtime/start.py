@@ -52,6 +52,4 @@ def start(
     interrupts: Interrupts | None = None,
 ) -> Driver:
     """As `core.runtime.StartRuntime`."""
-    return Driver(
-        spec, imitation=imitation, scaling=scaling, folder=folder, measure=measure, interrupts=interrupts
-    )
+    return Driver(spec, imitation=imitation, scaling=scaling, folder=folder, measure=measure, interrupts=interrupts)

@@ -175,6 +175,8 @@ class ImaginationSpec:
     """Imagined trajectories for each real one of a training step."""
     start: Literal["any", "first"] = "any"
     """From where a recorded episode stood after any chunk, or from its first frames only."""
+    recent: int = field(default=512, validator=v.ge(1))
+    """Newest real episodes that it starts from."""
     horizon: int = field(default=4, validator=v.ge(1))
     """Chunks after which an imagined trajectory is truncated, if the episode's step limit does not come first."""
     outcome: Literal["sample", "most likely"] = "sample"

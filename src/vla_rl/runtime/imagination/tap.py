@@ -38,9 +38,7 @@ class Tap:
         for place, (row, start) in enumerate(zip(rows.tolist(), starts, strict=True)):
             self._running[row] = _Running(start, int(seeds[place]), [_copy(obs, place)])
 
-    def moved(
-        self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation
-    ) -> None:
+    def moved(self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation) -> None:
         ended = record["terminated"] | record["truncated"]
         for row in rows.tolist():
             running, width = self._running[row], actions.shape[1]
@@ -66,7 +64,7 @@ def _recording(running: _Running) -> Recording:
     start, seen = running.start, Observation.concat(running.frames)
     state = np.zeros((len(seen), 0), np.float32) if seen.state is None else to_numpy(seen.state)
     return Recording(
-        images=dict(seen.images),
+        images={camera: to_numpy(frames) for camera, frames in seen.images.items()},
         state=state,
         actions=np.stack(running.actions),
         executed=np.stack(running.executed),

@@ -46,9 +46,7 @@ class Watch(Protocol):
     def began(self, rows: Array, starts: Sequence[Start], seeds: Array, obs: Observation) -> None:
         """These rows (int64 [R]) were reset, with these seeds (int64 [R]); `obs` is theirs."""
 
-    def moved(
-        self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation
-    ) -> None:
+    def moved(self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation) -> None:
         """These rows executed a chunk. Of all rows: actions float32 [N, C, A] as they were asked for; masks [N, C] as
         `Accounts.add` gives them; whether the last action solved the task, bool [N]; what was seen after it."""
 

@@ -31,6 +31,8 @@ class Tickets:
     """Reports are wanted while others are played."""
     each: bool = False
     """Of every ticket at once."""
+    purpose: str = "action"
+    """Of the `Mode` in which they are played."""
     arrived: Callable[[int, Sequence[Played]], None] | None = None
     """Is told at once, with the worker of their policy, of tickets that were played, also while `get_all` waits."""
     played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
@@ -143,7 +145,7 @@ class Tickets:
             if self.fleet.get(worker.call(Worker.give, self._placed(batches))):
                 return
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
-        self._plays[index] = worker.call(Worker.play, self._placed(batches))
+        self._plays[index] = worker.call(Worker.play, self._placed(batches), self.purpose)
 
     def _placed(self, batches: list[list[Start]]) -> list[list[Start]]:
         return [[self._standings.placed(start) for start in batch] for batch in batches]
