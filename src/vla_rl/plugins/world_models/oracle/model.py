@@ -10,7 +10,7 @@ import numpy as np
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import ChunkResult, Observation, to_numpy
+from vla_rl.core.types import ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 
 if TYPE_CHECKING:
@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 
 
 class Oracle(WorldModel):
-    def __init__(self, env: SimEnv, config: OracleConfig) -> None:
-        """Raises UserError for a simulator whose episodes do not come twice alike."""
+    def __init__(self, env: SimEnv, config: OracleConfig, run: EnvInfo | None = None) -> None:
+        """`run`: the simulator whose episodes are imagined. Raises UserError where it shows or takes something else, and
+        for one whose episodes do not come twice alike."""
         self.env, self.history = env, config.history
+        for name in () if run is None else ("cameras", "state_dim", "action_low", "action_high"):
+            own, wanted = getattr(env.info, name), getattr(run, name)
+            if own != wanted:
+                raise UserError(
+                    f"world model 'oracle': its env {config.env!r} has {name} {own}, and the run's simulator {wanted}; "
+                    "give it the same settings (world_model.keys)"
+                )
         if not env.info.deterministic:
             raise UserError(f"world model 'oracle' plays episodes again, and env {config.env!r} is not deterministic")
 
