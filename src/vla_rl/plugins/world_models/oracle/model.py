@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class Oracle(WorldModel):
     def __init__(self, env: SimEnv, config: OracleConfig, run: EnvInfo | None = None) -> None:
-        """`run`: the simulator whose episodes are imagined. Raises UserError where it shows or takes something else, and
+        """`run`: the simulator whose episodes are imagined. Raises UserError where it shows or takes other things, and
         for one whose episodes do not come twice alike."""
         self.env, self.history = env, config.history
         for name in () if run is None else ("cameras", "state_dim", "action_low", "action_high"):
