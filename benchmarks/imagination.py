@@ -57,7 +57,7 @@ WHOLE = "start: first, horizon: 4"
 EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}}}"]
 ORACLE = [
     "world_model={type: oracle, env: tabletop, history: 5, rows: 64}",
-    f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, gates: false}}",
+    f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, fit_shut: 0, gates: false}}",
 ]
 ARMS: Mapping[str, Sequence[str]] = {
     "C": EDM,

@@ -34,7 +34,8 @@ SMALL: dict[str, Any] = {
     "imagination": {
         "per_real": 2,
         "warm_start": 1,
-        "fit_updates": 2,
+        "fit_updates": 1,
+        "fit_shut": 2,
         "fit_batch": 4,
         "measured": 16,
         "buffer": 32,

@@ -88,7 +88,7 @@ class Imagining:
         self._added = {
             "imagined_steps": int(metrics.get("imagination/env_steps", 0)),
             "imagined_episodes": int(metrics.get("imagination/episodes", 0)),
-            "fit_updates": self.section.fit_updates,
+            "fit_updates": fitted.updates,
             "fit_seconds": metrics["time/fit"],
             "paused_steps": int(bool(why)),
             "paused": why,

@@ -34,6 +34,8 @@ IMAGINED = 1 << 21
 """In place of an episode's number: imagined trajectories start from draws of their own."""
 ROLLOUT = 2
 """Predictions in a row of a fit: the second is made from the first (DIAMOND)."""
+OF_ACTIONS = 16
+"""Held-out episodes by which action following is measured: each of their chunks is imagined 8 times."""
 SHOWN = 6
 """Episodes of a picture."""
 
@@ -42,6 +44,7 @@ SHOWN = 6
 class Fitted:
     """What came of a fit."""
 
+    updates: int
     metrics: dict[str, float]
     gates: dict[str, bool]
     """Name -> open."""
@@ -53,6 +56,8 @@ class Fitted:
 class _Counts:
     updates: int = 0
     """Of the world model."""
+    good: bool = False
+    """All gates were open when it was measured last."""
 
 
 class Practice:
@@ -145,7 +150,9 @@ class Practice:
         self.recordings.clear()
         self.recorder.add(played)
         losses: dict[str, list[float]] = {}
-        for _ in range(section.fit_updates if self.recorder.starts("first") else 0):
+        updates = section.fit_updates if self.counts.good else section.fit_shut
+        updates = updates if self.recorder.starts("first") else 0
+        for _ in range(updates):
             self._go_on()
             number, rows = self.counts.updates, range(section.fit_batch)
             windows = self.recorder.draw(
@@ -157,8 +164,11 @@ class Practice:
             self.counts.updates += 1
         fitted = perf_counter()
         found = self._measured()
+        opened = gates(found) if found else dict.fromkeys(GATES, False)
+        self.counts.good = all(opened.values())
         self._pool = self._starts()
         return Fitted(
+            updates=updates,
             metrics={
                 **{f"world_model/{name}": float(np.mean(values)) for name, values in losses.items()},
                 **{f"world_model/{name}": value for name, value in found.items() if np.isfinite(value)},
@@ -167,7 +177,7 @@ class Practice:
                 "time/fit": fitted - before,
                 "time/measure": perf_counter() - fitted,
             },
-            gates=gates(found) if found else dict.fromkeys(GATES, False),
+            gates=opened,
             last=tuple(self.recorder.last(min(len(played), section.measured))),
         )
 
@@ -199,7 +209,7 @@ class Practice:
         """Go on from what `save` wrote."""
         state = torch.load(file, weights_only=True)
         self.recorder.load_state(state["recorder"])
-        self.counts.updates = state["updates"]
+        self.counts = _Counts(**state["counts"])
         if self.model.module is not None:
             self.model.module.load_state_dict(state["weights"])
         self.model.load_training_state(state["training"])
@@ -211,7 +221,7 @@ class Practice:
         weights = {} if module is None else {name: t.detach().cpu() for name, t in module.state_dict().items()}
         return {
             "recorder": self.recorder.state(),
-            "updates": self.counts.updates,
+            "counts": attrs.asdict(self.counts),
             "weights": weights,
             "training": dict(self.model.training_state()),
         }
@@ -224,7 +234,7 @@ class Practice:
     def _measured(self) -> dict[str, float]:
         self._go_on()
         windows = self._held_out(self.section.measured)
-        return {} if windows is None else measure(self.model, windows, self.spec.seed)
+        return {} if windows is None else measure(self.model, windows, self.spec.seed, of_actions=OF_ACTIONS)
 
     def _held_out(self, count: int) -> Windows | None:
         """Whole episodes."""
