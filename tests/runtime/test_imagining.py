@@ -19,9 +19,14 @@ from practising import EDM, ORACLE, practise, small
 from scripted_runs import read_metrics, weights_in
 
 from vla_rl import SpecError, UserError
+from vla_rl.cli.report.gather import gather
+from vla_rl.cli.report.page import page as render
+from vla_rl.core.events import Run
 from vla_rl.core.interrupts import RunStopped, StopRequested
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages
+from vla_rl.plugins.hooks.console.draw import step_line
+from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.imagination.imagining import side_by_side
 from vla_rl.runtime.imagination.practice import Practice, limited, spare_of
@@ -318,3 +323,30 @@ def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) 
     assert ((chosen > 0) & (chosen <= 4)).sum() == few and len(chosen) == 2 * few
     assert len(made.held_out(1000)) == len(held)
     assert math.isclose(len(held) / 96, 0.2, abs_tol=0.12)
+
+
+# ---------------------------------------------------------------------------------------------------------- report
+
+
+def test_the_report_shows_imagined_beside_real_episodes(whole) -> None:
+    folder, results, _ = whole["oracle"]
+    page = render(gather(folder), 0)
+    assert "<h2>Imagination</h2>" in page and 'class="strip"' in page
+    assert f"{results['env_steps']:,}" in page and f"{results['practice']['imagined_steps']:,}" in page
+    assert 'aria-label="success inflation"' in page
+    chart = page.partition('aria-label="success inflation"')[2].partition("</svg>")[0]
+    assert 'class="band"' in chart and 'class="line"' in chart
+
+
+def test_the_report_says_why_nothing_is_imagined(tmp_path) -> None:
+    practise(tmp_path, world_model=EDM, imagination={"warm_start": 3}, train={"steps": 2})
+    page = render(gather(tmp_path), 0)
+    assert "2 of 2" in page and "imagination.warm_start" in page
+
+
+def test_the_console_says_what_was_imagined(whole) -> None:
+    _, _, metrics = whole["oracle"]
+    status = Status(Run(name="a", doing="training", folder=None, spec={}, first_step=0, steps=4, devices=""))
+    for step, said in ((1, "imagination paused"), (2, "32 episodes imagined")):
+        status.updated(step, {**steps_of(metrics)[step], "time/step": 1.0})
+        assert said in step_line(status)
