@@ -42,7 +42,6 @@ from vla_rl.runtime.roles.sim import SimRole, too_many_faults
 from vla_rl.runtime.rollouts import figures
 from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
-from vla_rl.runtime.rollouts.progress import how_far
 from vla_rl.runtime.rollouts.starts import Starts
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
@@ -105,9 +104,7 @@ class Driver:
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
             practises = spec.imagination is not None and folder is not None and not imitation
-            self.restarts = Restarts(
-                self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text), world_model=practises
-            )
+            self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text), practises)
             asynchrony = spec.asynchrony
             self.supply = Supply(self.fleet, spec, self.algorithm.needs)
             self.feeding = Feeding(self.fleet, spec, self.algorithm, self.supply) if asynchrony.stream else None
@@ -119,11 +116,8 @@ class Driver:
                 arrived=self.supply.send if self.supply.early else None,
             )
             self.info = self._start(imitation, folder if practises else None)
-            self.imagining = None
-            if practises:
-                self.imagining = Imagining(
-                    self.fleet, self.restarts, self.supply, spec, self.algorithm, self.info, self._report_faults
-                )
+            self.imagining = Imagining(self.fleet, self.restarts, self.supply, spec, self.algorithm, practises)
+            self.imagining.check(self.info)
         except BaseException:
             self.backend.close()
             raise
@@ -180,15 +174,12 @@ class Driver:
     @traced
     def practise(self, step: int) -> dict[str, float]:
         """Fit the world model, and let the policy play in it; nothing without one. -> metrics."""
-        if self.imagining is None:
-            return {}
-        self.progress("imagination", 0, 0)
-        return self.imagining.practise(step, self.version)
+        return self.imagining.practise(step, self.version, self.progress, self._report_faults)
 
     @property
     def practice(self) -> dict[str, Any]:
         """Sums over the run of what `practise` did."""
-        return {} if self.imagining is None else self.imagining.so_far
+        return self.imagining.so_far
 
     @traced
     def prepare(self, kept: Rollout, keep: Array) -> Rollout:
@@ -207,8 +198,7 @@ class Driver:
         """Train on what was prepared. -> metrics."""
         assert self.chosen is not None
         before, chosen, self.chosen = perf_counter(), evolve(self.chosen, rollout=prepared), None
-        if self.imagining is not None:
-            chosen, advantages = self.imagining.beside(chosen, advantages)
+        chosen, advantages = self.imagining.beside(chosen, advantages)
         if self.feeding is None:
             metrics = update(self.fleet, self.spec, chosen, advantages, self.tickets.get_all)
         else:
@@ -225,9 +215,8 @@ class Driver:
         numbers = gathered.numbers.tolist()
         self.starts.consume([self.tickets.played[number][1].finished for number in numbers])
         self.tickets.release(numbers)
-        metrics = self.supply.finish(self.imagining.whole(gathered) if self.imagining else gathered, trained)
-        if self.imagining is not None:
-            self.imagining.finish(trained)
+        metrics = self.supply.finish(self.imagining.whole(gathered), trained)
+        self.imagining.finish(trained)
         if not trained:
             self.tickets.forget()
         self._new_faults = 0
@@ -289,7 +278,7 @@ class Driver:
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
         """As `Runtime.how_far`."""
-        return how_far(self.fleet, self.spec, self.info, phase, done, total)
+        return self.fleet.how_far(self.spec, self.info, phase, done, total)
 
     @traced
     def publish(self) -> None:
@@ -311,8 +300,7 @@ class Driver:
         state = trainer_folder / "learner.pt"
         self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
         self.starts.save(trainer_folder)
-        if self.imagining is not None:
-            self.imagining.save(trainer_folder)
+        self.imagining.save(trainer_folder)
         if self.spec.behind:
             self.fleet.get(self.fleet.policies[0].call(PolicyRole.save_past, trainer_folder / "past.pt"))
 
@@ -321,8 +309,7 @@ class Driver:
         state = trainer_folder / "learner.pt"
         self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
         self.starts.load(trainer_folder)
-        if self.imagining is not None:
-            self.imagining.load(trainer_folder)
+        self.imagining.load(trainer_folder)
         if self.supply.again:
             logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
         if self.spec.behind:

@@ -18,6 +18,7 @@ import torch
 from vla_rl.core.flow import Flow, Ledger
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
 from vla_rl.runtime.fleet import Fleet, Handle
@@ -32,27 +33,19 @@ from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
+Progress = Callable[[str, int, int], object]
+Report = Callable[[list[str]], object]
 FIRST = 1 << 40
 """Groups of imagined tickets begin here: no real one has such a number."""
 
 
 class Imagining:
     def __init__(
-        self,
-        fleet: Fleet,
-        restarts: Restarts,
-        supply: Supply,
-        spec: Spec,
-        algorithm: Algorithm,
-        info: EnvInfo,
-        report: Callable[[list[str]], object],
+        self, fleet: Fleet, restarts: Restarts, supply: Supply, spec: Spec, algorithm: Algorithm, practises: bool
     ) -> None:
-        """`report` is told of rows that broke. Raises SpecError where imagined episodes would be cut off and nothing
-        values what follows."""
-        assert spec.imagination is not None
-        check_episodes(spec, algorithm, info)
+        """`practises`: whether there is a world model; else nothing is done here."""
         self.fleet, self.supply, self.spec, self.algorithm = fleet, supply, spec, algorithm
-        self.section, self.report = spec.imagination, report
+        self.section, self.practises = spec.imagination or ImaginationSpec(), practises
         self.tickets = Tickets(fleet, restarts, ahead=False, purpose="imagination")
         self.role = Handle[Practice](fleet, "imagination", fleet.sims[0].assignment)
         self.sums: dict[str, Any] = {
@@ -65,6 +58,7 @@ class Imagining:
         }
         """Over the run, up to the last step that is over."""
         self.flow = self._flow(Ledger())
+        self.report: Report = lambda texts: None
         self._added: dict[str, Any] = {}
         """To the sums, once the step is over."""
         self._gathered: Gathered | None = None
@@ -73,10 +67,20 @@ class Imagining:
         self._advantages: Advantages | None = None
         """... and what of it is trained on, if anything."""
 
+    def check(self, info: EnvInfo) -> None:
+        """Raise SpecError where imagined episodes would be cut off and nothing values what follows."""
+        if self.practises:
+            check_episodes(self.spec, self.algorithm, info)
+
     # ----------------------------------------------------------------------------------------------- of a step
 
-    def practise(self, step: int, version: int) -> dict[str, float]:
-        """Of `step`, whose real rollout is complete, `version` being the newest weights. -> metrics."""
+    def practise(self, step: int, version: int, progress: Progress, report: Report) -> dict[str, float]:
+        """Of `step`, whose real rollout is complete, `version` being the newest weights; `progress` is told that it
+        begins, `report` of rows that broke. -> metrics."""
+        if not self.practises:
+            return {}
+        progress("imagination", 0, 0)
+        self.report = report
         fitted = self.fleet.get(self.role.call(Practice.fit, step))
         metrics = {**fitted.metrics, **_gates_metrics(fitted), **self._inflation(step, fitted)}
         why = self._why_not(step, fitted, metrics)
@@ -107,6 +111,8 @@ class Imagining:
 
     def finish(self, trained: bool) -> None:
         """The step is over: forget what was imagined in it."""
+        if not self.practises:
+            return
         if self._gathered is not None:
             self.tickets.release(self._gathered.numbers.tolist())
             self.flow.finish("trained" if trained and self._chosen is not None else "void")
@@ -122,14 +128,20 @@ class Imagining:
     @property
     def so_far(self) -> dict[str, Any]:
         """`Runtime.practice`."""
+        if not self.practises:
+            return {}
         return {**self.sums, "tickets": attrs.asdict(self.flow.ledger)}
 
     def save(self, folder: Path) -> None:
+        if not self.practises:
+            return
         self.fleet.get(self.role.call(Practice.save, folder / "world_model.pt"))
         (folder / "practice.json").write_text(json.dumps(self.so_far, indent=1))
 
     def load(self, folder: Path) -> None:
         """What `save` wrote."""
+        if not self.practises:
+            return
         self.sums = json.loads((folder / "practice.json").read_text())
         self.flow = self._flow(Ledger(**self.sums.pop("tickets")))
         self.fleet.get(self.role.call(Practice.load, folder / "world_model.pt"))

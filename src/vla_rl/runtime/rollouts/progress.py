@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
 from vla_rl.runtime.rollouts.requests import Request
-
-if TYPE_CHECKING:
-    from vla_rl.core.spec.spec import Spec
-    from vla_rl.core.types import EnvInfo
-    from vla_rl.runtime.fleet import Fleet
 
 
 @frozen
@@ -82,19 +77,3 @@ class Glances:
         except self._ray.exceptions.RayActorError:  # whoever waits for its work says so
             return Count()
         return found
-
-
-def how_far(fleet: Fleet, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[int, int]:
-    """As `Runtime.how_far`: chunk steps of a rollout, episodes of an evaluation or of the scripted expert; of other
-    phases what they have told."""
-    if phase == "demonstrations":
-        return min(fleet.backend.played([sim.worker for sim in fleet.sims]).solved, total), total
-    if phase not in ("rollout", "eval"):
-        return done, total
-    played = fleet.backend.played([policy.worker for policy in fleet.policies])
-    if phase == "eval":
-        return min(played.tickets, total), total
-    section, tickets = spec.rollout, spec.rollout.episodes or spec.env.num_envs
-    limit = section.steps or section.max_steps or max(task.max_steps for task in info.tasks)
-    steps = -(-limit // section.chunk)
-    return min(played.tickets * steps + played.steps, tickets * steps), tickets * steps
