@@ -74,7 +74,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "hooks": (NONE, "what is written and shown"),
 }
 """Key, or the beginning of keys -> effect, reason; the longest that fits counts."""
-NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "warmup")}
+NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "warmup", "world_model", "imagination")}
 """Sections that do not matter, by `Run.doing`."""
 NOTHING_THERE = "(not there)"
 
