@@ -285,6 +285,28 @@ def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_played(tmp_pat
     assert not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text()
 
 
+def test_numbers_that_are_not_finite_are_faults_of_their_rows(tmp_path, monkeypatch) -> None:
+    """Which are played again, until there were too many."""
+    monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", never_finite)
+    limit = {"backend": "local", "max_faults": 3}
+    with pytest.raises(UserError, match=r"broke 4 times \(runtime.max_faults: 3\).*\n.*not finite"):
+        practise(tmp_path, runtime=limit)
+
+
+def never_finite(self, windows, actions, after):
+    return np.full((len(actions), 1 + 2 * actions.shape[1]), np.nan, np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("placement", [{"type": "collocated", "workers": 1}, {"type": "disaggregated"}])
+def test_on_ray_it_gives_the_same_numbers(whole, tmp_path, placement) -> None:
+    _, results, metrics = whole["edm"]
+    again, found = practise(tmp_path, world_model=EDM, runtime={"backend": "ray"}, placement=placement)
+    assert steps_of(found) == steps_of(metrics)
+    assert without_seconds(again) == without_seconds(results)
+
+
 # ----------------------------------------------------------------------------------------------------------- parts
 
 

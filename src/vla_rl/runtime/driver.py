@@ -115,7 +115,7 @@ class Driver:
                 each=asynchrony.stream,
                 arrived=self.supply.send if self.supply.early else None,
             )
-            self.info = self._start(imitation, folder if practises else None)
+            self.info = self._start(imitation, folder.absolute() if folder and practises else None)
             self.imagining = Imagining(self.fleet, self.restarts, self.supply, spec, self.algorithm, practises)
             self.imagining.check(self.info)
         except BaseException:
