@@ -111,3 +111,11 @@ def test_libero_under_other_placements(tmp_path):
         found.append(next((m["rollout/env_steps"], m["loss/policy"]) for m in lines if "loss/policy" in m))
     assert found[0][0] == found[1][0] == 32
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_policy_practises_in_a_world_model(tmp_path):
+    fits = "imagination={per_real: 1, start: first, warm_start: 0, fit_updates: 1, fit_shut: 2, fit_batch: 4, gates: false}"
+    short = ["runtime.backend=local", "train.steps=2", "eval={before: false, episodes_per_task: 1}", fits]
+    results = start("tabletop_imagination", tmp_path / "run", *SHORT, *short)
+    assert results["practice"]["imagined_episodes"] == 2 * 64 and results["practice"]["fit_updates"] == 4

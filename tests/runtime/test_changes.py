@@ -13,6 +13,8 @@ from vla_rl.runtime.start import clone
 
 FULL = {
     "warmup": {"episodes": 4, "epochs": 1, "lr": 1e-3},
+    "world_model": {"type": "edm"},
+    "imagination": {},
     "imitation": {"expert": {"episodes": 4}, "steps": 2, "lr": 1e-3},
 }
 OF_PLUGINS = {"model.tokenizer", "model.gradient_checkpointing", "env.processes"}

@@ -13,7 +13,6 @@ from attrs import evolve
 from scripted_runs import advance, finish, heavy_of, play, prepared, scripted_spec, weights_of
 
 from vla_rl.core.catalogue import build
-from vla_rl.core.episodes import Finished, Request
 from vla_rl.core.errors import UserError
 from vla_rl.core.selection import Selection
 from vla_rl.core.spec.sections import TrainSpec
@@ -28,6 +27,7 @@ from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.rollouts.assemble import assemble
 from vla_rl.runtime.rollouts.lanes import Mode
 from vla_rl.runtime.rollouts.play import Played
+from vla_rl.runtime.rollouts.requests import Finished, Request
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 

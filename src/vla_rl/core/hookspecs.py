@@ -203,7 +203,8 @@ class Algorithm(ABC):
         """The loss of one micro-batch on a learner rank; totals are summed, so weights carry the normalisation.
         Its metrics hold "loss/policy". The runtime's own, refused in `advantages` too: "step", "loss/total",
         "loss/imitation", "policy/grad_norm", all with "env/", "eval/", "eval_task/", "faults/", "groups/" in front,
-        "imitation/", "offload/", "replay/", "rollout/", "sampling/", "throughput/", "time/", "update/", "warmup/"."""
+        "imagination/", "imitation/", "offload/", "replay/", "rollout/", "sampling/", "throughput/", "time/", "update/",
+        "warmup/", "world_model/"."""
 
 
 class Placement(ABC):

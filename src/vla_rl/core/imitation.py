@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import perf_counter
 
 from attrs import define
@@ -24,8 +25,8 @@ class Cloning(Session):
         return imitation_of(spec).steps
 
     @classmethod
-    def open(cls, spec: Spec, state: State, start: StartRuntime, interrupts: Interrupts) -> Runtime:
-        return start(spec, imitation=True, scaling=state.scaling, interrupts=interrupts)
+    def open(cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts) -> Runtime:
+        return start(spec, imitation=True, scaling=state.scaling, folder=folder, interrupts=interrupts)
 
     def loop(self) -> None:
         imitation = self.runtime.imitation()

@@ -1,5 +1,6 @@
 """Reinforcement learning, top down: play tickets, turn what they paid into advantages, train, publish. How far playing
-runs ahead of training is the flow's (`core/flow.py`): the loop is the same.
+runs ahead of training is the flow's (`core/flow.py`): the loop is the same. Where the spec has a world model, the
+policy practises in it after each real rollout (`runtime/imagination`).
 
 Where this happens (one process, Ray workers, which devices) is the runtime's; the run folder, listeners, evaluations,
 checkpoints, resume and a clean stop are the session's.
@@ -41,6 +42,7 @@ class ReinforcementLearning(Session):
             self.progress("rollout")
             rollout, keep, metrics = collect(runtime, self.flow, step)
             events.on_rollout_end(self.about, step, rollout, metrics)
+            metrics |= runtime.practise(step)
 
             self.progress("update")
             columns = self.selection.choose(rollout, keep, metrics)
@@ -51,6 +53,7 @@ class ReinforcementLearning(Session):
                 state.reused += chosen.valid.shape[1] - len(columns)
             metrics |= runtime.finish(trained=bool(len(columns)))
             self.flow.finish("trained" if len(columns) else "void")
+            state.practice = runtime.practice
             state.step, state.env_steps = step, state.env_steps + int(metrics["rollout/env_steps"])
             if len(columns):
                 events.on_weights_published(self.about, step, runtime.version)

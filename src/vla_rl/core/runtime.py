@@ -37,6 +37,10 @@ class Runtime(Protocol):
     tick: Callable[[], None]
     """Is called from time to time while work goes on."""
 
+    @property
+    def practice(self) -> dict[str, Any]:
+        """Sums over the run of what `practise` did, plain data, and why it did not let the policy play."""
+
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
         """Have these played as rows become free; they were issued while `step` ran. Does not wait."""
 
@@ -49,6 +53,11 @@ class Runtime(Protocol):
     def feed(self, step: int, tickets: Sequence[int]) -> None:
         """These were played, first of all that the step consumes: with `asynchrony.stream` learners may begin with what
         the algorithm makes of them. Does not wait; what goes wrong, `update` raises."""
+
+    def practise(self, step: int) -> dict[str, float]:
+        """Fit the world model to what the last rollout brought, and let the policy play in it; what comes of that,
+        `update` trains on beside what is prepared, each with advantages of its own. Nothing without a world model.
+        -> metrics."""
 
     def prepare(self, kept: Rollout, keep: np.ndarray[Any, Any]) -> Rollout:
         """What is trained on: the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to, behind those
@@ -115,11 +124,18 @@ class StartRuntime(Protocol):
     """How a run gets its runtime."""
 
     def __call__(
-        self, spec: Spec, *, imitation: bool = False, scaling: Scaling = None, interrupts: Interrupts
+        self,
+        spec: Spec,
+        *,
+        imitation: bool = False,
+        scaling: Scaling = None,
+        folder: Path | None = None,
+        interrupts: Interrupts,
     ) -> Runtime:
         """
         Args:
             imitation: the learners open the data that the spec's `imitation:` names.
             scaling: by which the model scales, of a run that took them from its data; None: the model's own.
+            folder: of the run, where a world model's episodes are kept; None: there is no practice.
             interrupts: by whose order a rollout or an evaluation is left, with StopRequested.
         """

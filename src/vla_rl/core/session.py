@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -50,9 +51,9 @@ class Session(ABC):
         """The last step."""
 
     @classmethod
-    def open(cls, spec: Spec, state: State, start: StartRuntime, interrupts: Interrupts) -> Runtime:
-        """The runtime of the run."""
-        return start(spec, scaling=state.scaling, interrupts=interrupts)
+    def open(cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts) -> Runtime:
+        """The runtime of the run in this folder."""
+        return start(spec, scaling=state.scaling, folder=folder, interrupts=interrupts)
 
     @abstractmethod
     def loop(self) -> None:
@@ -84,7 +85,7 @@ class Session(ABC):
         state, trainer = home.begin(spec, cls.doing, resume)
         with Interrupts() as interrupts:
             try:
-                runtime = cls.open(spec, state, start, interrupts)
+                runtime = cls.open(spec, state, start, home.path, interrupts)
             except StopRequested:
                 raise RunStopped(NOTHING) from None
             try:

@@ -43,6 +43,8 @@ class State:
     """By which the model scales, where it took them from demonstrations."""
     tickets: Ledger = field(factory=Ledger, converter=_ledger)
     """How those that were consumed ended."""
+    practice: dict[str, Any] = field(factory=dict)
+    """`Runtime.practice`: what was done in a world model."""
     reused: int = 0
     """Tickets that were trained on again, out of the replay buffer; each counts as often as that was."""
     refilled: int = 0

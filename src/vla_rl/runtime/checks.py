@@ -16,6 +16,7 @@ from vla_rl.core.spec.spec import Component, Spec, missing
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.components import build_algorithm
+from vla_rl.runtime.imagination.checks import of_imagination, of_plan
 from vla_rl.runtime.interpreter import interpreter_problems
 from vla_rl.toolkit.envs.settings import rows_apart
 
@@ -113,6 +114,8 @@ def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, 
     yield ("model",), "model", spec.model
     if spec.env.python is None:
         yield ("env",), "env", spec.env
+    if spec.world_model is not None:
+        yield ("world_model",), "world_model", spec.world_model
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
         yield ("imitation", "data"), "data", spec.imitation.data
 
@@ -150,7 +153,8 @@ def _of_training(spec: Spec) -> Iterator[Item]:
 def _of_needs(spec: Spec) -> list[Item]:
     try:
         algorithm = build_algorithm(spec)
-        return [*_needs(algorithm, spec), *(_of_stream(algorithm, spec) if spec.asynchrony.stream else ())]
+        streamed = _of_stream(algorithm, spec) if spec.asynchrony.stream else ()
+        return [*_needs(algorithm, spec), *streamed, *of_imagination(algorithm, spec)]
     except PluginError as exc:
         return [(("algorithm",), str(exc))]
 
@@ -182,7 +186,7 @@ def _of_plan(spec: Spec, training: bool) -> Iterator[Item]:
     try:
         plan = plan_for(spec, _this_machine(spec))
         yield from _of_lanes(spec, plan)
-        yield from _of_asynchrony(spec, plan) if training else ()
+        yield from [*_of_asynchrony(spec, plan), *of_plan(spec, plan)] if training else ()
     except MeasureFirst:
         return
     except NoCuda as exc:
@@ -204,7 +208,7 @@ def _this_machine(spec: Spec) -> Cluster:
 def check_plan(spec: Spec, plan: Plan) -> None:
     """For the driver. Raises SpecError where lanes could not be what the plan says, or rollouts not go on while
     learners train."""
-    found = [*_of_lanes(spec, plan), *_of_asynchrony(spec, plan)]
+    found = [*_of_lanes(spec, plan), *_of_asynchrony(spec, plan), *of_plan(spec, plan)]
     if found:
         raise SpecError(located(found, spec.source))
 

@@ -27,8 +27,9 @@ from vla_rl.runtime.checks import check_plan, check_simulators
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.hardware import describe
+from vla_rl.runtime.imagination.imagining import Imagining
 from vla_rl.runtime.learning.feeding import Feeding
-from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert
+from vla_rl.runtime.learning.imitation import Imitation, of_data, of_expert, warm_up
 from vla_rl.runtime.learning.supply import Supply
 from vla_rl.runtime.learning.update import update
 from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
@@ -61,6 +62,7 @@ class Driver:
         *,
         imitation: bool = False,
         scaling: Scaling = None,
+        folder: Path | None = None,
         plan: Plan | None = None,
         measure: Callable[[Spec, Cluster], Profile] | None = None,
         interrupts: Interrupts | None = None,
@@ -69,6 +71,7 @@ class Driver:
         Args:
             imitation: for `vla-rl sft`: the learners open the data that the spec names.
             scaling: by which the model scales, of a run that took them from its data; None: the model's own.
+            folder: of the run; with one, the policy practises in the spec's world model.
             plan: of the workers; None: that of the spec's placement.
             measure: what roles take, for a placement that plans by it.
             interrupts: by whose order workers leave what they play.
@@ -100,7 +103,8 @@ class Driver:
             assignments = assign(self.plan, spec.env.num_envs, one_process=local)
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
-            self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text))
+            practises = spec.imagination is not None and folder is not None and not imitation
+            self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text), practises)
             asynchrony = spec.asynchrony
             self.supply = Supply(self.fleet, spec, self.algorithm.needs)
             self.feeding = Feeding(self.fleet, spec, self.algorithm, self.supply) if asynchrony.stream else None
@@ -111,7 +115,9 @@ class Driver:
                 each=asynchrony.stream,
                 arrived=self.supply.send if self.supply.early else None,
             )
-            self.info = self._start(imitation)
+            self.info = self._start(imitation, folder.absolute() if folder and practises else None)
+            self.imagining = Imagining(self.fleet, self.restarts, self.supply, spec, self.algorithm, practises)
+            self.imagining.check(self.info)
         except BaseException:
             self.backend.close()
             raise
@@ -166,6 +172,16 @@ class Driver:
         self.feeding.feed(step, self.version, [self.tickets.played[number] for number in tickets])
 
     @traced
+    def practise(self, step: int) -> dict[str, float]:
+        """Fit the world model, and let the policy play in it; nothing without one. -> metrics."""
+        return self.imagining.practise(step, self.version, self.progress, self._report_faults)
+
+    @property
+    def practice(self) -> dict[str, Any]:
+        """Sums over the run of what `practise` did."""
+        return self.imagining.so_far
+
+    @traced
     def prepare(self, kept: Rollout, keep: Array) -> Rollout:
         """What is trained on: the columns `keep` (indices) of the last rollout, which `kept` is cut to, behind those
         that are trained on again."""
@@ -182,6 +198,7 @@ class Driver:
         """Train on what was prepared. -> metrics."""
         assert self.chosen is not None
         before, chosen, self.chosen = perf_counter(), evolve(self.chosen, rollout=prepared), None
+        chosen, advantages = self.imagining.beside(chosen, advantages)
         if self.feeding is None:
             metrics = update(self.fleet, self.spec, chosen, advantages, self.tickets.get_all)
         else:
@@ -198,7 +215,8 @@ class Driver:
         numbers = gathered.numbers.tolist()
         self.starts.consume([self.tickets.played[number][1].finished for number in numbers])
         self.tickets.release(numbers)
-        metrics = self.supply.finish(gathered, trained)
+        metrics = self.supply.finish(self.imagining.whole(gathered), trained)
+        self.imagining.finish(trained)
         if not trained:
             self.tickets.forget()
         self._new_faults = 0
@@ -224,24 +242,10 @@ class Driver:
     @traced
     def warm_up(self) -> dict[str, float]:
         """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
-        before, warm = perf_counter(), self.spec.warmup
-        assert warm is not None
-        self.progress("demonstrations", 0, warm.episodes)
-        imitation = of_expert(self.fleet, self.spec, warm, "warm-up", warm.batch)
-        epoch, loss = imitation.epoch, 0.0
-
-        def progress(step: int) -> None:
-            self.progress("warmup", (step - 1) // epoch, warm.epochs)
-
-        for e in range(warm.epochs):
-            loss = imitation.train(e * epoch + 1, (e + 1) * epoch, lambda step: warm.lr, progress)
+        before = perf_counter()
+        metrics = warm_up(self.fleet, self.spec, self.progress)
         self.forget_imitation()
-        return {
-            "warmup/samples": imitation.about["imitation/samples"],
-            "warmup/expert_success": imitation.about["imitation/expert_success"],
-            "warmup/loss": loss,
-            "time/warmup": perf_counter() - before,
-        }
+        return metrics | {"time/warmup": perf_counter() - before}
 
     def forget_imitation(self) -> None:
         """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
@@ -273,19 +277,8 @@ class Driver:
         return describe(self.fleet.assignments, self.fleet.get_all([w.call(Worker.device) for w in self.fleet.workers]))
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
-        """(done, total) of a phase that goes on: chunk steps of a rollout, episodes of an evaluation or of the scripted
-        expert; of other phases what they have told."""
-        if phase == "demonstrations":
-            return min(self.backend.played([sim.worker for sim in self.fleet.sims]).solved, total), total
-        if phase not in ("rollout", "eval"):
-            return done, total
-        played = self.backend.played([policy.worker for policy in self.fleet.policies])
-        if phase == "eval":
-            return min(played.tickets, total), total
-        section, tickets = self.spec.rollout, self.spec.rollout.episodes or self.spec.env.num_envs
-        limit = section.steps or section.max_steps or max(task.max_steps for task in self.info.tasks)
-        steps = -(-limit // section.chunk)
-        return min(played.tickets * steps + played.steps, tickets * steps), tickets * steps
+        """As `Runtime.how_far`."""
+        return self.fleet.how_far(self.spec, self.info, phase, done, total)
 
     @traced
     def publish(self) -> None:
@@ -307,6 +300,7 @@ class Driver:
         state = trainer_folder / "learner.pt"
         self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
         self.starts.save(trainer_folder)
+        self.imagining.save(trainer_folder)
         if self.spec.behind:
             self.fleet.get(self.fleet.policies[0].call(PolicyRole.save_past, trainer_folder / "past.pt"))
 
@@ -315,6 +309,7 @@ class Driver:
         state = trainer_folder / "learner.pt"
         self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
         self.starts.load(trainer_folder)
+        self.imagining.load(trainer_folder)
         if self.supply.again:
             logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
         if self.spec.behind:
@@ -351,10 +346,10 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _start(self, imitation: bool) -> EnvInfo:
+    def _start(self, imitation: bool, folder: Path | None) -> EnvInfo:
         fleet = self.fleet
         self.backend.start(self.spec, fleet.assignments)
-        info = fleet.get_all([fleet.worker_of(sim).call(Worker.start_sim) for sim in fleet.sims])[0]
+        info = fleet.get_all([fleet.worker_of(sim).call(Worker.start_sim, folder) for sim in fleet.sims])[0]
         if imitation:
             self._open_data(info)
         hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]

@@ -12,6 +12,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from attrs import frozen
 
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.backend import Backend, Ref
 from vla_rl.runtime.learning.weights import Published
@@ -147,3 +149,18 @@ class Fleet:
         """A version whose weights are those of the one before."""
         learners = [learner.call(LearnerRole.skip) for learner in self.learners]
         self.get_all([*learners, *(policy.call(PolicyRole.adopt, version) for policy in self.policies)])
+
+    def how_far(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[int, int]:
+        """As `Runtime.how_far`: chunk steps of a rollout, episodes of an evaluation or of the scripted expert; of other
+        phases what they have told."""
+        if phase == "demonstrations":
+            return min(self.backend.played([sim.worker for sim in self.sims]).solved, total), total
+        if phase not in ("rollout", "eval"):
+            return done, total
+        played = self.backend.played([policy.worker for policy in self.policies])
+        if phase == "eval":
+            return min(played.tickets, total), total
+        section, tickets = spec.rollout, spec.rollout.episodes or spec.env.num_envs
+        limit = section.steps or section.max_steps or max(task.max_steps for task in info.tasks)
+        steps = -(-limit // section.chunk)
+        return min(played.tickets * steps + played.steps, tickets * steps), tickets * steps

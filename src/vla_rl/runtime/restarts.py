@@ -18,8 +18,10 @@ T = TypeVar("T")
 
 
 class Restarts:
-    def __init__(self, fleet: Fleet, limit: int, on_fault: Callable[[str], None]):
-        """`limit`: `runtime.restarts`; `on_fault` is told of each."""
+    def __init__(self, fleet: Fleet, limit: int, on_fault: Callable[[str], None], world_model: bool = False):
+        """`limit`: `runtime.restarts`; `on_fault` is told of each; `world_model`: it is with the simulators, so that
+        their workers cannot be made again either."""
+        self.world_model = world_model
         self.fleet, self.limit, self.on_fault, self.count = fleet, limit, on_fault, 0
 
     def surviving(self, play: Callable[[], T]) -> T:
@@ -35,7 +37,7 @@ class Restarts:
         where other than sim workers died, or too many."""
         fleet = self.fleet
         dead = [fleet.workers[index] for index in fleet.backend.dead()]
-        if not dead or any(worker.assignment.slot.roles != ("sim",) for worker in dead):
+        if not dead or self.world_model or any(worker.assignment.slot.roles != ("sim",) for worker in dead):
             raise error
         if self.count >= self.limit:
             error.add_note(f"sim workers were started again {self.count} times (runtime.restarts: {self.limit})")

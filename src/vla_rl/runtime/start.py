@@ -44,7 +44,12 @@ def evaluate(
 
 
 def start(
-    spec: Spec, *, imitation: bool = False, scaling: Scaling = None, interrupts: Interrupts | None = None
+    spec: Spec,
+    *,
+    imitation: bool = False,
+    scaling: Scaling = None,
+    folder: Path | None = None,
+    interrupts: Interrupts | None = None,
 ) -> Driver:
     """As `core.runtime.StartRuntime`."""
-    return Driver(spec, imitation=imitation, scaling=scaling, measure=measure, interrupts=interrupts)
+    return Driver(spec, imitation=imitation, scaling=scaling, folder=folder, measure=measure, interrupts=interrupts)

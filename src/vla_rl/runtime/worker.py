@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from threading import Lock, get_ident
 from time import monotonic, time
 from typing import Any
@@ -16,7 +17,6 @@ import torch
 from attrs import evolve
 
 from vla_rl.core.catalogue import hook_modules
-from vla_rl.core.episodes import Request, Start
 from vla_rl.core.hookspecs import Demonstrations, SimEnv
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
@@ -27,6 +27,7 @@ from vla_rl.runtime.backends.peers import Answering, RayPeers
 from vla_rl.runtime.checks import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.components import build_algorithm, build_env, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device, threads
+from vla_rl.runtime.imagination.practice import Practice
 from vla_rl.runtime.learning.scoring import Named
 from vla_rl.runtime.models import build_model
 from vla_rl.runtime.remote import declared, remote
@@ -38,11 +39,11 @@ from vla_rl.runtime.rollouts.lanes import Call, Mode, drive
 from vla_rl.runtime.rollouts.play import Play, Played, Report
 from vla_rl.runtime.rollouts.progress import Count, Progress
 from vla_rl.runtime.rollouts.reach import Reach
+from vla_rl.runtime.rollouts.requests import Request, Start
 from vla_rl.runtime.trace import RECEIVER, Event, Recorder, clock
 
 Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
-TRAINING = Mode(purpose="action", greedy=False, keep=True)
 IDLE = "idle"
 
 
@@ -75,13 +76,24 @@ class Worker:
     # -------------------------------------------------------------------------------------------------- set-up
 
     @remote(track="first")
-    def start_sim(self) -> EnvInfo:
-        """Build this worker's simulator rows, one component a lane."""
+    def start_sim(self, folder: Path | None = None) -> EnvInfo:
+        """Build this worker's simulator rows, one component a lane; and with the folder of a run, the world model of
+        its spec, if there is one."""
         spec = self.spec
         if not on_this_machine(spec):
             ask_plugin(spec)
         envs = {lane.index: self._make_env(lane.index) for lane in self.assignment.lanes}
         bootstrap = values_for(self.algorithm) != "none"
+        if spec.imagination is not None and folder is not None:
+            self.roles["imagination"] = Practice(
+                spec,
+                next(iter(envs.values())).info,
+                folder,
+                self.assignment.slot.device,
+                self.wrappers,
+                beat=self.beat,
+                has_to_leave=lambda: self.has_to_leave(),
+            )
         self.roles["sim"] = SimRole(
             spec,
             envs,
@@ -90,6 +102,7 @@ class Worker:
             framed="frames" in self.algorithm.needs,
             camera=self.algorithm.camera,
             local=self.assignment.local,
+            practice=self.roles.get("imagination"),
             beat=self.beat,
             has_to_leave=lambda: self.has_to_leave(),
         )
@@ -177,11 +190,12 @@ class Worker:
             self.beat(IDLE)
 
     @remote(phase="act", track="none")
-    def play(self, batches: Sequence[Sequence[Start]]) -> Report:
-        """Play these tickets, those of earlier batches first, and what is given meanwhile. -> what was not reported."""
+    def play(self, batches: Sequence[Sequence[Start]], purpose: str) -> Report:
+        """Play these tickets, those of earlier batches first, and what is given meanwhile; `purpose`: as of a `Mode`,
+        "action" on the simulator, "imagination" in the world model. -> what was not reported."""
         self.training.begin(batches)
         with self.reach.talking():
-            self._drive(TRAINING, self.training)
+            self._drive(Mode(purpose=purpose, greedy=False, keep=True), self.training)
         return self.training.report((), False)
 
     @remote(track="none", door="beside")
@@ -196,12 +210,13 @@ class Worker:
         return self.training.report(needed, early)
 
     @remote(phase="act", track="none")
-    def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
-        """The episodes of an evaluation, on all lanes that this worker acts for."""
+    def play_eval(self, tickets: Sequence[Start], greedy: bool, purpose: str) -> Report:
+        """The episodes of an evaluation ("evaluation"), or of one in the world model ("inflation"), on all lanes that
+        this worker acts for."""
         play = Play(self.assignment.served)
         play.begin([tickets])
         with self.reach.talking():
-            self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
+            self._drive(Mode(purpose=purpose, greedy=greedy, keep=False), play)
         return play.report((), False)
 
     @remote(track="none", door="beside")
@@ -298,6 +313,8 @@ class Worker:
         return f"{role} worker {self.assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
 
     def _plugin(self, role: str) -> str:
+        if role == "imagination" and self.spec.world_model is not None:
+            return f"world model {self.spec.world_model.type!r}"
         return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
 
     def _direct(self, name: str) -> Call:

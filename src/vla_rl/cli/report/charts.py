@@ -74,15 +74,18 @@ def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last:
     return _svg(frame, parts, "Success over training steps", shape.css)
 
 
-def small_chart(name: str, pairs: Pairs) -> str:
-    """One metric, small."""
-    values = [value for _, value in pairs]
+def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
+    """One metric, small; `band`: its lower and its upper ends, or nothing."""
+    values = [value for of_line in (pairs, *band) for _, value in of_line]
     low, high = min(values), max(values)
     room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     frame = Frame(
         width=300, height=150, left=46, right=8, top=10, bottom=24, x=_range(pairs), y=(low - room, high + room)
     )
     parts = [*_grid(frame, ticks(*frame.y, 3), number, "")]
+    if band:
+        lower, upper = ([frame.at(*pair) for pair in _thinned(end)] for end in band)
+        parts.append(f'<path class="band" d="{_path([*upper, *reversed(lower)])}Z"/>')
     parts.append(f'<path class="line" d="{_path([frame.at(*pair) for pair in _thinned(pairs)])}"/>')
     return _svg(frame, parts, name)
 

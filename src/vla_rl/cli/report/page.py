@@ -11,6 +11,7 @@ from typing import Any
 from vla_rl.cli.report.charts import PHONE, SCREEN, number, small_chart, success_chart
 from vla_rl.cli.report.gather import Gathered, Point
 from vla_rl.cli.report.html import document, interval_table, section
+from vla_rl.cli.report.imagination import imagination
 from vla_rl.cli.report.timeline import timelines
 
 METRICS = {
@@ -38,8 +39,8 @@ MIN_STEPS = 3
 def page(run: Gathered, video_bytes: int) -> str:
     """The whole page. `video_bytes`: of the episode videos in it, at most; the newest come first."""
     name = escape(str(run.spec.get("name", run.folder.name)))
-    sections = [_head(run, name), _success(run), _tasks(run), _learning(run), _time(run), _videos(run, video_bytes)]
-    return document(name, "".join([*sections, _setup(run), _foot(run)]))
+    sections = [_head(run, name), _success(run), _tasks(run), _learning(run), imagination(run), _time(run)]
+    return document(name, "".join([*sections, _videos(run, video_bytes), _setup(run), _foot(run)]))
 
 
 def _head(run: Gathered, name: str) -> str:

@@ -168,6 +168,47 @@ class AsynchronySpec:
 
 
 @frozen(kw_only=True)
+class ImaginationSpec:
+    """Practice in the world model after each real rollout, with the same policy. Experimental."""
+
+    per_real: int = field(default=7, validator=v.ge(1))
+    """Imagined trajectories for each real one of a training step."""
+    start: Literal["any", "first"] = "any"
+    """From where a recorded episode stood after any chunk, or from its first frames only."""
+    recent: int = field(default=512, validator=v.ge(1))
+    """Newest real episodes that it starts from."""
+    horizon: int = field(default=4, validator=v.ge(1))
+    """Chunks after which an imagined trajectory is truncated, if the episode's step limit does not come first."""
+    outcome: Literal["sample", "most likely"] = "sample"
+    """How an end is taken from the model's probabilities."""
+    fit_updates: int = field(default=20, validator=v.ge(0))
+    """Optimiser steps of the world model after each real rollout ..."""
+    fit_shut: int = field(default=100, validator=v.ge(0))
+    """... and so many while a measure says that it is not good enough yet."""
+    fit_batch: int = field(default=32, validator=v.ge(1))
+    """Recorded windows of each."""
+    warm_start: int = field(default=4, validator=v.ge(0))
+    """First training steps without imagined trajectories; the model is fitted in them too."""
+    buffer: int = field(default=4096, validator=v.ge(2))
+    """Newest real episodes that are kept, in files of the run folder."""
+    held_out: float = field(default=0.2, validator=(v.gt(0.0), v.lt(1.0)))
+    """Share of them that the model is measured by and never fitted to."""
+    measured: int = field(default=64, validator=v.ge(16))
+    """Episodes of them that are imagined again in each training step, half of them successes where there are as many;
+    and episodes of the last rollout by which success inflation is measured."""
+    gates: bool = True
+    """Imagine only while the measures say that the model is good enough; false: whatever they say, for experiments."""
+    max_inflation: float = field(default=0.15, validator=v.ge(0))
+    """Imagine only while the policy's imagined success is not higher than its real one from the same states by more
+    than this, by the lower end of the 95 % interval."""
+
+    @max_inflation.validator
+    def _used(self, attribute: Any, value: float) -> None:
+        if not self.gates and value != attribute.default:
+            raise ValueError("has no effect with gates: false")
+
+
+@frozen(kw_only=True)
 class RuntimeSpec:
     """Where the roles run."""
 

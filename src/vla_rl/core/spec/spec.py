@@ -25,6 +25,7 @@ from vla_rl.core.spec.sections import (
     Component,
     EnvSpec,
     EvalSpec,
+    ImaginationSpec,
     ImitationSpec,
     RolloutSpec,
     RuntimeSpec,
@@ -40,6 +41,7 @@ __all__ = [
     "Component",
     "EnvSpec",
     "EvalSpec",
+    "ImaginationSpec",
     "ImitationSpec",
     "RolloutSpec",
     "RuntimeSpec",
@@ -101,6 +103,9 @@ class Spec:
     train: TrainSpec
     eval: EvalSpec = field(factory=EvalSpec)
     warmup: WarmupSpec | None = None
+    world_model: Component | None = field(default=None, metadata={"kind": "world_model"})
+    """Fitted to the run's own episodes. Experimental; with `imagination`."""
+    imagination: ImaginationSpec | None = field(default=None)
     imitation: ImitationSpec | None = None
     """For `vla-rl sft`, which reads it beside the rest; `run` does not."""
     hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
@@ -131,6 +136,13 @@ class Spec:
             raise problem("rollout.lag simulates old weights in a synchronous run; give one of the two", "max_lag")
         if value.swap == "pinned" and self.rollout.resample is not None:
             raise problem("with rollout.resample no ticket has a step before it is played; use swap: request", "swap")
+
+    @imagination.validator
+    def _imagination(self, attribute: Any, value: ImaginationSpec | None) -> None:
+        if value is not None and self.world_model is None:
+            raise ValueError("there is nothing to imagine with; give world_model, such as {type: edm, preset: tiny}")
+        if value is None and self.world_model is not None:
+            raise ValueError("world_model does nothing without it; give imagination, or remove world_model")
 
     @property
     def behind(self) -> int:
@@ -185,6 +197,8 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
     ]
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
         named.append((("imitation", "data"), "data", spec.imitation.data))
+    if spec.world_model is not None:
+        named.append((("world_model",), "world_model", spec.world_model))
     for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
         if kind == "env" and spec.env.python is not None:
             continue  # installed there, not here

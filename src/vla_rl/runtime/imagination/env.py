@@ -26,8 +26,8 @@ class Imagination(SimEnv):
     """N rows that start where recorded train episodes were, and go on as the model says.
 
     A reset state is a window of the recorder. The reset's seed keys everything that is drawn, so rows of a group are
-    the same window with other seeds. After `horizon` chunks of actions a row is truncated. What is recorded meanwhile
-    is not started from before `refresh`.
+    the same window with other seeds. After `horizon` chunks of actions a row is truncated, and at the step limit of the
+    episode that it goes on with. What is recorded meanwhile is not started from before `refresh`.
     """
 
     def __init__(
@@ -40,11 +40,13 @@ class Imagination(SimEnv):
         horizon: int,
         start: Literal["any", "first"] = "any",
         outcome: Literal["sample", "most likely"] = "sample",
+        recent: int | None = None,
         seed: int = 0,
     ) -> None:
         """
         Args:
-            info: of the simulator that the episodes are of.
+            info: of the simulator that the episodes are of, with the step limits that hold.
+            recent: start from the newest so many train episodes; None: from all.
             outcome: how an episode's going on or end is taken from the model's probabilities.
             seed: of the run.
         Raises UserError for a recorder of another simulator's episodes.
@@ -58,7 +60,9 @@ class Imagination(SimEnv):
                 )
         self.model, self.recorder, self.num_envs, self.seed = model, recorder, num_envs, seed
         self.info = evolve(info, notes=(*info.notes, "imagined by a world model"))
-        self._start, self._outcome, self._limit = start, outcome, horizon * recorder.shape.chunk
+        self._start, self._outcome, self._recent = start, outcome, recent
+        self._horizon, self._limits = horizon * recorder.shape.chunk, {task.name: task.max_steps for task in info.tasks}
+        self._limit = np.full(num_envs, self._horizon)
         self._windows: Windows | None = None
         self._seed, self._steps = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._chunks, self._ids = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
@@ -68,7 +72,7 @@ class Imagination(SimEnv):
 
     def refresh(self) -> None:
         """From now on start from what is recorded by now."""
-        self._starts = self.recorder.starts(self._start)
+        self._starts = self.recorder.starts(self._start, newest=self._recent)
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         if split == "eval":
@@ -85,6 +89,9 @@ class Imagination(SimEnv):
         self._ids[chosen], self._seed[chosen] = ids, to_numpy(seed)
         self._steps[chosen] = self._chunks[chosen] = 0
         self._over[chosen] = self._success[chosen] = False
+        limits = np.array([self._limits[task] for task in self.recorder.tasks(ids)])
+        played = (windows.first + self.model.history - 1) * self.recorder.shape.chunk
+        self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - played, 1))
         return self._seen(chosen)
 
     def chunk_step(self, actions: Array, active: Array, stop_at_end: bool) -> ChunkResult:
@@ -99,7 +106,7 @@ class Imagination(SimEnv):
                 won, last = bool(1 <= outcome <= length), int(outcome - 1) % length if outcome else length - 1
                 terminated[row, last], rewards[row, last] = outcome > 0, won
                 self._steps[row] += last + 1
-                truncated[row, last] = not outcome and self._steps[row] >= self._limit
+                truncated[row, last] = not outcome and self._steps[row] >= self._limit[row]
                 self._over[row] = terminated[row, last] or truncated[row, last]
                 if stop_at_end and self._over[row]:
                     executed[row, last + 1 :] = False

@@ -124,7 +124,7 @@ class Recorder:
             held_out: share of episodes that are for measuring only, chosen by a hash of their identity.
         Raises UserError where disk or memory is too small, and for files of other episodes.
         """
-        self.folder, self.shape, self.capacity, self.held_out = folder, shape, capacity, held_out
+        self.folder, self.shape, self.capacity, self.share = folder, shape, capacity, held_out
         self._slots = capacity + spare
         folder.mkdir(parents=True, exist_ok=True)
         self._check_room()
@@ -156,15 +156,23 @@ class Recorder:
     # ------------------------------------------------------------------------------------------------- resume
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: the index, plain data. What it names stays until a later checkpoint was `saved`."""
+        """For a checkpoint: the index, plain data. What it names stays until a later checkpoint was `saved`, or this
+        one was `dropped`."""
         self._named.append(frozenset(entry.slot for entry in self._kept.entries))
-        for array in self._arrays.values():
-            array.flush()
         return {"recorded": self._kept.recorded, "entries": [attrs.astuple(entry) for entry in self._kept.entries]}
 
     def saved(self) -> None:
         """The checkpoint with the last `state` is in its place."""
         self._named = self._named[-1:]
+
+    def dropped(self) -> None:
+        """The last `state` is not saved, and will not be."""
+        self._named.pop()
+
+    def flush(self) -> None:
+        """Have all that was recorded on disk."""
+        for array in self._arrays.values():
+            array.flush()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's index."""
@@ -175,14 +183,39 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------------ windows
 
-    def starts(self, where: Literal["any", "first"], *, held_out: bool = False) -> tuple[ResetState, ...]:
-        """Windows to imagine from, the newest frame of which is the first of an episode, or any that a chunk followed.
-        Their ids stay the same as long as the episode is there."""
+    def starts(
+        self, where: Literal["any", "first"], *, held_out: bool = False, newest: int | None = None
+    ) -> tuple[ResetState, ...]:
+        """Windows to imagine from, the newest frame of which is the first of an episode, or any that a chunk followed;
+        of so many of the newest episodes, or of all. Their ids stay the same as long as the episode is there."""
+        entries = self._entries(held_out)
         return tuple(
             ResetState(id=entry.serial * self.shape.longest + t, task=entry.task)
-            for entry in self._entries(held_out)
+            for entry in entries[-newest if newest else 0 :]
             for t in range(entry.length if where == "any" else 1)
         )
+
+    def held_out(self, count: int) -> Array:
+        """Ids of the first windows of at most so many held-out episodes, int64, the oldest first: the newest of them,
+        half successes and half others where there are as many, so that failures do not run out as a policy learns."""
+        entries = self._entries(True)
+        won = [self._won(entry) for entry in entries]
+        of_each = [[e for e, w in zip(entries, won, strict=True) if w is kind] for kind in (True, False)]
+        wins = min(len(of_each[0]), max(count // 2, count - len(of_each[1])))
+        chosen = [
+            e for kind, n in zip(of_each, (wins, count - wins), strict=True) for e in kind[max(len(kind) - n, 0) :]
+        ]
+        return np.array(sorted(entry.serial for entry in chosen), np.int64) * self.shape.longest
+
+    def last(self, count: int) -> list[tuple[ResetState, bool]]:
+        """First windows of the last so many episodes, held out or not, and whether each was a success."""
+        return [
+            (
+                ResetState(id=entry.serial * self.shape.longest, task=entry.task),
+                self._won(entry),
+            )
+            for entry in self._kept.entries[len(self) - count :]
+        ]
 
     def draw(self, count: int, *, history: int, rollout: int, seed: int, number: int) -> Windows:
         """Train windows to fit on, newer episodes more often; `number`: of the draw, which keys it."""
@@ -197,6 +230,11 @@ class Recorder:
             entry = entries[int(chance.integers(low, high))]
             ids.append(entry.serial * self.shape.longest + int(chance.integers(entry.length)))
         return self.windows(np.array(ids), history=history, rollout=rollout)
+
+    def tasks(self, ids: Array) -> list[str]:
+        """Of the episodes of these windows (int64 [B])."""
+        known = {entry.serial: entry.task for entry in self._kept.entries}
+        return [known[serial] for serial in (np.asarray(ids, np.int64) // self.shape.longest).tolist()]
 
     def windows(self, ids: Array, *, history: int, rollout: int = 0) -> Windows:
         """Windows of `starts` (int64 [B]): `history` frames, and those after the `rollout` chunks that followed. Raises
@@ -229,7 +267,10 @@ class Recorder:
     # ------------------------------------------------------------------------------------------------- inside
 
     def _entries(self, held_out: bool) -> list[Entry]:
-        return [e for e in self._kept.entries if is_held_out(e.reset_state, e.number, self.held_out) == held_out]
+        return [e for e in self._kept.entries if is_held_out(e.reset_state, e.number, self.share) == held_out]
+
+    def _won(self, entry: Entry) -> bool:
+        return bool(0 < self._arrays["outcomes"][entry.slot, entry.length - 1] <= self.shape.chunk)
 
     def _free_slot(self) -> int:
         kept = self._kept.entries if len(self._kept.entries) < self.capacity else self._kept.entries[1:]

@@ -101,3 +101,24 @@ def of_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> I
     world = len(fleet.learners)
     samples = [np.arange(rank, count, world) for rank in range(world)]
     return Imitation(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})
+
+
+def warm_up(fleet: Fleet, spec: Spec, progress: Callable[[str, int, int], None]) -> dict[str, float]:
+    """Clone the simulator's scripted expert, as `warmup:` says, for all learners. -> metrics."""
+    warm = spec.warmup
+    assert warm is not None
+    progress("demonstrations", 0, warm.episodes)
+    imitation = of_expert(fleet, spec, warm, "warm-up", warm.batch)
+    epoch, loss = imitation.epoch, 0.0
+    for e in range(warm.epochs):
+        loss = imitation.train(
+            e * epoch + 1,
+            (e + 1) * epoch,
+            lambda step: warm.lr,
+            lambda step: progress("warmup", (step - 1) // epoch, warm.epochs),
+        )
+    return {
+        "warmup/samples": imitation.about["imitation/samples"],
+        "warmup/expert_success": imitation.about["imitation/expert_success"],
+        "warmup/loss": loss,
+    }

@@ -16,7 +16,6 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.episodes import Start
 from vla_rl.core.flow import Flow
 from vla_rl.core.types import ResetState
 from vla_rl.runtime.assignments import Assignment, LaneSlice
@@ -24,6 +23,7 @@ from vla_rl.runtime.planning.part import Part, Server
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.rollouts.lanes import Driving, Lane, Mode, drive
 from vla_rl.runtime.rollouts.play import Play, most_held
+from vla_rl.runtime.rollouts.requests import Start
 
 ROLES = ("sim", "policy", "learner")
 TICK = 1e-9

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from attrs import define
 
-from vla_rl.core.episodes import Finished, Request
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
@@ -23,6 +22,7 @@ from vla_rl.runtime.learning.weights import Published, receive, swap_in
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.heavy import Heavy, Part
 from vla_rl.runtime.rollouts.lanes import Mode
+from vla_rl.runtime.rollouts.requests import Finished, Request
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.episodes import EnvError, Request, Start
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.interrupts import StopRequested
@@ -19,8 +18,10 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.assignments import LaneSlice
 from vla_rl.runtime.backends.wire import Outbox
+from vla_rl.runtime.imagination.practice import Practice
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.episodes import Episodes
+from vla_rl.runtime.rollouts.requests import EnvError, Request, Start
 
 Array = np.ndarray[Any, Any]
 DEMONSTRATIONS = 1 << 20
@@ -43,6 +44,7 @@ class SimRole:
         framed: bool,
         camera: str | None,
         local: bool,
+        practice: Practice | None = None,
         beat: Callable[[], None],
         has_to_leave: Callable[[], bool] = lambda: False,
     ):
@@ -52,11 +54,12 @@ class SimRole:
             framed: the algorithm embeds the frames of training episodes.
             camera: whose frames; None: the first one's.
             local: the policy is in this process, so observations stay as they are.
+            practice: the run's world model, which is fitted to what is played here.
             beat: says that a long call goes on.
             has_to_leave: whether demonstrations end where they are, with StopRequested.
         """
         self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
-        self.has_to_leave = has_to_leave
+        self.has_to_leave, self.practises = has_to_leave, practice is not None
         self.solved: dict[int, int] = {}
         """Lane -> episodes in which the scripted expert succeeded."""
         self.outboxes = {s.index: Outbox() for s in slices}
@@ -87,12 +90,17 @@ class SimRole:
                 reward_coef=rollout.reward_coef,
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
+                watch=None if practice is None else practice.tap(),
                 **shared,
             )
             for i, env in envs.items()
         }
         self.eval = {i: Episodes(env, **shared) for i, env in envs.items()}
         self.running = dict(self.train)
+        self.played = {"action": self.train, "evaluation": self.eval}
+        """By the purpose of a `Mode`."""
+        if practice is not None:
+            self.played |= practice.episodes({i: env.num_envs for i, env in envs.items()}, bootstrap, self._on_fault)
         if not self.states:
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
 
@@ -118,9 +126,8 @@ class SimRole:
     @remote(lane=0, main=True)
     def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
         """Play these tickets, for the purpose of a `Mode`, and forget what the lane has played before."""
-        self.running[lane] = self.train[lane]
+        self.running[lane] = self.played[purpose][lane]
         if purpose == "evaluation":
-            self.running[lane] = self.eval[lane]
             self.train[lane].leave()
         self.running[lane].clear()
         return self._answer(lane, self.running[lane].step(None, tickets))
@@ -223,11 +230,12 @@ class SimRole:
             faults, self.faults = self.faults, []
         if faults:
             request = evolve(request, faults=tuple(faults))
-        if self.local:
+        if self.local and not self.practises:
             return request
-        obs = None if request.obs is None else request.obs.numpy()
+        obs = None if request.obs is None else request.obs.numpy()  # imagined ones are
         final = None if request.final is None else request.final.numpy()
-        return self.outboxes[lane].put(evolve(request, obs=obs, final=final), shared=self.shared.get(lane, False))
+        request = evolve(request, obs=obs, final=final)
+        return request if self.local else self.outboxes[lane].put(request, shared=self.shared.get(lane, False))
 
 
 def camera_of(info: EnvInfo, spec: Spec, asked: str | None) -> str:

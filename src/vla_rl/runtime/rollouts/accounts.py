@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_rl.core.episodes import EnvError, Start
 from vla_rl.core.types import ChunkResult, Episode, to_numpy
+from vla_rl.runtime.rollouts.requests import EnvError, Start
 
 Array = np.ndarray[Any, Any]
 

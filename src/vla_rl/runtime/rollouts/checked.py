@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.episodes import EnvError
 from vla_rl.core.types import ChunkResult, EnvInfo, Observation, to_numpy
+from vla_rl.runtime.rollouts.requests import EnvError
 
 Array = np.ndarray[Any, Any]
 BOUND_TOLERANCE = 1e-4

@@ -22,22 +22,33 @@ with the same random numbers; what it had done of it is forgotten. So a fault co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.episodes import EnvError, Finished, Request, Start
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import ChunkResult, Episode, Observation, to_numpy
 from vla_rl.runtime.rollouts.accounts import Accounts
 from vla_rl.runtime.rollouts.checked import check_observation, check_result, checked_actions
+from vla_rl.runtime.rollouts.requests import EnvError, Finished, Request, Start
 
 Array = np.ndarray[Any, Any]
 NO_ROWS = np.zeros(0, np.int64)
+
+
+class Watch(Protocol):
+    """Somebody who sees all of a lane's episodes: `runtime/imagination` records them."""
+
+    def began(self, rows: Array, starts: Sequence[Start], seeds: Array, obs: Observation) -> None:
+        """These rows (int64 [R]) were reset, with these seeds (int64 [R]); `obs` is theirs."""
+
+    def moved(self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation) -> None:
+        """These rows executed a chunk. Of all rows: actions float32 [N, C, A] as they were asked for; masks [N, C] as
+        `Accounts.add` gives them; whether the last action solved the task, bool [N]; what was seen after it."""
 
 
 class Episodes:
@@ -60,6 +71,7 @@ class Episodes:
         reward_coef: float = 1.0,
         bootstrap: bool = False,
         camera: str | None = None,
+        watch: Watch | None = None,
         on_fault: Callable[[str], None] = lambda text: None,
     ):
         """
@@ -68,9 +80,10 @@ class Episodes:
             chunk_steps: of a ticket, with auto_reset.
             draw: with auto_reset, (ticket, e) -> its episode e, from a state of its own.
             camera: whose frames are kept of an episode that is recorded; None: of all.
+            watch: sees what its rows see and do.
             on_fault: hears what broke; it may raise to stop.
         """
-        self.on_fault = on_fault
+        self.on_fault, self.watch = on_fault, watch
         self.env, self.name, self.seed, self.chunk, self.first_row = env, name, seed, chunk, first_row
         self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
         self.chunk_steps, self.draw = chunk_steps, draw
@@ -133,6 +146,8 @@ class Episodes:
             self.records[row].append({key: array[row] for key, array in record.items()})
             if self._start(row).row is not None:
                 self.since[row].append(chosen[row])
+        if self.watch is not None:
+            self.watch.moved(np.setdiff1d(rows, broken), chosen, record, self.accounts.at_end, result.obs)
         retaken = [self._take_back(int(row)) for row in broken]
 
         last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
@@ -218,6 +233,8 @@ class Episodes:
         self._broken(self.active)  # and repaired: these faults are only counted
         self.seconds += perf_counter() - before
         check_observation(self.name, self.env.info, obs, len(rows), "reset")
+        if self.watch is not None:
+            self.watch.began(rows, starts, seeds, obs)
         for position, (row, start) in enumerate(zip(rows, starts, strict=True)):
             self.accounts.open(row)
             self.begun[row] = len(self.records[row])

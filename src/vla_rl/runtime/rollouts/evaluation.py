@@ -7,12 +7,12 @@ from time import perf_counter
 
 import numpy as np
 
-from vla_rl.core.episodes import Finished, Start
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.fleet import Fleet
+from vla_rl.runtime.rollouts.requests import Finished, Start
 from vla_rl.runtime.worker import Worker
 
 
@@ -49,7 +49,7 @@ def evaluate(
     rows = np.array([policy.assignment.rows_served for policy in fleet.policies])
     ends = (np.cumsum(rows) * len(tickets) // rows.sum()).tolist()
     pending = [
-        fleet.worker_of(policy).call(Worker.play_eval, tickets[start:end], spec.eval.greedy)
+        fleet.worker_of(policy).call(Worker.play_eval, tickets[start:end], spec.eval.greedy, "evaluation")
         for policy, start, end in zip(fleet.policies, [0, *ends], ends, strict=False)
         if end > start
     ]

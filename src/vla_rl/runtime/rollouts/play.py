@@ -9,9 +9,9 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from vla_rl.core.episodes import Finished, Start
 from vla_rl.runtime.assignments import LaneSlice
 from vla_rl.runtime.rollouts.lanes import Lane
+from vla_rl.runtime.rollouts.requests import Finished, Start
 from vla_rl.runtime.rollouts.streams import Standings
 
 LOOK_S = 0.5

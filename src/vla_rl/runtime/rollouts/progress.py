@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.episodes import Request
+from vla_rl.runtime.rollouts.requests import Request
 
 
 @frozen

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from vla_rl.core.episodes import Finished, Start
 from vla_rl.core.flow import Ticket
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Episode, ResetState
+from vla_rl.runtime.rollouts.requests import Finished, Start
 from vla_rl.runtime.rollouts.streams import Streams
 from vla_rl.runtime.rollouts.task_windows import TaskWindows
 

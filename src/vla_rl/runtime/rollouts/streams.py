@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve, field
 
-from vla_rl.core.episodes import Finished, Start
 from vla_rl.core.types import ResetState
+from vla_rl.runtime.rollouts.requests import Finished, Start
 
 Array = np.ndarray[Any, Any]
 

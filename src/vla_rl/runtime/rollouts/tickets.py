@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from attrs import define, field
 
-from vla_rl.core.episodes import Start
 from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.backends.backend import Ref
 from vla_rl.runtime.fleet import Fleet, Handle
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.rollouts.play import Played, Report, most_held
+from vla_rl.runtime.rollouts.requests import Start
 from vla_rl.runtime.rollouts.streams import Standings
 from vla_rl.runtime.worker import Worker
 
@@ -31,6 +31,8 @@ class Tickets:
     """Reports are wanted while others are played."""
     each: bool = False
     """Of every ticket at once."""
+    purpose: str = "action"
+    """Of the `Mode` in which they are played."""
     arrived: Callable[[int, Sequence[Played]], None] | None = None
     """Is told at once, with the worker of their policy, of tickets that were played, also while `get_all` waits."""
     played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
@@ -143,7 +145,7 @@ class Tickets:
             if self.fleet.get(worker.call(Worker.give, self._placed(batches))):
                 return
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
-        self._plays[index] = worker.call(Worker.play, self._placed(batches))
+        self._plays[index] = worker.call(Worker.play, self._placed(batches), self.purpose)
 
     def _placed(self, batches: list[list[Start]]) -> list[list[Start]]:
         return [[self._standings.placed(start) for start in batch] for batch in batches]

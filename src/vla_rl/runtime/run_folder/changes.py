@@ -58,6 +58,10 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "eval": (NUMBERS, "success is measured in another way"),
     "eval.every": (NONE, "when success is measured"),
     "eval.before": (NONE, "when success is measured"),
+    "world_model": (ANOTHER_RUN, "the saved weights and optimiser are this model's"),
+    "imagination": (NUMBERS, "how much is imagined, and by what rules"),
+    "imagination.buffer": (ANOTHER_RUN, "the files of recorded episodes have this size"),
+    "imagination.held_out": (ANOTHER_RUN, "the world model was fitted to the others"),
     "warmup": (ANOTHER_RUN, "it came before the first checkpoint"),
     "imitation": (NUMBERS, "the optimiser"),
     "imitation.expert": (ANOTHER_RUN, "the demonstrations that are learned"),
@@ -70,7 +74,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "hooks": (NONE, "what is written and shown"),
 }
 """Key, or the beginning of keys -> effect, reason; the longest that fits counts."""
-NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "warmup")}
+NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "warmup", "world_model", "imagination")}
 """Sections that do not matter, by `Run.doing`."""
 NOTHING_THERE = "(not there)"
 

@@ -217,6 +217,7 @@ class RunFolder:
             "steps": state.step,
             "env_steps": state.env_steps,
             "tickets": attrs.asdict(state.tickets),
+            "practice": state.practice,
             "replay": {"reused": state.reused, "refilled": state.refilled},
             "faults": state.faults,
             "roles": roles,

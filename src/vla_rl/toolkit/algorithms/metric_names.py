@@ -24,6 +24,7 @@ RESERVED_GROUPS = frozenset(
         "eval_task",
         "faults",
         "groups",
+        "imagination",
         "imitation",
         "offload",
         "replay",
@@ -33,6 +34,7 @@ RESERVED_GROUPS = frozenset(
         "time",
         "update",
         "warmup",
+        "world_model",
     }
 )
 """... and all names that begin with one of these and a slash."""

@@ -42,8 +42,11 @@ class Replay:
     outcomes: list[Array] = field(factory=list)
 
 
-def measure(model: WorldModel, windows: Windows, seed: int = 0) -> dict[str, float]:
+def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: int | None = None) -> dict[str, float]:
     """All measures of episodes (see above): by step those of pictures and states, and over all steps the rest.
+
+    Args:
+        of_actions: by how many of the episodes action following is measured; None: by all.
 
     Returns:
         psnr/k, copy_psnr/k: of imagined frames, and of the frame before. changed_psnr/k, copy_changed_psnr/k: of pixels
@@ -53,7 +56,8 @@ def measure(model: WorldModel, windows: Windows, seed: int = 0) -> dict[str, flo
         replay_auc, replay_fpr, replay_fnr: of the success of whole episodes.
     """
     replay = play(model, windows, seed)
-    found = _pictures(replay, windows) | _actions(model, windows, seed)
+    some = windows if of_actions is None else take_rows(windows, np.arange(min(of_actions, len(windows.instructions))))
+    found = _pictures(replay, windows) | _actions(model, some, seed)
     played = np.concatenate(replay.played)
     classes = np.concatenate(replay.outcomes)[played]
     chunk = windows.actions.shape[2]

@@ -68,6 +68,9 @@ def step_line(status: Status) -> str:
     parts += [f"{label} {metrics[name]:.3g}" for name, label in NUMBERS.items() if name in metrics]
     if "throughput/env_steps_per_s" in metrics:
         parts.append(f"{metrics['throughput/env_steps_per_s']:,.0f} env steps/s")
+    if "imagination/paused" in metrics:
+        count = metrics.get("imagination/episodes")
+        parts.append("imagination paused" if count is None else f"{count:,.0f} episodes imagined")
     if "throughput/samples_per_s" in metrics:
         parts.append(f"{metrics['throughput/samples_per_s']:,.0f} samples/s")
     parts += [f"{label} {value}" for label, value in _ahead(metrics).items()]

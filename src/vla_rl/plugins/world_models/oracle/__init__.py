@@ -27,7 +27,8 @@ def build(config: OracleConfig, context: Context) -> Any:
     from vla_rl.plugins.world_models.oracle.model import Oracle
 
     section = read_env(config.env, config.keys)
-    return Oracle(build_env("env", config.env, section.config, evolve(context, num_envs=config.rows)), config)
+    env = build_env("env", config.env, section.config, evolve(context, num_envs=config.rows, env=None))
+    return Oracle(env, config, context.env)
 
 
 SUMMARY = "Experimental: the true simulator, which plays recorded actions again; an upper bound, and for tests"

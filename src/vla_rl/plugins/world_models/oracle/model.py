@@ -10,7 +10,7 @@ import numpy as np
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import ChunkResult, Observation, to_numpy
+from vla_rl.core.types import ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 
 if TYPE_CHECKING:
@@ -19,9 +19,18 @@ if TYPE_CHECKING:
 
 
 class Oracle(WorldModel):
-    def __init__(self, env: SimEnv, config: OracleConfig) -> None:
-        """Raises UserError for a simulator whose episodes do not come twice alike."""
+    def __init__(self, env: SimEnv, config: OracleConfig, run: EnvInfo | None = None) -> None:
+        """`run`: the simulator whose episodes are imagined. Raises UserError where it shows or takes other things, and
+        for one whose episodes do not come twice alike."""
         self.env, self.history = env, config.history
+        self._last: tuple[Any, Any, list[tuple[int, ChunkResult]]] | None = None
+        for name in () if run is None else ("cameras", "state_dim", "action_low", "action_high"):
+            own, wanted = getattr(env.info, name), getattr(run, name)
+            if own != wanted:
+                raise UserError(
+                    f"world model 'oracle': its env {config.env!r} has {name} {own}, and the run's simulator {wanted}; "
+                    "give it the same settings (world_model.keys)"
+                )
         if not env.info.deterministic:
             raise UserError(f"world model 'oracle' plays episodes again, and env {config.env!r} is not deterministic")
 
@@ -56,8 +65,11 @@ class Oracle(WorldModel):
                 f"world model 'oracle' needs all chunks since the reset, and windows of history {self.history} lack "
                 f"the first {missing}; set its `history` to the chunks of the longest episode, horizon included"
             )
-        rows = self.env.num_envs
-        return [self._play(windows, actions, first) for first in range(0, len(actions), rows)]
+        if self._last is not None and self._last[0] is windows and self._last[1] is actions:
+            return self._last[2]  # `outcome` after `imagine`, of the same chunk
+        found = [self._play(windows, actions, first) for first in range(0, len(actions), self.env.num_envs)]
+        self._last = windows, actions, found
+        return found
 
     def _play(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
         rows = self.env.num_envs

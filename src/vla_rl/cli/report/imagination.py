@@ -1,0 +1,86 @@
+"""Of a run that practises in a world model: what the model is worth, and what it imagines."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from vla_rl.cli.report.charts import number, small_chart
+from vla_rl.cli.report.gather import Gathered
+from vla_rl.cli.report.html import section
+
+INFLATION = "imagination/inflation"
+METRICS = {
+    INFLATION: "success inflation",
+    "imagination/success_rate": "success of imagined episodes",
+    "world_model/replay_auc": "AUC of success, episodes imagined again",
+    "world_model/action_accuracy": "the right one of 8 chunks found",
+    "world_model/changed_psnr/1": "dB of changed pixels, one chunk on",
+    "world_model/outcome_auc": "AUC of success after a chunk",
+}
+PICTURE_BYTES = 4_000_000
+"""A picture that is larger is not put into the page."""
+
+
+def imagination(run: Gathered) -> str:
+    """The section; nothing of a run without a world model."""
+    if not run.series("world_model/updates"):
+        return ""
+    return section("Imagination", _sums(run) + _charts(run) + _picture(run))
+
+
+def _sums(run: Gathered) -> str:
+    practice: Mapping[str, Any] = run.results.get("practice") or {}
+    real = sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
+    imagined = sum(int(m.get("imagination/env_steps", 0)) for m in run.steps)
+    paused = sum(1 for m in run.steps if m.get("imagination/paused"))
+    rows = {
+        "actions in the simulator": f"{real:,}",
+        "imagined": f"{imagined:,}",
+        "updates of the world model": f"{int(run.series('world_model/updates')[-1][1]):,}",
+        "seconds of fitting": f"{sum(m.get('time/fit', 0.0) for m in run.steps):,.0f}",
+        "training steps without imagined episodes": f"{paused} of {len(run.steps)}",
+    }
+    if practice.get("paused"):
+        rows["not in the last one, because"] = str(practice["paused"])
+    body = "".join(
+        f'<tr><td>{escape(title)}</td><td class="text">{escape(value)}</td></tr>' for title, value in rows.items()
+    )
+    return f'<div class="card scroll"><table>{body}</table></div>'
+
+
+def _charts(run: Gathered) -> str:
+    figures = ""
+    for name, label in METRICS.items():
+        pairs = run.series(name)
+        if len(pairs) < 2:
+            continue
+        ends = [run.series(f"{name}{end}") for end in ("_low", "_high")]
+        chart = small_chart(label, pairs, band=ends if all(ends) else ())
+        figures += (
+            f'<figure><figcaption title="{escape(name)}">{escape(label)}<b>{number(pairs[-1][1])}</b></figcaption>'
+            f"{chart}</figure>"
+        )
+    note = (
+        '<p class="note">Success inflation: how much more often the policy succeeds in the world model than it did in '
+        "the simulator, from the same first frames; band: 95 % interval. The others are of episodes that the model was "
+        "not fitted to.</p>"
+    )
+    return f'<div class="multiples">{figures}</div>{note}' if figures else ""
+
+
+def _picture(run: Gathered) -> str:
+    pictures = sorted((run.folder / "imagined").glob("update_*.png"))
+    if not pictures or pictures[-1].stat().st_size > PICTURE_BYTES:
+        return ""
+    data, updates = b64encode(pictures[-1].read_bytes()).decode(), int(pictures[-1].stem.partition("_")[2])
+    note = (
+        f"Held-out episodes after {updates:,} updates, chunk by chunk from left to right, cameras beside each other: "
+        "recorded, and below it imagined from the first frame on with the same actions."
+    )
+    return (
+        f'<div class="card scroll"><img class="strip" alt="recorded and imagined episodes" '
+        f'src="data:image/png;base64,{data}"></div><p class="note">{note}</p>'
+    )

@@ -1,0 +1,92 @@
+"""What a run with a world model is refused for, before it starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from vla_rl.core.errors import SpecError
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.plan import Plan
+from vla_rl.core.spec.source import Item, located
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import EnvInfo
+
+WHOLE = "a world model sees whole episodes"
+
+
+def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
+    """What shows in the spec alone."""
+    section, rollout, asynchrony = spec.imagination, spec.rollout, spec.asynchrony
+    if section is None:
+        return
+    if rollout.auto_reset != "off":
+        text = f"{WHOLE}, each a ticket: it needs auto_reset: off (and rollout.episodes), not {rollout.auto_reset}"
+        yield ("rollout", "auto_reset"), text
+    if rollout.ignore_terminations:
+        yield ("rollout", "ignore_terminations"), f"{WHOLE} with their ends; set it to false, or remove imagination"
+    if asynchrony.max_lag:
+        text = "the world model is fitted between two rollouts; use max_lag: 0, or remove imagination"
+        yield ("asynchrony", "max_lag"), text
+    if rollout.lag:
+        text = "imagined trajectories are of the newest weights; use lag: 0, or remove imagination"
+        yield ("rollout", "lag"), text
+    if asynchrony.replay.uses > 1:
+        text = "imagined trajectories are trained on once; use uses: 1, or remove imagination"
+        yield ("asynchrony", "replay", "uses"), text
+    if asynchrony.stream:
+        text = "learners cannot begin before the policy has practised; use stream: false, or remove imagination"
+        yield ("asynchrony", "stream"), text
+    if spec.env.python is not None:
+        text = "the world model lives with the simulators, and needs this interpreter's packages; remove it"
+        yield ("env", "python"), text
+    if "frames" in algorithm.needs:
+        text = (
+            f"algorithm {spec.algorithm.type!r} looks at the frames of whole trajectories, and imagined ones are never "
+            "collected; choose another algorithm, such as grpo or ppo"
+        )
+        yield ("algorithm",), text
+    if "values" not in algorithm.needs and section.start != "first":
+        yield ("imagination", "start"), f"{_no_critic(spec)}; use start: first, or an algorithm with a critic, as ppo"
+    if "values" not in algorithm.needs and rollout.max_steps is not None:
+        yield from _of_horizon(spec, rollout.max_steps)
+
+
+def of_plan(spec: Spec, plan: Plan) -> Iterator[Item]:
+    """What shows in where the roles are."""
+    if spec.imagination is None:
+        return
+    count, one = len(plan.hosting("sim")), "the world model lives with the simulators, and there is one of it"
+    if count > 1 and spec.runtime.backend != "local":
+        text = (
+            f"{one}, but the plan has {count} sim workers; give the placement one (collocated: workers: 1; "
+            "disaggregated: sim_workers: 1), or use runtime.backend: local"
+        )
+        yield ("placement",), text
+    if plan.side_by_side:
+        yield ("placement", "lanes"), f"{one}, so lanes cannot step at the same time; leave lanes out"
+    if "sim" in plan.offload:
+        yield ("placement", "offload"), f"{one}: it cannot leave the device; leave out placement.offload.sim"
+
+
+def check_episodes(spec: Spec, algorithm: Algorithm, info: EnvInfo) -> None:
+    """For the driver, which knows how long episodes are. Raises SpecError where imagined ones would be cut off."""
+    limit = spec.rollout.max_steps or max(task.max_steps for task in info.tasks)
+    found = [] if "values" in algorithm.needs else list(_of_horizon(spec, limit))
+    if found:
+        raise SpecError(located(found, spec.source))
+
+
+def _of_horizon(spec: Spec, limit: int) -> Iterator[Item]:
+    assert spec.imagination is not None
+    chunks, horizon = math.ceil(limit / spec.rollout.chunk), spec.imagination.horizon
+    if horizon < chunks:
+        text = (
+            f"{_no_critic(spec)}: {horizon} chunks end before an episode of {chunks} does; give at least {chunks}, or "
+            "an algorithm with a critic, as ppo"
+        )
+        yield ("imagination", "horizon"), text
+
+
+def _no_critic(spec: Spec) -> str:
+    return f"algorithm {spec.algorithm.type!r} has no critic that values what follows an imagined trajectory's end"
