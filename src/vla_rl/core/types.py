@@ -7,7 +7,7 @@ M log-probs of an action (action tokens, or 1), B samples of a batch, S state di
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -308,6 +308,8 @@ class Rollout:
     """float32 [T, N, C, M] of the newest weights, in `advantages` of algorithms that need "fresh-log-probs"."""
     findings: Mapping[str, torch.Tensor] = field(factory=dict)
     """What `Algorithm.shape_rewards` found of each trajectory, [N] each; for its metrics and for listeners."""
+    recordings: Iterable[Any] = ()
+    """Episodes that a hook with `RecordSettings` records (vla_rl.toolkit.data.recording), fetched as it iterates."""
 
     @property
     def samples(self) -> torch.Tensor:
