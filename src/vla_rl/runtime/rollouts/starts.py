@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from attrs import evolve
+
 from vla_rl.core.episodes import Finished, Start
 from vla_rl.core.flow import Ticket
 from vla_rl.core.reset_states import draw_state
@@ -36,8 +38,8 @@ class Starts:
         pinned = max(0, before - spec.behind) if spec.behind else -1
         if rollout.auto_reset == "off":
             state = draw_state(self.states, spec.seed, ticket.group, weights=weights)
-            common = {"number": ticket.number, "version": pinned, "least": version}
-            return Start(state=state, record=self.record, recorded=self.marks.next(before + 1), **common)
+            start = Start(state=state, number=ticket.number, record=self.record, version=pinned, least=version)
+            return evolve(start, recorded=self.marks.next(before + 1))
         row = ticket.number % spec.env.num_envs
         state = draw_state(self.states, spec.seed, row // rollout.group_size, weights=weights)
         start = Start(state=state, number=ticket.number, row=row, weights=weights, version=pinned, least=version)
