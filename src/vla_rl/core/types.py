@@ -92,7 +92,7 @@ class Plugin:
     extra: str | None = None
     """Extra of the distribution that installs what `build` imports."""
     presets: Mapping[str, Mapping[str, Any]] = field(factory=dict)
-    """Keys under a name: `preset: NAME` in a spec stands for them, and keys beside it win. No key is called `preset`."""
+    """Keys under a name: `preset: NAME` in a spec stands for them, and keys beside it win; no key is named `preset`."""
     row_memory: int = 0
     """Simulators: host memory of one row in bytes, when it is not negligible."""
     preflight: Callable[[Any], None] | None = None
@@ -104,7 +104,7 @@ class Plugin:
     lacks: Callable[[], str | None] | None = None
     """-> what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None: nothing."""
     action_dim: Callable[[Any], int | None] | None = None
-    """config -> numbers of an action, where known without building (else None): the env's and the model's must agree."""
+    """config -> numbers of an action, where known without building (else None): env and model must agree."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: config -> why reinforcement learning is impossible with it (None: it is possible), asked before a run."""
 

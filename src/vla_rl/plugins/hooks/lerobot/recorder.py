@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.events import Evaluation, Run
 from vla_rl.core.types import Rollout
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
@@ -32,6 +33,12 @@ class LeRobotRecorder:
         place = hashlib.sha256(str(Path(run.folder).resolve()).encode()).hexdigest()[:12]
         self._run = f"{run.name} {place}"
         self._writer = LeRobotWriter(folder, fps=self._config.fps, robot=str(run.spec["env"]["type"]))
+        there = self._writer.features
+        if there is not None and self._config.rows != ("chunks" if "action.executed" in there else "steps"):
+            raise UserError(
+                f"{folder} has other rows than rows: {self._config.rows}, and a data set has rows of one kind; choose "
+                "another folder, or the other setting"
+            )
 
     def on_rollout_end(self, run: Run, step: int, rollout: Rollout, metrics: dict[str, float]) -> None:
         self._write(rollout.recordings)
