@@ -10,7 +10,6 @@ import fragile
 import numpy as np
 import pytest
 from attrs import evolve
-from fragile import FragileConfig
 from PIL import Image
 from scripted_runs import read_metrics, scripted_spec
 
@@ -24,7 +23,6 @@ from vla_rl.runtime.start import clone, evaluate, run
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'vla-rl[data]'")
 pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
 
-assert FragileConfig  # the plugin is a file
 TABLETOP = {"type": "tabletop", "num_envs": 4, "image_size": 16}
 ROLLOUT = {"chunk": 4, "episodes": 8, "group_size": 4, "max_steps": 12}
 TRAIN = {"steps": 2, "lr": 1e-2, "micro_batch": 8, "global_batch": 8, "checkpoint_every": 1}
