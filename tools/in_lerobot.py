@@ -108,7 +108,7 @@ def _pi(sizes: Any, kind: str) -> Any:
         }
         for name, value in vision.items():
             setattr(config.vision_config, name, value)
-        config.text_config.vocab_size = config._vocab_size = sizes.vocab
+        config.text_config.vocab_size = sizes.vocab
         config.projection_dim, config.image_token_id = sizes.text_width, sizes.vocab
         return built(config=config)
 

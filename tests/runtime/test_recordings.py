@@ -129,6 +129,7 @@ def test_a_row_that_breaks_is_recorded_once(tmp_path, rows):
             env=env,
             rollout={"chunk": 2, "episodes": 8, "group_size": 2},
             eval={},
+            train={**TRAIN, "steps": 1},
         )
         results = run(spec, tmp_path / name, False)
         assert results["faults"] == (name == "broken")

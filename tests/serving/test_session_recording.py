@@ -48,12 +48,14 @@ def episodes(folder):
 
 def test_sessions_are_episodes(policy, tmp_path):
     """Equal to the bit, of two clients whose requests alternate; one that asks nothing leaves nothing."""
-    with served(policy, record=tmp_path) as server:
-        with Client(server) as first, Client(server) as second, Client(server):
-            answers = [
-                client.infer(request_of({**sight(policy, seed), "instruction": "pick up the red block"}))["actions"]
-                for seed, client in enumerate((first, second, first, first))
-            ]
+    asked = [request_of({**sight(policy, seed), "instruction": "pick up the red block"}) for seed in range(4)]
+    with (
+        served(policy, record=tmp_path) as server,
+        Client(server) as first,
+        Client(server) as second,
+        Client(server),
+    ):
+        answers = [c.infer(r)["actions"] for c, r in zip((first, second, first, first), asked, strict=True)]
     assert sorted(episodes(tmp_path)) == [1, 3] and server.recorder.episodes == 2
     data = read(tmp_path, policy)
     obs, actions = data.read_samples(np.arange(data.num_samples()))

@@ -91,6 +91,20 @@ def test_what_is_written_is_read(tmp_path: Path, chunks: bool) -> None:
             read(tmp_path / "set", 2)
 
 
+def test_the_end_of_an_episode_is_seen_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Every step begins a chunk then, filled with the last action of its own episode."""
+    episodes = [episode(0, 2), episode(1, 4)]
+    write(tmp_path, episodes)
+    config = LeRobotConfig(folder=tmp_path, ends="repeat")
+    data = reader.build(config, Context(env=INFO, chunk=CHUNK))
+    assert data.num_samples() == 6
+    obs, actions = data.read_samples(np.array([5, 0, 1, 2]))
+    first, second = (e.actions for e in episodes)
+    wanted = [second[[3, 3, 3]], first[[0, 1, 1]], first[[1, 1, 1]], second[[0, 1, 2]]]
+    assert np.array_equal(actions, wanted)
+    assert np.array_equal(obs.state, [episodes[1].state[3], *episodes[0].state, episodes[1].state[0]])
+
+
 def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
     episodes = [episode(seed, length) for seed, length in enumerate((5, 9, 2))]
     write(tmp_path, episodes[:2])

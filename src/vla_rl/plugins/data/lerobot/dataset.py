@@ -65,7 +65,8 @@ class LeRobotData(Demonstrations):
         indices, self._first = np.unique(table["episode_index"], return_index=True)
         clips = {e.index: e.clips for e in episodes}
         self._clips = [clips[index] for index in indices.tolist()]
-        self._windows = Windows(np.diff([*self._first, len(order)]).tolist(), 1 if self._whole else context.chunk)
+        lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
+        self._windows, self._last = Windows(lengths.tolist(), 1 if every else context.chunk), self._first + lengths - 1
         self._action_dim = action_dim
         self._where, self._order, self._videos = where, order, Videos(meta.fps)
         stored = [name for name in dict.fromkeys(self._cameras.values()) if name not in self._filmed]
@@ -94,7 +95,8 @@ class LeRobotData(Demonstrations):
         )
         if self._whole:
             return observation, self._actions[rows].reshape(len(rows), self._chunk, self._action_dim)
-        return observation, np.stack([self._actions[row : row + self._chunk] for row in rows])
+        following = rows[:, None] + np.arange(self._chunk)
+        return observation, self._actions[np.minimum(following, self._last[episodes][:, None])]
 
     def data_statistics(self) -> Any:
         features = {"action": self._actions.reshape(-1, self._action_dim)} | (
