@@ -200,7 +200,7 @@ def test_a_spool_is_emptied():
     assert spool.keys() == [(0, 0), (1, 0), (2, 0)] and spool.get((1, 0)) == {"of": 1}
     spool.put((1, 0), {"of": "the second try"})
     assert spool.get((1, 0)) == {"of": "the second try"}
-    spool.forget([(0, 0), (1, 0)])
+    spool.forget(1)
     assert spool.keys() == [(2, 0)] and spool.get((2, 0)) == {"of": 2}
-    spool.forget([(2, 0), (7, 0)])
+    spool.forget(None)
     assert spool._file.seek(0, 2) == 0

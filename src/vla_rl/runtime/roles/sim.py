@@ -212,8 +212,9 @@ class SimRole:
         return self.spools[what].get(key)
 
     @remote(track="none", door="beside")
-    def forget_recordings(self, what: str, keys: Sequence[Key]) -> None:
-        self.spools[what].forget(keys)
+    def forget_recordings(self, what: str, last: int | None) -> None:
+        """As `Spool.forget`."""
+        self.spools[what].forget(last)
 
     def close(self) -> None:
         for outbox in self.outboxes.values():

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Recordings:
-    """Of a rollout or an evaluation, in the order of their tickets; what is fetched, or left, is gone."""
+    """Of a rollout or an evaluation, in the order of their tickets. When the iteration ends, all that was recorded for
+    it is forgotten: steps consume tickets in the order of their numbers, so nobody asks for earlier ones again."""
 
     fleet: Fleet
     what: str
@@ -41,7 +42,8 @@ class Recordings:
                         identity=f"{self.what} {self.step}, ticket {number}, episode {episode}, {found.identity}",
                     )
         finally:
-            self.fleet.get_all([sim.call(SimRole.forget_recordings, self.what, self.keys) for sim in sims])
+            last = max((number for number, _ in self.keys), default=-1) if self.what == "rollout" else None
+            self.fleet.get_all([sim.call(SimRole.forget_recordings, self.what, last) for sim in sims])
 
 
 def of_rollout(fleet: Fleet, spec: Spec, rollout: Rollout, tickets: Sequence[int]) -> Rollout:

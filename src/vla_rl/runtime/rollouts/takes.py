@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
@@ -49,10 +48,10 @@ class Spool:
             recording: Recording = pickle.loads(self._file.read(length))  # noqa: S301 - this process wrote it
             return recording
 
-    def forget(self, keys: Sequence[Key]) -> None:
+    def forget(self, last: int | None) -> None:
+        """Those of tickets up to this number; None: all."""
         with self._lock:
-            for key in keys:
-                self._places.pop(key, None)
+            self._places = {key: p for key, p in self._places.items() if last is not None and key[0] > last}
             if not self._places:
                 self._file.seek(0)
                 self._file.truncate()
