@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import typer
 
 from vla_rl.cli.benchmark.run import line, play
 from vla_rl.cli.benchmark.suites import load
 from vla_rl.cli.progress import Progress
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Component, Spec, component
 from vla_rl.runtime.start import evaluate
+from vla_rl.toolkit.data.recording import RecordSettings
 
 
 def main(
@@ -27,17 +29,23 @@ def main(
     benchmark: str | None,
     suites: list[str] | None,
     folder: Path | None,
+    record: Path | None,
 ) -> None:
     """Print the success of one evaluation, or of all suites of a benchmark.
 
     Args:
         spec_with: further overrides -> the spec.   policy: how tables call it.
         home: in which a benchmark's results lie, unless `folder` is given.
+        record: folder of a data set that the episodes are appended to.
     """
+
+    def played(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
+        return evaluate(spec, checkpoint, Progress("episodes"), None if record is None else _recording(spec, record))
+
     if benchmark is None:
         if suites or folder:
             raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
-        result = _evaluate(spec_with(()), checkpoint)
+        result = played(spec_with(()), checkpoint)
         rows = {"all": result["success"], **result["tasks"]}
         for name, rate in rows.items():
             typer.echo(line(name, rate, max(map(len, rows))))
@@ -48,9 +56,11 @@ def main(
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
     chosen = load(benchmark)
     folder = folder or home / "benchmarks" / Path(benchmark).stem
-    play(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, _evaluate, folder, typer.echo)
+    play(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, played, folder, typer.echo)
     typer.echo(f"wrote {folder / 'index.html'}")
 
 
-def _evaluate(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
-    return evaluate(spec, checkpoint, Progress("episodes"))
+def _recording(spec: Spec, folder: Path) -> Component:
+    """The hook that records to a folder, with the settings that the spec's own has, if there is one."""
+    own = next((hook for hook in spec.hooks if isinstance(hook.config, RecordSettings)), component("hook", "lerobot"))
+    return attrs.evolve(own, config=attrs.evolve(own.config, folder=folder, what="evaluation", every=0))

@@ -134,6 +134,9 @@ def evaluate(
     folder: Annotated[
         Path | None, typer.Option(help="Of the benchmark's results; default: RUN/benchmarks/NAME. Suites there stay.")
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Append the episodes to a data set in LeRobot's format.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
@@ -153,6 +156,7 @@ def evaluate(
         benchmark=benchmark,
         suites=suite,
         folder=folder,
+        record=record,
     )
 
 
@@ -204,6 +208,9 @@ def serve(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that are inferred together.")] = 16,
     max_wait: Annotated[float, typer.Option(min=0, help="Milliseconds that a request waits for others.")] = 2.0,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Append sessions to a data set in LeRobot's format.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Let robots and other people's simulators use a checkpoint, over a websocket, as openpi's clients speak."""
@@ -224,6 +231,7 @@ def serve(
             device=device,
             max_batch=max_batch,
             max_wait=max_wait / 1e3,
+            record=record,
             debug=debug,
         )
     )

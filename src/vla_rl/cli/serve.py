@@ -30,6 +30,7 @@ def main(
     device: str | None,
     max_batch: int,
     max_wait: float,
+    record: Path | None,
     debug: bool,
 ) -> int:
     """Serve until Ctrl-C or SIGTERM; -> the exit status."""
@@ -57,6 +58,7 @@ def main(
         prompt=prompt,
         api_key=api_key,
         window=Window(max_batch=max_batch, max_wait=max_wait),
+        record=record,
     )
 
     def listening(port: int) -> None:
@@ -69,4 +71,6 @@ def main(
         f"answered {server.asked} requests, refused {server.refused}; {policy.clipped} of {policy.acted} chunks "
         f"had numbers outside of the bounds and were clipped"
     )
+    if server.recorder is not None:
+        typer.echo(f"recorded {server.recorder.episodes} episodes in {record}")
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -47,6 +47,8 @@ class Evaluation:
     episodes: tuple[Episode, ...]
     seconds: float
     frames: tuple[EpisodeFrames, ...] = ()
+    recordings: Iterable[Any] = ()
+    """As `Rollout.recordings`."""
 
 
 @frozen(kw_only=True)

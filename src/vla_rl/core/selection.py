@@ -1,5 +1,4 @@
-"""Which trajectories of a rollout are trained on: what the algorithm's filters keep; and the end of a run in which
-they keep nothing."""
+"""Which trajectories of a rollout are trained on; and the end of a run whose filters keep nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +35,8 @@ class Selection:
         if len(columns):
             self.skipped.clear()
         else:
-            self.skipped.append(_histogram(rollout))
+            members = [rollout.success[rollout.groups == group] for group in rollout.groups.unique()]
+            self.skipped.append(Counter((int(success.sum()), len(success)) for success in members))
         return columns
 
     def check_progress(self) -> None:
@@ -57,11 +57,6 @@ class Selection:
             f"the filters of algorithm {self.spec.algorithm.type!r} left nothing to train on in {limit} training steps "
             f"in a row (train.max_skipped):\n{lines}\n  {advice}; widen the filters, or give rollout.resample"
         )
-
-
-def _histogram(rollout: Rollout) -> Counter[tuple[int, int]]:
-    members = [rollout.success[rollout.groups == group] for group in rollout.groups.unique()]
-    return Counter((int(success.sum()), len(success)) for success in members)
 
 
 def groups_in(rollout: Rollout, keep: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ M log-probs of an action (action tokens, or 1), B samples of a batch, S state di
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -92,8 +92,7 @@ class Plugin:
     extra: str | None = None
     """Extra of the distribution that installs what `build` imports."""
     presets: Mapping[str, Mapping[str, Any]] = field(factory=dict)
-    """Settings under a name, such as those of a published recipe: `preset: NAME` in a spec stands for these keys, and
-    keys beside it win. For plugins without a key of their own called `preset`."""
+    """Keys under a name: `preset: NAME` in a spec stands for them, and keys beside it win; no key is named `preset`."""
     row_memory: int = 0
     """Simulators: host memory of one row in bytes, when it is not negligible."""
     preflight: Callable[[Any], None] | None = None
@@ -105,8 +104,7 @@ class Plugin:
     lacks: Callable[[], str | None] | None = None
     """-> what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None: nothing."""
     action_dim: Callable[[Any], int | None] | None = None
-    """config -> numbers of an action that a simulator takes or a model gives, where that is known without building it
-    (else None): a spec in which the two differ is refused."""
+    """config -> numbers of an action, where known without building (else None): env and model must agree."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: config -> why reinforcement learning is impossible with it (None: it is possible), asked before a run."""
 
@@ -308,6 +306,8 @@ class Rollout:
     """float32 [T, N, C, M] of the newest weights, in `advantages` of algorithms that need "fresh-log-probs"."""
     findings: Mapping[str, torch.Tensor] = field(factory=dict)
     """What `Algorithm.shape_rewards` found of each trajectory, [N] each; for its metrics and for listeners."""
+    recordings: Iterable[Any] = ()
+    """Episodes that a hook with `RecordSettings` records (vla_rl.toolkit.data.recording), fetched as it iterates."""
 
     @property
     def samples(self) -> torch.Tensor:

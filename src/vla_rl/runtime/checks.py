@@ -18,6 +18,7 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.imagination.checks import of_imagination, of_plan
 from vla_rl.runtime.interpreter import interpreter_problems
+from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import rows_apart
 
 SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
@@ -40,7 +41,8 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
         found += _of_training(spec)
     if ("algorithm",) not in lacking:
         found += _of_needs(spec)
-    found += [*_of_listeners(spec, lacking), *_of_interpreter(spec), *_of_plan(spec, training)]
+    found += [*_of_listeners(spec, lacking), *_of_recording(spec, training)]
+    found += [*_of_interpreter(spec), *_of_plan(spec, training)]
     if found:
         raise SpecError(located(found, spec.source))
 
@@ -120,7 +122,7 @@ def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, 
         yield ("imitation", "data"), "data", spec.imitation.data
 
 
-def _of_plugin(spec: Spec, path: tuple[str, ...], kind: str, part: Component) -> list[Item]:
+def _of_plugin(spec: Spec, path: tuple[str | int, ...], kind: str, part: Component) -> list[Item]:
     """What the plugin itself says of its settings."""
     check = load(kind, part.type, spec.plugins).check
     context = Context(seed=spec.seed, chunk=spec.rollout.chunk, temperature=spec.rollout.temperature)
@@ -163,10 +165,25 @@ def _of_listeners(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[I
     """Listeners are built, so that events that nobody knows are found; they do nothing before a run starts."""
     if any(path[0] == "hooks" for path in lacking):
         return
+    for i, hook in enumerate(spec.hooks):
+        yield from _of_plugin(spec, ("hooks", i), "hook", hook)
     try:
         listeners(spec)
     except PluginError as exc:
         yield ("hooks",), str(exc)
+
+
+def _of_recording(spec: Spec, training: bool) -> Iterator[Item]:
+    recording = [(i, hook.config) for i, hook in enumerate(spec.hooks) if isinstance(hook.config, RecordSettings)]
+    for i, _ in recording[1:]:
+        yield ("hooks", i), "another hook records episodes, and simulators keep them once; leave one of the two out"
+    for i, settings in recording[:1]:
+        if training and settings.what != "evaluation" and spec.rollout.auto_reset != "off":
+            text = (
+                f"with rollout.auto_reset: {spec.rollout.auto_reset} rollouts end in the midst of episodes, and whole "
+                "ones are recorded; use what: evaluation, or auto_reset: off"
+            )
+            yield ("hooks", i, "what"), text
 
 
 def _of_interpreter(spec: Spec) -> Iterator[Item]:

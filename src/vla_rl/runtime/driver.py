@@ -42,6 +42,7 @@ from vla_rl.runtime.roles.sim import SimRole, too_many_faults
 from vla_rl.runtime.rollouts import figures
 from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
+from vla_rl.runtime.rollouts.recordings import of_rollout
 from vla_rl.runtime.rollouts.starts import Starts
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
@@ -148,7 +149,7 @@ class Driver:
         played = [self.tickets.played[number] for number in tickets]
         self.gathered = assemble(step, played, self.spec.rollout.group_size)
         self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
-        rollout = self.gathered.rollout
+        rollout = of_rollout(self.fleet, self.spec, self.gathered.rollout, tickets)
         return rollout, {
             **figures.of_episodes(rollout.episodes),
             **figures.of_work(self.tickets.since),
@@ -233,11 +234,10 @@ class Driver:
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
         self._arrived()
-        tickets = tickets_for(self.spec, self.eval_states, frames)
+        tickets = tickets_for(self.spec, self.eval_states, frames, step)
         self.progress("eval", 0, len(tickets))
-        return self.restarts.surviving(
-            lambda: evaluate(self.fleet, self.spec, self.info, step, tickets, self._report_faults)
-        )
+        play = partial(evaluate, self.fleet, self.spec, self.info, step, tickets, self._report_faults)
+        return self.restarts.surviving(play)
 
     @traced
     def warm_up(self) -> dict[str, float]:

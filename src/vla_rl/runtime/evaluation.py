@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import attrs
 
+from vla_rl.core.catalogue import build
+from vla_rl.core.events import Run
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
+from vla_rl.core.manager import broadcast
 from vla_rl.core.runtime import StartRuntime
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.state import State, summary
+from vla_rl.core.types import Context
 
 Progress = Callable[[int, int], None]
 
@@ -29,6 +34,8 @@ def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime
 def _evaluate(
     spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress, interrupts: Interrupts
 ) -> dict[str, Any]:
+    hooks = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
+    events = broadcast(hooks)
     runtime = start(spec, scaling=state.scaling, interrupts=interrupts)
     begun = 0, 0
 
@@ -42,7 +49,18 @@ def _evaluate(
     try:
         if trainer is not None:
             runtime.load(trainer)
+        about = Run(
+            name=f"{spec.name} {uuid4().hex[:12]}",
+            doing="evaluation",
+            folder=Path(),
+            spec=spec.to_dict(),
+            first_step=state.step,
+            steps=state.step,
+        )
+        events.on_run_start(about)
         found = runtime.evaluate(state.step, 0)
+        events.on_eval_end(about, state.step, found)
+        events.on_run_end(about, {})
         told = {"faults": runtime.faults, "notes": list(runtime.info.notes)}
         return summary(found) | told | {"episodes": [attrs.asdict(episode) for episode in found.episodes]}
     finally:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from vla_rl.core.imitation import Cloning, imitation_of
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.loop import ReinforcementLearning
 from vla_rl.core.runtime import Scaling
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.state import State
 from vla_rl.runtime import evaluation
 from vla_rl.runtime.checks import check_spec
@@ -32,12 +34,17 @@ def clone(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any
 
 
 def evaluate(
-    spec: Spec, checkpoint: Path | None = None, progress: evaluation.Progress = lambda done, total: None
+    spec: Spec,
+    checkpoint: Path | None = None,
+    progress: evaluation.Progress = lambda done, total: None,
+    record: Component | None = None,
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given; `progress` is called
-    from time to time with the episodes that are played and all of them. Raises CheckpointError when any of the
-    checkpoint's files is damaged."""
-    check_spec(spec, training=False)
+    from time to time with the episodes that are played and all of them. `record`: the hook that records them, such as
+    `component("hook", "lerobot", folder="episodes")`; the spec's own hooks hear nothing. Raises CheckpointError when
+    any of the checkpoint's files is damaged."""
+    check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)
+    spec = evolve(spec, hooks=() if record is None else (record,))
     if checkpoint is None:
         return evaluation.evaluate(spec, State(), None, start, progress)
     return evaluation.evaluate(spec, read_state(checkpoint), checkpoint / "trainer", start, progress)

@@ -9,10 +9,11 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 from websockets.asyncio.server import Server as Listening
@@ -21,13 +22,18 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from vla_rl.core.catalogue import OWN_DIST, install_command
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Window
+from vla_rl.core.types import Observation
 from vla_rl.serving.batching import Batcher
 from vla_rl.serving.dialects import DIALECTS, Dialect, Frame
-from vla_rl.serving.policy import Key, Policy
+from vla_rl.serving.policy import Array, Key, Policy
 from vla_rl.toolkit.models.key_maps import KeyMap, read_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError
+
+if TYPE_CHECKING:
+    from vla_rl.serving.recording import SessionRecorder
 
 logger = logging.getLogger(__name__)
 OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
@@ -35,6 +41,8 @@ MAX_CLIENTS = 64
 PREVIOUS, DELAY = "previous_actions", "delay"
 """Keys of a request for real-time chunking."""
 FAILED = "the policy failed; its server's log says why"
+Seen = tuple[Observation, Array]
+"""A row, and the actions that were answered."""
 
 
 @frozen(kw_only=True)
@@ -50,6 +58,8 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     """What clients have to give; None: nothing."""
     window: Window = field(factory=lambda: Window(max_batch=16, max_wait=0.002))
+    record: Path | None = None
+    """Folder of the data set that sessions are appended to; None: nothing is kept."""
 
 
 def read_api_key(file: Path) -> str:
@@ -71,6 +81,7 @@ class PolicyServer:
     """Requests that were answered."""
     refused: int = field(default=0, init=False)
     _batcher: Batcher = field(init=False)
+    recorder: SessionRecorder | None = field(default=None, init=False)
     _clients: set[ServerConnection] = field(factory=set, init=False)
     _numbers: Any = field(factory=count, init=False)
     _speaks: type[Dialect] = field(init=False)
@@ -81,6 +92,8 @@ class PolicyServer:
         policy, settings = self.policy, self.settings
         self._speaks = DIALECTS[settings.dialect]
         self._keys = settings.keys or self._speaks.default_keys(policy.info)
+        if settings.record is not None:
+            self.recorder = recorder_of(settings.record, policy)
         self._batcher = Batcher(policy, settings.window, lambda: len(self._clients))
         self._about = policy.about() | {
             "keys": {
@@ -124,6 +137,8 @@ class PolicyServer:
         finally:
             answering.cancel()
             self._batcher.close()
+            if self.recorder is not None:
+                self.recorder.close()
 
     def _page(self, connection: ServerConnection, request: Request) -> Response | None:
         """Before a websocket is opened: pages of health, the key, and how many there are."""
@@ -151,6 +166,8 @@ class PolicyServer:
             with suppress(ConnectionClosed):
                 await self._converse(connection, number)
         finally:
+            if self.recorder is not None:
+                await self.recorder.end(number)
             self._clients.discard(connection)
             logger.info("%s left; %d chunks, %d of them clipped", who, self.policy.acted, self.policy.clipped)
 
@@ -164,10 +181,14 @@ class PolicyServer:
             before = perf_counter()
             try:
                 asked = dialect.read(frame)
-                episode, chunk = (episode + 1, 0) if asked.begins else (episode, chunk)
+                if asked.begins:
+                    episode, chunk = episode + 1, 0
+                    if self.recorder is not None:
+                        await self.recorder.end(number)
                 reply: Frame | None = asked.reply
+                seen: Seen | None = None
                 if asked.request is not None:
-                    reply = await self._answer(dialect, asked.request, (number, episode, chunk), total)
+                    reply, seen = await self._answer(dialect, asked.request, (number, episode, chunk), total)
                     chunk += 1
             except Exception as exc:
                 if await self._refuse(connection, dialect, exc):
@@ -176,16 +197,21 @@ class PolicyServer:
             if reply is not None:
                 await connection.send(reply)
             total = 1e3 * (perf_counter() - before)
+            if self.recorder is not None and seen is not None:
+                await self.recorder.add(number, *seen)
 
-    async def _answer(self, dialect: Dialect, request: Mapping[Any, Any], key: Key, total: float | None) -> Frame:
+    async def _answer(
+        self, dialect: Dialect, request: Mapping[Any, Any], key: Key, total: float | None
+    ) -> tuple[Frame, Seen]:
         images, state, instruction = read_request(self._keys, self.policy.info, request)
         instruction = self.settings.prompt if instruction is None else instruction
         previous = request.get(PREVIOUS)
         rest = None if previous is None else self.policy.unexecuted(previous, request.get(DELAY, 0))
-        actions = await self._batcher.act(self.policy.observation(images, state, instruction), key, rest)
+        obs = self.policy.observation(images, state, instruction)
+        actions = await self._batcher.act(obs, key, rest)
         self.asked += 1
         timing = {"infer_ms": 1e3 * self._batcher.seconds}
-        return dialect.answer(actions, timing if total is None else {**timing, "prev_total_ms": total})
+        return dialect.answer(actions, timing if total is None else {**timing, "prev_total_ms": total}), (obs, actions)
 
     async def _refuse(self, connection: ServerConnection, dialect: Dialect, error: Exception) -> bool:
         """Say what was wrong; -> whether the connection is closed."""
@@ -200,6 +226,15 @@ class PolicyServer:
         if closes:
             await connection.close(1011, "refused")
         return closes
+
+
+def recorder_of(folder: Path, policy: Policy) -> SessionRecorder:
+    """Raises UserError where nothing can be recorded there, or packages for it are missing."""
+    if find_spec("pyarrow") is None:
+        raise UserError(f"recording needs pyarrow; try: {install_command(OWN_DIST, 'data')}")
+    from vla_rl.serving.recording import SessionRecorder
+
+    return SessionRecorder(folder, policy)
 
 
 def serve_policy(policy: Policy, settings: Settings, listening: Callable[[int], None]) -> PolicyServer:

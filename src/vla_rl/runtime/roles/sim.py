@@ -22,6 +22,8 @@ from vla_rl.runtime.imagination.practice import Practice
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.episodes import Episodes
 from vla_rl.runtime.rollouts.requests import EnvError, Request, Start
+from vla_rl.runtime.rollouts.takes import Key, Spool, Takes
+from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
 
 Array = np.ndarray[Any, Any]
 DEMONSTRATIONS = 1 << 20
@@ -75,6 +77,7 @@ class SimRole:
         }
         self.faults: list[str] = []
         self.fault_count = 0
+        self.spools = {"rollout": Spool(), "evaluation": Spool()}
         self._counting = Lock()
         first = next(iter(envs.values()))
         self.states = first.reset_states("train")
@@ -91,11 +94,12 @@ class SimRole:
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
                 watch=None if practice is None else practice.tap(),
+                takes=self._takes(env, "rollout"),
                 **shared,
             )
             for i, env in envs.items()
         }
-        self.eval = {i: Episodes(env, **shared) for i, env in envs.items()}
+        self.eval = {i: Episodes(env, **shared, takes=self._takes(env, "evaluation")) for i, env in envs.items()}
         self.running = dict(self.train)
         self.played = {"action": self.train, "evaluation": self.eval}
         """By the purpose of a `Mode`."""
@@ -201,6 +205,23 @@ class SimRole:
                 f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `warmup`, or "
                 "clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
             ) from exc
+
+    def _takes(self, env: SimEnv, what: str) -> Takes:
+        return Takes(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.spools[what])
+
+    @remote(track="none", door="beside")
+    def recorded(self, what: str) -> list[Key]:
+        """Episodes of a "rollout" or an "evaluation" that were recorded here, and not forgotten."""
+        return self.spools[what].keys()
+
+    @remote(track="none", door="beside")
+    def recording(self, what: str, key: Key) -> Recording:
+        return self.spools[what].get(key)
+
+    @remote(track="none", door="beside")
+    def forget_recordings(self, what: str, last: int | None) -> None:
+        """As `Spool.forget`."""
+        self.spools[what].forget(last)
 
     def close(self) -> None:
         for outbox in self.outboxes.values():

@@ -34,7 +34,10 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import ChunkResult, Episode, Observation, to_numpy
 from vla_rl.runtime.rollouts.accounts import Accounts
 from vla_rl.runtime.rollouts.checked import check_observation, check_result, checked_actions
+from vla_rl.runtime.rollouts.one_by_one import one_by_one
 from vla_rl.runtime.rollouts.requests import EnvError, Finished, Request, Start
+from vla_rl.runtime.rollouts.takes import Spool, Takes
+from vla_rl.toolkit.data.recording import RecordSettings
 
 Array = np.ndarray[Any, Any]
 NO_ROWS = np.zeros(0, np.int64)
@@ -73,6 +76,7 @@ class Episodes:
         camera: str | None = None,
         watch: Watch | None = None,
         on_fault: Callable[[str], None] = lambda text: None,
+        takes: Takes | None = None,
     ):
         """
         Args:
@@ -82,11 +86,14 @@ class Episodes:
             camera: whose frames are kept of an episode that is recorded; None: of all.
             watch: sees what its rows see and do.
             on_fault: hears what broke; it may raise to stop.
+            takes: episodes that are recorded as data.
         """
         self.on_fault, self.watch = on_fault, watch
         self.env, self.name, self.seed, self.chunk, self.first_row = env, name, seed, chunk, first_row
         self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
         self.chunk_steps, self.draw = chunk_steps, draw
+        self.takes = takes or Takes(env.info, RecordSettings(), Spool())
+        self.broke: dict[int, Sequence[str]] = {}  # within a chunk
         self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
         self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
         self.low = np.asarray(env.info.action_low, np.float32)
@@ -115,6 +122,7 @@ class Episodes:
     def clear(self) -> None:
         """Forget what is being played; but not which scenes the rows have, nor streams that stand between tickets."""
         self.waiting: deque[Start] = deque()
+        self.takes.clear()
         self.active = np.zeros(self.rows, bool)
         self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]  # of the running ticket
         self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # of its episodes
@@ -149,6 +157,7 @@ class Episodes:
         if self.watch is not None:
             self.watch.moved(np.setdiff1d(rows, broken), chosen, record, self.accounts.at_end, result.obs)
         retaken = [self._take_back(int(row)) for row in broken]
+        self.takes.add(rows[~np.isin(rows, broken)], chosen, result, record["valid"])
 
         last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
         self._keep_frames(rows, result.obs)
@@ -238,6 +247,7 @@ class Episodes:
         for position, (row, start) in enumerate(zip(rows, starts, strict=True)):
             self.accounts.open(row)
             self.begun[row] = len(self.records[row])
+            self.takes.begin(int(row), start, obs, position)
             if start.record:
                 self.frames[int(row)] = [{name: to_numpy(obs.images[name][position]) for name in self.cameras}]
         return obs
@@ -245,7 +255,10 @@ class Episodes:
     def _chunk_step(self, actions: Array, active: Array) -> ChunkResult:
         """Of all rows: float32 [N, C', A], bool [N]."""
         before = perf_counter()
-        result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
+        if self.takes.wants_steps(active):
+            result, self.broke = one_by_one(self.env, actions, active, self.stop_at_end, self.takes.see)
+        else:
+            result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
         self.seconds += perf_counter() - before
         check_result(self.name, self.env.info, result, self.rows, actions.shape[1])
         return result
@@ -296,6 +309,7 @@ class Episodes:
 
     def _finish(self, row: int, record: dict[str, Array]) -> None:
         self.ended[row].append(self.accounts.close(row, self._start(row), bool(record["truncated"][row].any())))
+        self.takes.end(row, self.ended[row][-1])
         if row in self.frames:
             frames = self.frames.pop(row)
             self.recorded[row] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
@@ -333,7 +347,7 @@ class Episodes:
 
     def _broken(self, active: Array) -> Array:
         """Those of the active rows that broke since the last call, int64, ascending."""
-        faults = self.env.faults()
+        faults, self.broke = {**self.broke, **self.env.faults()}, {}
         for row, texts in faults.items():
             self.going_on.pop(row, None)
             for text in texts:

@@ -12,13 +12,15 @@ from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.fleet import Fleet
+from vla_rl.runtime.rollouts.recordings import Recordings
 from vla_rl.runtime.rollouts.requests import Finished, Start
 from vla_rl.runtime.worker import Worker
+from vla_rl.toolkit.data.recording import settings_in
 
 
-def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int) -> list[Start]:
-    """The episodes of an evaluation, of which `frames`, spread evenly, are recorded. Raises UserError when there are
-    none."""
+def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int, step: int) -> list[Start]:
+    """The episodes of the evaluation at `step`; pictures are kept of `frames` of them, spread evenly. Raises UserError
+    when there are none."""
     if not states:
         raise UserError(f"env {spec.env.type!r} offers no reset states in its eval split")
     if spec.eval.episodes_per_task is not None:
@@ -29,9 +31,19 @@ def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int) -> list[S
             if seen[state.task] <= spec.eval.episodes_per_task:
                 chosen.append(state)
         states = chosen
-    shown = set(np.linspace(0, len(states) - 1, min(frames, len(states))).astype(int).tolist()) if frames else set()
+    shown = _spread(frames, len(states))
+    settings, recorded = settings_in(spec.hooks), frozenset[int]()
+    if settings is not None and settings.records("evaluation", step):
+        most = settings.max_episodes if settings.only == "all" else None
+        recorded = _spread(most or len(states) * spec.eval.repeats, len(states) * spec.eval.repeats)
     return [
-        Start(state=state, number=i, episode=repeat, record=repeat == 0 and i in shown)
+        Start(
+            state=state,
+            number=i,
+            episode=repeat,
+            record=repeat == 0 and i in shown,
+            recorded=repeat * len(states) + i in recorded,
+        )
         for repeat in range(spec.eval.repeats)
         for i, state in enumerate(states)
     ]
@@ -68,7 +80,12 @@ def evaluate(
         episodes=tuple(episodes),
         seconds=perf_counter() - before,
         frames=tuple(_shown(ticket, info) for ticket in finished if ticket.frames is not None),
+        recordings=Recordings(fleet, "evaluation", step, [(t.number, t.episode) for t in tickets if t.recorded]),
     )
+
+
+def _spread(count: int, among: int) -> frozenset[int]:
+    return frozenset(np.linspace(0, among - 1, min(count, among)).astype(int).tolist() if count else ())
 
 
 def _shown(ticket: Finished, info: EnvInfo) -> EpisodeFrames:

@@ -37,6 +37,8 @@ class Start:
     """What they paid."""
     record: bool = False
     """Keep the frames of this episode."""
+    recorded: bool = False
+    """Keep it as data, as one of the run's hooks asks for it."""
     weights: TaskWeights = None
     """Of the tasks that the ticket's further episodes are drawn from."""
     version: int = -1

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from attrs import evolve
+
 from vla_rl.core.flow import Ticket
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Episode, ResetState
+from vla_rl.runtime.rollouts.recordings import Marks
 from vla_rl.runtime.rollouts.requests import Finished, Start
 from vla_rl.runtime.rollouts.streams import Streams
 from vla_rl.runtime.rollouts.task_windows import TaskWindows
@@ -18,7 +21,7 @@ class Starts:
     def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Collection[str]):
         """`needs`: of the algorithm."""
         self.spec, self.states, self.record = spec, states, "frames" in needs
-        self.streams = Streams()
+        self.streams, self.marks = Streams(), Marks(spec)
         self.windows: TaskWindows | None = None
         """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
         sampling = spec.rollout.task_sampling
@@ -35,7 +38,8 @@ class Starts:
         pinned = max(0, before - spec.behind) if spec.behind else -1
         if rollout.auto_reset == "off":
             state = draw_state(self.states, spec.seed, ticket.group, weights=weights)
-            return Start(state=state, number=ticket.number, record=self.record, version=pinned, least=version)
+            start = Start(state=state, number=ticket.number, record=self.record, version=pinned, least=version)
+            return evolve(start, recorded=self.marks.next(before + 1))
         row = ticket.number % spec.env.num_envs
         state = draw_state(self.states, spec.seed, row // rollout.group_size, weights=weights)
         start = Start(state=state, number=ticket.number, row=row, weights=weights, version=pinned, least=version)

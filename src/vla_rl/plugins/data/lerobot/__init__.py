@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 from attrs import validators as v
@@ -27,6 +27,9 @@ class LeRobotConfig:
     """Feature with the actions, in the simulator's units."""
     state: str = "observation.state"
     """Feature with the state, as the simulator gives it; not read for a simulator without a state."""
+    ends: Literal["drop", "repeat"] = "drop"
+    """The last C - 1 steps of an episode, behind which there is no whole chunk: `drop` leaves them out, as OpenVLA-OFT
+    trains; `repeat` fills their chunks with the last action, for short episodes whose end has to be seen."""
 
 
 def build(config: LeRobotConfig, context: Context) -> Any:

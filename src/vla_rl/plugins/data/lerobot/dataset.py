@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ class LeRobotData(Demonstrations):
         meta = read_meta(config.folder)
         uses_state = context.env is not None and context.env.state_dim > 0
         sizes = {name: _length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))}
-        env = check_fit(where, context.env, sizes[config.action], sizes[config.state] if uses_state else 0)
+        self._whole = _whole_chunks(meta, where, config.action, context.chunk)
+        action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
+        env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
         pictures = [name for name, f in meta.features.items() if f["dtype"] in ("image", "video")]
         usual = {c: IMAGES + c for c in env.cameras if c not in pictures}
         self._cameras = match_cameras(where, env, pictures, {**usual, **config.cameras})
@@ -62,7 +65,9 @@ class LeRobotData(Demonstrations):
         indices, self._first = np.unique(table["episode_index"], return_index=True)
         clips = {e.index: e.clips for e in episodes}
         self._clips = [clips[index] for index in indices.tolist()]
-        self._windows = Windows(np.diff([*self._first, len(order)]).tolist(), context.chunk)
+        lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
+        self._windows, self._last = Windows(lengths.tolist(), 1 if every else context.chunk), self._first + lengths - 1
+        self._action_dim = action_dim
         self._where, self._order, self._videos = where, order, Videos(meta.fps)
         stored = [name for name in dict.fromkeys(self._cameras.values()) if name not in self._filmed]
         self._stored = _open_stored(where, files, stored) if stored else None
@@ -88,10 +93,15 @@ class LeRobotData(Demonstrations):
             instructions=tuple(self._instructions[row] for row in rows),
             state=None if self._state is None else self._state[rows],
         )
-        return observation, np.stack([self._actions[row : row + self._chunk] for row in rows])
+        if self._whole:
+            return observation, self._actions[rows].reshape(len(rows), self._chunk, self._action_dim)
+        following = rows[:, None] + np.arange(self._chunk)
+        return observation, self._actions[np.minimum(following, self._last[episodes][:, None])]
 
     def data_statistics(self) -> Any:
-        features = {"action": self._actions} | ({} if self._state is None else {"state": self._state})
+        features = {"action": self._actions.reshape(-1, self._action_dim)} | (
+            {} if self._state is None else {"state": self._state}
+        )
         return statistics(features)
 
     def _decode(self, name: str, data: bytes | None) -> Array:
@@ -109,6 +119,19 @@ def _length(meta: Meta, where: str, name: str) -> int:
     return int(np.prod(meta.features[name]["shape"]))
 
 
+def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:
+    """Whether a row has a chunk [C, A] instead of an action [A]."""
+    shape = meta.features[name]["shape"]
+    if len(shape) < 2:
+        return False
+    if len(shape) > 2 or shape[0] != chunk:
+        raise UserError(
+            f"{where}: a row of {name!r} is {list(shape)}, recorded chunks of {shape[0]} actions, and rollout.chunk is "
+            f"{chunk}; give rollout.chunk: {shape[0]}, or record `rows: steps`"
+        )
+    return True
+
+
 def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
     """Of all rows of the files in order: float32 [rows, size] of the vectors `sizes`, [rows] of `PLACES`."""
     try:
@@ -120,13 +143,16 @@ def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[s
 
 
 def _vectors(name: str, column: Any, size: int) -> Array:
-    """A Parquet column of lists, or of numbers where there is one a row, as float32 [rows, size]."""
+    """A Parquet column of lists, also nested, or of numbers where there is one a row, as float32 [rows, size]."""
     rows = len(column)
     if hasattr(column.type, "value_type"):
-        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
-        if lengths != [size]:
+        found = []
+        while hasattr(column.type, "value_type"):
+            found.append(pc.unique(pc.list_value_length(column)).to_pylist())
+            column = pc.list_flatten(column)
+        if any(len(lengths) != 1 for lengths in found) or math.prod(lengths[0] for lengths in found) != size:
+            lengths = found[0] if len(found) == 1 else found
             raise ValueError(f"{name} has lists of {lengths} numbers, meta/info.json says {size}")
-        column = pc.list_flatten(column)
     values: Array = column.to_numpy().reshape(rows, size)
     return values.astype(np.float32)
 

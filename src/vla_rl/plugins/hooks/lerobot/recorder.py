@@ -1,0 +1,56 @@
+"""Writes what simulators recorded of a run, each episode once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.events import Evaluation, Run
+from vla_rl.core.types import Rollout
+from vla_rl.toolkit.data.lerobot import LeRobotWriter
+from vla_rl.toolkit.data.recording import Recording
+
+if TYPE_CHECKING:
+    from vla_rl.plugins.hooks.lerobot import LeRobotHookConfig
+
+
+class LeRobotRecorder:
+    """A run that is resumed plays some steps again; their episodes are known by what they are called."""
+
+    def __init__(self, config: LeRobotHookConfig) -> None:
+        self._config = config
+        self._writer: LeRobotWriter | None = None
+        self._run = ""
+
+    def on_run_start(self, run: Run) -> None:
+        folder = self._config.folder or Path(run.folder) / "lerobot"
+        place = hashlib.sha256(str(Path(run.folder).resolve()).encode()).hexdigest()[:12]
+        self._run = f"{run.name} {place}"
+        self._writer = LeRobotWriter(folder, fps=self._config.fps, robot=str(run.spec["env"]["type"]))
+        there = self._writer.features
+        if there is not None and self._config.rows != ("chunks" if "action.executed" in there else "steps"):
+            raise UserError(
+                f"{folder} has other rows than rows: {self._config.rows}, and a data set has rows of one kind; choose "
+                "another folder, or the other setting"
+            )
+
+    def on_rollout_end(self, run: Run, step: int, rollout: Rollout, metrics: dict[str, float]) -> None:
+        self._write(rollout.recordings)
+
+    def on_eval_end(self, run: Run, step: int, evaluation: Evaluation) -> None:
+        self._write(evaluation.recordings)
+
+    def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, recordings: Iterable[Recording]) -> None:
+        assert self._writer is not None, "on_run_start comes first"
+        for recording in islice(recordings, self._config.max_episodes):
+            self._writer.add(evolve(recording, identity=f"{self._run}, {recording.identity}"))

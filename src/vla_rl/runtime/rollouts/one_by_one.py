@@ -1,0 +1,54 @@
+"""A chunk as single actions, so that cameras are drawn after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.types import ChunkResult, Observation, pick, to_numpy
+
+Array = np.ndarray[Any, Any]
+Saw = Callable[[Array, Observation], None]
+
+
+def one_by_one(
+    env: SimEnv, actions: Array, active: Array, stop_at_end: bool, saw: Saw
+) -> tuple[ChunkResult, dict[int, Sequence[str]]]:
+    """What `env.chunk_step` does with the whole chunk; -> (its result, rows that broke and what did).
+
+    Args:
+        saw: is told, after each action, which rows executed it (int64) and the observation of all rows.
+    """
+    going, faults = active.copy(), dict[int, Sequence[str]]()
+    last = np.zeros(len(active), np.int64)
+    parts: list[ChunkResult] = []
+    for i in range(actions.shape[1]):
+        parts.append(part := env.chunk_step(actions[:, i : i + 1], going.copy(), stop_at_end))
+        last[going] = i
+        broken: Mapping[int, Sequence[str]] = env.faults()
+        faults.update(broken)
+        going &= to_numpy(part.executed)[:, 0].astype(bool)
+        going[list(broken)] = False
+        saw(np.flatnonzero(going), part.obs)
+        if stop_at_end:
+            going &= ~(to_numpy(part.terminated) | to_numpy(part.truncated))[:, 0].astype(bool)
+        if not going.any():
+            break
+    last[~active] = len(parts) - 1
+    rest = actions.shape[1] - len(parts)
+
+    def beside(name: str) -> Array:
+        columns = [to_numpy(getattr(part, name)) for part in parts]
+        return np.pad(np.concatenate(columns, 1), ((0, 0), (0, rest)))
+
+    ends = last * len(active) + np.arange(len(active))
+    result = ChunkResult(
+        obs=parts[-1].obs if (last == last[0]).all() else Observation.concat([p.obs for p in parts]).take(ends),
+        success=pick(np.concatenate([to_numpy(part.success) for part in parts]), ends),
+        succeeded=beside("succeeded") if parts[0].succeeded is not None else None,
+        **{name: beside(name) for name in ("rewards", "terminated", "truncated", "executed")},
+    )
+    return result, faults

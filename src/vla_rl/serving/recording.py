@@ -1,0 +1,112 @@
+"""What clients sent and what they were answered, as a data set in LeRobot's format: a session is an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from attrs import define, field
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Observation
+from vla_rl.serving.policy import Array, Policy
+from vla_rl.toolkit.data.lerobot import LeRobotWriter
+from vla_rl.toolkit.data.recording import Recording, png
+
+logger = logging.getLogger(__name__)
+FPS = 10
+"""Rows a second, as the data set says: clients ask when they like."""
+MAX_BYTES = 256 << 20
+"""Of the images of all sessions that go on; beyond it the longest is written, and goes on as another episode."""
+
+
+@define
+class _Session:
+    instruction: str
+    images: dict[str, list[bytes]]
+    states: list[Array] = field(factory=list)
+    actions: list[Array] = field(factory=list)
+    bytes: int = 0
+
+
+class SessionRecorder:
+    """Works in a thread of its own. What goes wrong there is logged, and ends the recording, not the serving."""
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        """Raises UserError as `LeRobotWriter`."""
+        self._writer = LeRobotWriter(folder, fps=FPS, robot=policy.spec.env.type)
+        self._sizes = dict(policy.info.cameras)
+        self._name = f"served {uuid4().hex[:12]}"
+        self._sessions: dict[int, _Session] = {}
+        self._thread = ThreadPoolExecutor(1, "recording")
+        self._failed = False
+        self.episodes = 0
+        """That were written."""
+
+    async def add(self, session: int, obs: Observation, actions: Array) -> None:
+        """A request of one row and its answer, float32 [C, A]."""
+        await self._run(self._add, session, obs, actions)
+
+    async def end(self, session: int) -> None:
+        """The episode of a session is over; there may be none."""
+        await self._run(self._end, session)
+
+    def close(self) -> None:
+        """Write what is left; sessions that still go on end here."""
+
+        def rest() -> None:
+            for session in list(self._sessions):
+                self._guarded(self._end, session)
+
+        self._thread.submit(rest).result()
+        self._thread.shutdown()
+        self._writer.close()
+
+    async def _run(self, method: Callable[..., None], *arguments: Any) -> None:
+        if not self._failed:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, method, *arguments)
+
+    def _guarded(self, method: Callable[..., None], *arguments: Any) -> None:
+        try:
+            if not self._failed:
+                method(*arguments)
+        except (OSError, UserError) as exc:
+            self._failed = True
+            self._sessions.clear()
+            logger.error("nothing more is recorded: %s", exc)  # noqa: TRY400 - the message is all there is to know
+
+    def _add(self, session: int, obs: Observation, actions: Array) -> None:
+        (instruction,) = obs.instructions
+        going = self._sessions.get(session)
+        if going is None or going.instruction != instruction:
+            self._end(session)
+            going = self._sessions[session] = _Session(instruction, {camera: [] for camera in self._sizes})
+        for camera, images in going.images.items():
+            images.append(png(np.asarray(obs.images[camera][0])))
+            going.bytes += len(images[-1])
+        going.states.append(np.zeros(0, np.float32) if obs.state is None else np.asarray(obs.state[0]))
+        going.actions.append(actions)
+        if sum(other.bytes for other in self._sessions.values()) > MAX_BYTES:
+            self._end(max(self._sessions, key=lambda number: self._sessions[number].bytes))
+
+    def _end(self, session: int) -> None:
+        done = self._sessions.pop(session, None)
+        if done is None:
+            return
+        self._writer.add(
+            Recording(
+                images=done.images,
+                sizes=self._sizes,
+                state=np.stack(done.states),
+                actions=np.stack(done.actions),
+                instruction=done.instruction,
+                identity=f"{self._name}, session {session}, episode {self.episodes}",
+            )
+        )
+        self.episodes += 1

@@ -1,0 +1,351 @@
+"""Writes data sets in LeRobot's format 3.0, as lerobot 0.4 to 0.6 read it, an episode at a time.
+
+Each episode is a Parquet file of its own, with its images in it as PNG. Files appear whole, the data before the lists
+that name them, so a folder opens up to the last finished episode whenever its writer is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from vla_rl.core.errors import UserError
+from vla_rl.toolkit.data.feature_statistics import FeatureStatistics
+from vla_rl.toolkit.data.recording import Recording
+
+Array = np.ndarray[Any, Any]
+VERSION = "v3.0"
+FILES_IN_CHUNK = 1000
+LISTED = 100
+"""Episodes in a file of `meta/episodes`, which is written anew for each of them."""
+SHOWN = 16
+"""Images of an episode and camera that statistics are made of."""
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+LOCK = ".lock"
+OWN = {"meta", "data", LOCK, "README.md"}
+INDICES = {
+    "timestamp": ("float32", pa.float32()),
+    "frame_index": ("int64", pa.int64()),
+    "episode_index": ("int64", pa.int64()),
+    "index": ("int64", pa.int64()),
+    "task_index": ("int64", pa.int64()),
+}
+
+_writers: dict[Path, LeRobotWriter] = {}
+"""Of this process, by folder."""
+
+
+class LeRobotWriter:
+    """Appends episodes to a data set, or begins one. There is one writer of a folder at a time: another process is
+    refused, and another writer in this process takes over."""
+
+    def __init__(self, folder: Path, *, fps: int, robot: str) -> None:
+        """
+        Args:
+            fps: rows a second, which timestamps are made of.
+            robot: name of the robot or simulator.
+        Raises UserError where somebody else writes to the folder, and for a folder with anything else in it.
+        """
+        self.folder, self.fps, self.robot = folder, fps, robot
+        check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if (before := _writers.pop(folder.resolve(), None)) is not None:
+            before.close()
+        self._lock: Any = (folder / LOCK).open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise UserError(
+                f"{folder}: another process writes to this data set; wait for it, or choose another folder"
+            ) from None
+        self.features: dict[str, Any] | None = None
+        """Of the data set; None: it is empty."""
+        self.episodes = self.frames = 0
+        self.tasks: dict[str, int] = {}
+        self.identities: set[str] = set()
+        self._listed: list[dict[str, Any]] = []
+        self._statistics: dict[str, FeatureStatistics] = {}
+        try:
+            if (folder / "meta" / "info.json").is_file():
+                self._read()
+        except BaseException:
+            self._lock.close()
+            raise
+        _writers[folder.resolve()] = self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others write to the folder; may be called twice."""
+        self._lock.close()
+        if _writers.get(self.folder.resolve()) is self:
+            del _writers[self.folder.resolve()]
+
+    def add(self, recording: Recording) -> bool:
+        """Append an episode; -> False for one that is there already, by its identity. Raises UserError where its
+        features are not those of the data set, and for a writer that is closed."""
+        if self._lock.closed:
+            raise UserError(f"{self.folder}: this writer was closed, or another one has taken over")
+        if recording.identity in self.identities:
+            return False
+        features = features_of(recording)
+        self._check(features)
+        if not len(recording):
+            raise UserError(f"{self.folder}: an episode without rows cannot be recorded")
+        table, found = self._table(recording), self._statistics_of(recording)
+        if recording.instruction not in self.tasks:
+            self.tasks[recording.instruction] = len(self.tasks)
+            _write_table(self.folder / "meta" / "tasks.parquet", _tasks_table(self.tasks))
+        chunk, file = divmod(self.episodes, FILES_IN_CHUNK)
+        _write_table(self.folder / DATA.format(chunk_index=chunk, file_index=file), table)
+        self._list(recording, found)
+        self.features, self.episodes, self.frames = features, self.episodes + 1, self.frames + len(recording)
+        for name, one in found.items():
+            self._statistics[name] = self._statistics[name] + one if name in self._statistics else one
+        if recording.identity:
+            self.identities.add(recording.identity)
+        self._write_totals()
+        return True
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _check(self, features: Mapping[str, Any]) -> None:
+        if self.features is None or features == self.features:
+            return
+        here, there = dict(features), dict(self.features)
+        different = [
+            f"{name}: {_said(here.get(name))} here, {_said(there.get(name))} there"
+            for name in sorted(here.keys() | there.keys())
+            if here.get(name) != there.get(name)
+        ]
+        raise UserError(
+            f"{self.folder} has episodes of another kind, and a data set has one kind only\n  "
+            + "\n  ".join(different)
+            + "\n  choose another folder"
+        )
+
+    def _table(self, recording: Recording) -> Any:
+        rows = np.arange(len(recording))
+        task = self.tasks.get(recording.instruction, len(self.tasks))
+        columns: dict[str, Any] = {
+            f"observation.images.{camera}": [
+                {"bytes": data, "path": f"frame-{row:06d}.png"} for row, data in enumerate(images)
+            ]
+            for camera, images in recording.images.items()
+        }
+        columns |= {name: _column(array) for name, array in _numbers(recording).items()}
+        numbers = {
+            "timestamp": rows / self.fps,
+            "frame_index": rows,
+            "episode_index": np.full(len(rows), self.episodes),
+            "index": self.frames + rows,
+            "task_index": np.full(len(rows), task),
+        }
+        return pa.table(columns | {name: pa.array(numbers[name], kind) for name, (_, kind) in INDICES.items()})
+
+    def _statistics_of(self, recording: Recording) -> dict[str, FeatureStatistics]:
+        found = {
+            name: FeatureStatistics.of(array.reshape(len(array), -1).astype(np.float64), array.shape[1:])
+            for name, array in _numbers(recording).items()
+        }
+        chosen = np.unique(np.linspace(0, len(recording) - 1, SHOWN).astype(int))
+        for camera, images in recording.images.items():
+            shown = np.stack([np.asarray(Image.open(io.BytesIO(images[row])).convert("RGB")) for row in chosen])
+            found[f"observation.images.{camera}"] = FeatureStatistics.of_images(shown)
+        return found
+
+    def _list(self, recording: Recording, statistics: Mapping[str, FeatureStatistics]) -> None:
+        """Name an episode whose data are there."""
+        index, file = self.episodes, self.episodes // LISTED
+        places = dict(zip(("chunk_index", "file_index"), divmod(file, FILES_IN_CHUNK), strict=True))
+        own = dict(zip(("chunk_index", "file_index"), divmod(index, FILES_IN_CHUNK), strict=True))
+        line: dict[str, Any] = {
+            "episode_index": index,
+            "tasks": [recording.instruction],
+            "length": len(recording),
+            "dataset_from_index": self.frames,
+            "dataset_to_index": self.frames + len(recording),
+            **{f"data/{name}": number for name, number in own.items()},
+            **{f"meta/episodes/{name}": number for name, number in places.items()},
+            "vla_rl/identity": recording.identity,
+            "vla_rl/task": recording.task,
+            "vla_rl/success": recording.success,
+        }
+        for name, one in statistics.items():
+            line |= {f"stats/{name}/{key}": value for key, value in one.to_dict().items()}
+        listed = [*self._listed, line] if index % LISTED else [line]
+        _write_table(self.folder / EPISODES.format(**places), _listing(listed))
+        self._listed = listed
+
+    def _write_totals(self) -> None:
+        numbers = {name: one.to_dict() for name, one in self._statistics.items()}
+        _write_text(self.folder / "meta" / "stats.json", json.dumps(numbers))
+        info = {
+            "codebase_version": VERSION,
+            "robot_type": self.robot,
+            "total_episodes": self.episodes,
+            "total_frames": self.frames,
+            "total_tasks": len(self.tasks),
+            "chunks_size": FILES_IN_CHUNK,
+            "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": 200,
+            "fps": self.fps,
+            "splits": {"train": f"0:{self.episodes}"},
+            "data_path": DATA,
+            "video_path": None,
+            "features": self.features,
+        }
+        _write_text(self.folder / "meta" / "info.json", json.dumps(info, indent=1))
+
+    def _read(self) -> None:
+        """Go on with a data set. Raises UserError for another program's, and for one of another kind."""
+        try:
+            info = json.loads((self.folder / "meta" / "info.json").read_text(encoding="utf-8"))
+            lines = [line for file in _lists(self.folder) for line in pq.read_table(file).to_pylist()]
+            known = pq.read_table(self.folder / "meta" / "tasks.parquet").to_pydict()
+            numbers = [(line["data/chunk_index"], line["data/file_index"], line["vla_rl/identity"]) for line in lines]
+            own = [place[:2] for place in numbers] == [divmod(i, FILES_IN_CHUNK) for i in range(len(lines))]
+            own = own and info["codebase_version"] == VERSION and info["data_path"] == DATA
+            self.features = info["features"]
+            self.tasks = dict(zip(known["task"], known["task_index"], strict=True))
+            there = {"fps": info["fps"], "robot_type": info["robot_type"]}
+        except (OSError, KeyError, ValueError, TypeError) as exc:
+            raise UserError(
+                f"{self.folder} holds a data set that this program did not write ({type(exc).__name__}: {exc}), and "
+                "only those can be appended to; choose another folder"
+            ) from exc
+        if not own:
+            raise UserError(
+                f"{self.folder} holds a data set in another layout than this program writes, and only those can be "
+                "appended to; choose another folder"
+            )
+        for key, value in {"fps": self.fps, "robot_type": self.robot}.items():
+            if there[key] != value:
+                raise UserError(
+                    f"{self.folder}: its {key} is {there[key]!r}, and what comes now has {value!r}; choose another "
+                    "folder, or the same setting"
+                )
+        self.episodes, self.frames = len(lines), sum(line["length"] for line in lines)
+        self.identities = {identity for *_, identity in numbers if identity}
+        self._listed = lines[len(lines) // LISTED * LISTED :]
+        for line in lines:
+            for name, one in _statistics_in(line).items():
+                self._statistics[name] = self._statistics[name] + one if name in self._statistics else one
+        if self.episodes != info["total_episodes"]:
+            self._write_totals()  # the last writer was killed just before
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError unless a data set can begin or go on there."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; a data set is a folder")
+    if folder.is_dir() and not (folder / "meta" / "info.json").is_file():
+        others = sorted({entry.name for entry in folder.iterdir()} - OWN)
+        if others:
+            raise UserError(
+                f"{folder} is no LeRobot data set and not empty (it has {', '.join(others[:3])}); choose another folder"
+            )
+
+
+def features_of(recording: Recording) -> dict[str, Any]:
+    """Those of info.json: name -> dtype, shape and names of the axes."""
+    features: dict[str, Any] = {}
+    for camera, (height, width) in recording.sizes.items():
+        features[f"observation.images.{camera}"] = {
+            "dtype": "image",
+            "shape": [height, width, 3],
+            "names": ["height", "width", "channels"],
+        }
+    for name, array in _numbers(recording).items():
+        names = ["step", "dimension"] if array.ndim > 2 else None
+        features[name] = {"dtype": str(array.dtype), "shape": list(array.shape[1:]) or [1], "names": names}
+    return features | {name: {"dtype": kind, "shape": [1], "names": None} for name, (kind, _) in INDICES.items()}
+
+
+def _numbers(recording: Recording) -> dict[str, Array]:
+    """Feature -> [n, ...]; of one number a row [n]."""
+    found: dict[str, Array] = {}
+    if recording.state.shape[1]:
+        found["observation.state"] = recording.state.astype(np.float32)
+    found["action"] = recording.actions.astype(np.float32)
+    if recording.executed is not None:
+        found["action.executed"] = recording.executed.astype(np.int64)
+    last = np.arange(len(recording)) == len(recording) - 1
+    if recording.rewards is not None:
+        found["next.reward"] = recording.rewards.astype(np.float32)
+        found["next.done"] = last
+    if recording.success is not None:
+        found["next.success"] = last & recording.success
+    return {name: array[:, 0] if array.shape[1:] == (1,) else array for name, array in found.items()}
+
+
+def _column(array: Array) -> Any:
+    if array.ndim == 1:
+        return pa.array(array)
+    column = pa.array(array.reshape(-1))
+    for size in reversed(array.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
+
+
+def _said(feature: Mapping[str, Any] | None) -> str:
+    return "nothing" if feature is None else f"{feature['dtype']} {feature['shape']}"
+
+
+def _lists(folder: Path) -> list[Path]:
+    return sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
+
+
+def _listing(lines: list[dict[str, Any]]) -> Any:
+    table = pa.Table.from_pylist(lines)
+    place = table.schema.get_field_index("vla_rl/success")
+    return table.set_column(place, "vla_rl/success", table["vla_rl/success"].cast(pa.bool_()))
+
+
+def _tasks_table(tasks: Mapping[str, int]) -> Any:
+    """With the texts as pandas' index, by which lerobot looks them up."""
+    table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored, "metadata": None}
+        for name, kind, stored in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    about = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+    return table.replace_schema_metadata({"pandas": json.dumps(about)})
+
+
+def _statistics_in(line: Mapping[str, Any]) -> dict[str, FeatureStatistics]:
+    parts: dict[str, dict[str, Any]] = {}
+    for column, value in line.items():
+        if column.startswith("stats/"):
+            _, name, key = column.split("/")
+            parts.setdefault(name, {})[key] = value
+    return {name: FeatureStatistics.from_dict(numbers) for name, numbers in parts.items()}
+
+
+def _write_table(file: Path, table: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.partial")
+    pq.write_table(table, partial)
+    os.replace(partial, file)
+
+
+def _write_text(file: Path, text: str) -> None:
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)

@@ -1,0 +1,227 @@
+"""Data sets in LeRobot's format: written, gone on with, broken off, and read by our own reader."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from PIL import Image
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.plugins.data.lerobot import LeRobotConfig
+from vla_rl.plugins.data.lerobot import plugin as reader
+from vla_rl.toolkit.data.recording import Recording, png
+
+pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'vla-rl[data]'")
+pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
+
+from vla_rl.toolkit.data import lerobot  # noqa: E402
+from vla_rl.toolkit.data.lerobot import LeRobotWriter  # noqa: E402
+
+CHUNK = 3
+INFO = EnvInfo(
+    cameras={"front": (8, 6)},
+    state_dim=2,
+    action_low=(-1.0,) * 4,
+    action_high=(1.0,) * 4,
+    tasks=(TaskInfo(name="a", instruction="do a", max_steps=9),),
+)
+
+
+def frames(seed: int, length: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (length, 8, 6, 3), dtype=np.uint8)
+
+
+def episode(seed: int, length: int = 5, *, chunks: bool = False, **changes: Any) -> Recording:
+    random = np.random.default_rng(seed)
+    shape = (length, CHUNK, 4) if chunks else (length, 4)
+    recording = Recording(
+        images={"front": [png(image) for image in frames(seed, length)]},
+        sizes={"front": (8, 6)},
+        state=random.normal(size=(length, 2)).astype(np.float32),
+        actions=random.uniform(-1, 1, shape).astype(np.float32),
+        instruction=f"do {'ab'[seed % 2]}",
+        task="ab"[seed % 2],
+        identity=f"episode {seed}",
+        success=seed % 2 == 0,
+        rewards=random.normal(size=length).astype(np.float32),
+        executed=np.full(length, CHUNK) if chunks else None,
+    )
+    return evolve(recording, **changes)
+
+
+def write(folder: Path, recordings: list[Recording], **keys: Any) -> list[bool]:
+    with LeRobotWriter(folder, **{"fps": 10, "robot": "arm", **keys}) as writer:
+        return [writer.add(recording) for recording in recordings]
+
+
+def read(folder: Path, chunk: int = CHUNK) -> Any:
+    return reader.build(LeRobotConfig(folder=folder), Context(env=INFO, chunk=chunk))
+
+
+def info_of(folder: Path) -> Any:
+    return json.loads((folder / "meta" / "info.json").read_text())
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_what_is_written_is_read(tmp_path: Path, chunks: bool) -> None:
+    episodes = [episode(seed, length, chunks=chunks) for seed, length in enumerate((5, 3, 4))]
+    assert write(tmp_path / "set", episodes) == [True] * 3
+    data = read(tmp_path / "set")
+    starts = [(e, t) for e in episodes for t in range(len(e) if chunks else len(e) - CHUNK + 1)]
+    assert data.num_samples() == len(starts)
+    obs, actions = data.read_samples(np.arange(len(starts)))
+    for i, (recorded, t) in enumerate(starts):
+        wanted = recorded.actions[t] if chunks else recorded.actions[t : t + CHUNK]
+        assert np.array_equal(actions[i], wanted)
+        assert np.array_equal(obs.state[i], recorded.state[t])
+        assert obs.instructions[i] == recorded.instruction
+        assert np.array_equal(obs.images["front"][i], np.asarray(Image.open(io.BytesIO(recorded.images["front"][t]))))
+    if chunks:
+        with pytest.raises(UserError, match=r"recorded chunks of 3 actions, and rollout\.chunk is 2; give rollout"):
+            read(tmp_path / "set", 2)
+
+
+def test_the_end_of_an_episode_is_seen_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Every step begins a chunk then, filled with the last action of its own episode."""
+    episodes = [episode(0, 2), episode(1, 4)]
+    write(tmp_path, episodes)
+    config = LeRobotConfig(folder=tmp_path, ends="repeat")
+    data = reader.build(config, Context(env=INFO, chunk=CHUNK))
+    assert data.num_samples() == 6
+    obs, actions = data.read_samples(np.array([5, 0, 1, 2]))
+    first, second = (e.actions for e in episodes)
+    wanted = [second[[3, 3, 3]], first[[0, 1, 1]], first[[1, 1, 1]], second[[0, 1, 2]]]
+    assert np.array_equal(actions, wanted)
+    assert np.array_equal(obs.state, [episodes[1].state[3], *episodes[0].state, episodes[1].state[0]])
+
+
+def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
+    episodes = [episode(seed, length) for seed, length in enumerate((5, 9, 2))]
+    write(tmp_path, episodes[:2])
+    write(tmp_path, episodes[2:])  # another writer adds to what is there
+    found = json.loads((tmp_path / "meta" / "stats.json").read_text())
+    for name, rows in (
+        ("action", np.concatenate([e.actions for e in episodes])),
+        ("observation.state", np.concatenate([e.state for e in episodes])),
+        ("next.reward", np.concatenate([e.rewards for e in episodes])[:, None]),
+    ):
+        assert found[name]["mean"] == pytest.approx(rows.mean(0), abs=1e-6)
+        assert found[name]["std"] == pytest.approx(rows.std(0), abs=1e-6)
+        assert found[name]["min"] == pytest.approx(rows.min(0)) and found[name]["max"] == pytest.approx(rows.max(0))
+        assert found[name]["count"] == [16]
+    pixels = np.concatenate([frames(seed, length) for seed, length in enumerate((5, 9, 2))]) / 255
+    shown = found["observation.images.front"]
+    assert np.array(shown["mean"]).shape == (3, 1, 1) and shown["count"] == [16]
+    assert np.ravel(shown["mean"]) == pytest.approx(pixels.mean((0, 1, 2)))
+    assert np.ravel(shown["std"]) == pytest.approx(pixels.std((0, 1, 2)))
+
+
+def test_numbering_goes_on_and_nothing_is_there_twice(tmp_path: Path) -> None:
+    assert write(tmp_path, [episode(0), episode(1)]) == [True, True]
+    assert write(tmp_path, [episode(1), episode(2), episode(2)]) == [False, True, False]
+    rows = [pq.read_table(tmp_path / f"data/chunk-000/file-00{i}.parquet").to_pydict() for i in range(3)]
+    assert [row["episode_index"][0] for row in rows] == [0, 1, 2]
+    assert [row["index"] for row in rows] == [list(range(5)), list(range(5, 10)), list(range(10, 15))]
+    assert [row["task_index"][0] for row in rows] == [0, 1, 0]
+    assert rows[2]["timestamp"] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert rows[2]["next.done"] == [False] * 4 + [True] and rows[2]["next.success"][-1] is True
+    info = info_of(tmp_path)
+    assert (info["codebase_version"], info["total_episodes"], info["total_frames"]) == ("v3.0", 3, 15)
+    assert (info["total_tasks"], info["splits"], info["fps"]) == (2, {"train": "0:3"}, 10)
+
+
+def test_lists_of_episodes_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lerobot, "LISTED", 3)
+    one = episode(0, 1, images={}, sizes={})
+    write(tmp_path, [evolve(one, identity=f"{i}") for i in range(5)])
+    write(tmp_path, [evolve(one, identity="more")])
+    lists = sorted((tmp_path / "meta" / "episodes").rglob("*.parquet"))
+    found = [pq.read_table(file)["episode_index"].to_pylist() for file in lists]
+    assert found == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_killed_writer_leaves_whole_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
+    """At each of the five files that the second episode changes: tasks, rows, list, statistics, info."""
+    write(tmp_path, [episode(0)])
+    left, replace = [moment], os.replace
+
+    def killed(*paths: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        replace(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path, [episode(1)])
+    listed = 2 if moment > 2 else 1
+    assert read(tmp_path).num_samples() == listed * 3
+    assert write(tmp_path, [episode(1), episode(2)]) == [listed == 1, True]
+    assert read(tmp_path).num_samples() == 9
+    assert info_of(tmp_path)["total_episodes"] == 3 and info_of(tmp_path)["total_tasks"] == 2
+
+
+def test_other_episodes_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, [episode(0)])
+    for recording, message in (
+        (episode(1, chunks=True), r"action: float32 \[3, 4\] here, float32 \[4\] there"),
+        (episode(1, images={}, sizes={}), r"observation\.images\.front: nothing here, image \[8, 6, 3\] there"),
+        (episode(1, success=None), r"next\.success: nothing here, bool \[1\] there(.|\n)*choose another folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            write(tmp_path, [recording])
+    with pytest.raises(UserError, match=r"its fps is 10, and what comes now has 20"):
+        write(tmp_path, [], fps=20)
+    with pytest.raises(UserError, match=r"its robot_type is 'arm', and what comes now has 'hand'"):
+        write(tmp_path, [], robot="hand")
+    with pytest.raises(UserError, match="without rows"):
+        write(tmp_path / "empty", [episode(0, 0)])
+    assert info_of(tmp_path)["total_episodes"] == 1
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"is no LeRobot data set and not empty \(it has notes\.txt\)"):
+        write(tmp_path, [])
+    with pytest.raises(UserError, match="is a file"):
+        write(tmp_path / "notes.txt", [])
+    write(tmp_path / "set", [episode(0)])
+    file = tmp_path / "set" / "meta" / "info.json"
+    file.write_text(json.dumps(info_of(tmp_path / "set") | {"data_path": "data/all.parquet"}))
+    with pytest.raises(UserError, match="in another layout than this program writes"):
+        write(tmp_path / "set", [])
+    file.write_text(json.dumps({"codebase_version": "v2.1", "features": {}}))
+    with pytest.raises(UserError, match=r"this program did not write \(KeyError"):
+        write(tmp_path / "set", [])
+
+
+def test_there_is_one_writer(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from vla_rl.toolkit.data.lerobot import LeRobotWriter\n"
+        "writer = LeRobotWriter(Path(sys.argv[1]), fps=10, robot='arm'); print('open', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None and other.stdout.readline() == "open\n"
+    with pytest.raises(UserError, match="another process writes to this data set"):
+        write(tmp_path, [])
+    other.kill()
+    other.wait()
+    first = LeRobotWriter(tmp_path, fps=10, robot="arm")  # the lock ended with its process
+    assert first.add(episode(0))
+    assert write(tmp_path, [episode(1)]) == [True]  # in this process the newest writes
+    with pytest.raises(UserError, match="another one has taken over"):
+        first.add(episode(2))

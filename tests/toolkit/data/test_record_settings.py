@@ -1,0 +1,42 @@
+"""Which episodes are recorded, and how images are kept."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vla_rl.core.spec.spec import component
+from vla_rl.toolkit.data.recording import RecordSettings, png, settings_in
+
+
+@pytest.mark.parametrize(
+    ("settings", "evaluations", "rollouts"),
+    [
+        ({}, [0, 1, 2, 3, 4], []),
+        ({"what": "rollout"}, [], [0, 1, 2, 3, 4]),
+        ({"what": "both", "every": 2}, [0, 2, 4], [0, 2, 4]),
+    ],
+)
+def test_what_is_recorded(settings, evaluations, rollouts):
+    settings = RecordSettings(**settings)
+    assert [step for step in range(5) if settings.records("evaluation", step)] == evaluations
+    assert [step for step in range(5) if settings.records("rollout", step)] == rollouts
+
+
+def test_which_episodes_are_kept():
+    kept = {only: [RecordSettings(only=only).keeps(s) for s in (True, False)] for only in ("all", "success", "failure")}
+    assert kept == {"all": [True, True], "success": [True, False], "failure": [False, True]}
+
+
+def test_settings_are_found_among_hooks():
+    hooks = [component("hook", "jsonl"), component("hook", "lerobot", only="success")]
+    assert settings_in(hooks).only == "success"
+    assert settings_in(hooks[:1]) is None
+
+
+def test_images_come_back_exactly():
+    image = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(image[:, ::-1])))), image[:, ::-1])
