@@ -1,7 +1,7 @@
 """N1.7's towers: Qwen3-VL's weights, on square images of one size.
 
-Transformers runs images of any shapes one after the other and looks at their numbers on the host. Here all are alike, so that
-they run as one batch, on any device. The language model's output is taken before its final norm.
+Transformers runs images of any shapes one after the other and looks at their numbers on the host. Here all are alike,
+so that they run as one batch, on any device. The language model's output is taken before its final norm.
 """
 
 from __future__ import annotations
