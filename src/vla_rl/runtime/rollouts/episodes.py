@@ -141,6 +141,7 @@ class Episodes:
         cut[broken] = False
         valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ROWS
         valued_of = [self._start(row) for row in valued]
+        final = self._counted(result.obs.take(valued), valued) if len(valued) else None
         for row in np.flatnonzero(ends):
             self._finish(int(row), record)
             if self.chunk_steps is not None:
@@ -149,7 +150,7 @@ class Episodes:
         finished = [self._hand_over(int(row), result.obs) for row in np.flatnonzero(last & self.active)]
         self.obs, self.obs_rows = result.obs, np.arange(self.rows)
         self._renew(np.unique(np.concatenate([over, broken, self._fill()])))
-        return self._request(valued_of, result.obs.take(valued) if len(valued) else None, finished, retaken)
+        return self._request(valued_of, final, finished, retaken)
 
     def _fill(self) -> Array:
         """Let free rows begin with waiting tickets. -> these rows."""
@@ -339,6 +340,10 @@ class Episodes:
         assert start is not None
         return start
 
+    def _counted(self, obs: Observation, rows: Array) -> Observation:
+        """An observation of these rows, with the steps of their episodes."""
+        return evolve(obs, steps=self.accounts.steps[rows])
+
     def _request(
         self,
         valued: Sequence[Start] = (),
@@ -353,7 +358,7 @@ class Episodes:
         obs = None
         if len(positions):
             whole = np.array_equal(wanted, np.arange(len(self.obs)))
-            obs = self.obs if whole else self.obs.take(wanted)
+            obs = self._counted(self.obs if whole else self.obs.take(wanted), positions)
         return Request(
             positions=positions,
             obs=obs,

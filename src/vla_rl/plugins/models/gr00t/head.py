@@ -3,8 +3,8 @@ denoises actions beside it.
 
 Even blocks of the transformer attend to images and prompt, odd ones to the tokens of state and actions (and, in N1.5,
 to "future" tokens). Layers on state and actions have weights for each robot ("embodiment"); a policy uses one row of
-them. The original N1.5's head attends to padding; here it is masked, on the right of the prompt, so that a row gets what it
-gets alone.
+them. The original N1.5's head attends to padding; here it is masked, on the right of the prompt, so that a row gets
+what it gets alone.
 """
 
 from __future__ import annotations
