@@ -10,6 +10,7 @@ what it gets alone.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -68,9 +69,14 @@ class ActionEncoder(nn.Module):
 
 def waves(bucket: Tensor, count: int, divisor: int) -> Pair:
     """Sines and cosines float32 [B, count], of wavelengths up to 10,000."""
-    index = torch.arange(count, dtype=torch.float32, device=bucket.device)
-    angle = bucket[:, None] * torch.exp(-index * (math.log(10_000.0) / divisor))
+    angle = bucket[:, None] * _frequencies(count, divisor, bucket.device)
     return angle.sin(), angle.cos()
+
+
+@lru_cache
+def _frequencies(count: int, divisor: int, device: torch.device) -> Tensor:
+    """float32 [count] on the device."""
+    return torch.exp(-torch.arange(count, dtype=torch.float32, device=device) * (math.log(10_000.0) / divisor))
 
 
 def bucket_of(time: Tensor) -> Tensor:
@@ -139,7 +145,7 @@ class Modulation(nn.Module):
 
     def forward(self, x: Tensor, clock: Tensor) -> Any:
         scale, shift = self.linear(clock)[:, None].chunk(2, dim=2)
-        return (normed(x) * (1 + scale) + shift).to(x.dtype)
+        return torch.addcmul(shift, normed(x), 1 + scale).to(x.dtype)
 
 
 class TimedBlock(nn.Module):
@@ -150,10 +156,10 @@ class TimedBlock(nn.Module):
         self.norm1 = Modulation(width)
         self.attn1, self.ff = Attention(width, source, heads), feed_forward(width)
 
-    def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor | None) -> Any:
-        """pair: of images and prompt; None: the tokens attend to each other."""
+    def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor | None, last: int) -> Any:
+        """pair: of images and prompt; None: the tokens attend to each other. last: so many tokens go on."""
         base = self.norm1(x, clock)
-        x = x + self.attn1(base, self.attn1.pair(base) if pair is None else pair, mask)
+        x = x[:, -last:] + self.attn1(base[:, -last:], self.attn1.pair(base) if pair is None else pair, mask)
         return x + self.ff["net"](normed(x).to(x.dtype))
 
 
@@ -185,10 +191,12 @@ class DiffusionTransformer(nn.Module):
     def forward(self, x: Tensor, bucket: Tensor, pairs: list[Pair], masks: list[Tensor | None], last: int) -> Any:
         """Tokens [B, T, D] -> float32 [B, last, D'], of the last ones."""
         clock = F.silu(self.timestep_encoder["timestep_embedder"](bucket))
-        for i, block in enumerate(self.transformer_blocks):
-            x = block(x, clock, *((None, None) if i % 2 else (pairs[i // 2], masks[i // 2])))
+        blocks = self.transformer_blocks
+        for i, block in enumerate(blocks):
+            shown = (None, None) if i % 2 else (pairs[i // 2], masks[i // 2])
+            x = block(x, clock, *shown, last if i == len(blocks) - 1 else x.shape[1])
         shift, scale = self.proj_out_1(clock)[:, None].chunk(2, dim=2)
-        return self.proj_out_2(normed(x[:, -last:], eps=1e-6) * (1 + scale) + shift)
+        return self.proj_out_2(normed(x, eps=1e-6) * (1 + scale) + shift)
 
 
 class ActionHead(nn.Module):
