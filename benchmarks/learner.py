@@ -5,12 +5,12 @@
 `tiny` and `small` are sizes of OpenVLA-OFT; the others are the tiny networks of their models.
 
 A step: log-probs and entropy of recorded chunks (8 x 7 tokens) and values with gradient, a clipped PPO loss, backward,
-a run's AdamW on all weights. Plain, from the same weights: logits of the whole vocabulary at all positions, and a forward pass
-of its own for the values. A model that denoises scores its one stochastic step of four and trains the expert; plain,
-images and prompt are read once for the log-probs and once more for the values. Both sides give the same log-probs,
-entropies, values and gradient, which is checked first. Steps alternate in one process; ratios are medians of the pairs.
-Peak memory is that of a fresh process for each side while it takes steps (Linux), and in brackets what of it the steps
-added.
+a run's AdamW on all weights. Plain, from the same weights: logits of the whole vocabulary at all positions, and a
+forward pass of its own for the values. A model that denoises scores its one stochastic step of four and trains the
+expert; plain, images and prompt are read once for the log-probs and once more for the values. Both sides give the same
+log-probs, entropies, values and gradient, which is checked first. Steps alternate in one process; ratios are medians
+of the pairs. Peak memory is that of a fresh process for each side while it takes steps (Linux), and in brackets what
+of it the steps added.
 """
 
 from __future__ import annotations
