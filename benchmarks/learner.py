@@ -5,12 +5,12 @@
 `tiny` and `small` are sizes of OpenVLA-OFT; the others are the tiny networks of their models.
 
 A step: log-probs and entropy of recorded chunks (8 x 7 tokens) and values with gradient, a clipped PPO loss, backward,
-AdamW on all weights. Plain, from the same weights: logits of the whole vocabulary at all positions, and a forward pass
-of its own for the values. A model that denoises scores its one stochastic step of four and trains the expert; plain,
-images and prompt are read once for the log-probs and once more for the values. Both sides give the same log-probs,
-entropies, values and gradient, which is checked first. Steps alternate in one process; ratios are medians of the pairs.
-Peak memory is that of a fresh process for each side while it takes steps (Linux), and in brackets what of it the steps
-added.
+a run's AdamW on all weights. Plain, from the same weights: logits of the whole vocabulary at all positions, and a
+forward pass of its own for the values. A model that denoises scores its one stochastic step of four and trains the
+expert; plain, images and prompt are read once for the log-probs and once more for the values. Both sides give the same
+log-probs, entropies, values and gradient, which is checked first. Steps alternate in one process; ratios are medians
+of the pairs. Peak memory is that of a fresh process for each side while it takes steps (Linux), and in brackets what
+of it the steps added.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.core.randomness import Noise
+from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.models.gr00t import GrootConfig
 from vla_rl.plugins.models.gr00t import plugin as gr00t
@@ -37,6 +38,7 @@ from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.smolvla import SmolVLAConfig
 from vla_rl.plugins.models.smolvla import plugin as smolvla
+from vla_rl.runtime.learning.optimizer import built
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.flow_config import FlowConfig
 
@@ -63,7 +65,8 @@ class Learner:
         place = Context(env=self.env, chunk=CHUNK, values="chunk", temperature=TEMPERATURE, device=device)
         self.policy = self.build(preset, place, **config)
         self.prepare()
-        self.optimiser = torch.optim.AdamW([p for p in self.policy.module.parameters() if p.requires_grad], lr=1e-6)
+        trained = [p for p in self.policy.module.parameters() if p.requires_grad]
+        self.optimiser = built(trained, [], TrainSpec(steps=1, lr=1e-6, micro_batch=rows))
         self.record(rows)
 
     def build(self, preset: str, place: Context, **config: Any) -> Any:

@@ -136,6 +136,10 @@ def test_final_observation_is_the_one_before_the_reset():
     assert first.final_numbers.tolist() == [0]
     shown = seen(first.final)
     assert (shown.row[0], shown.episode[0], shown.step[0]) == (0, 0, 3)
+    assert first.final.steps.tolist() == [3]
+    for request in requests[:-1]:
+        assert request.obs.steps.dtype == np.int64
+        assert request.obs.steps.tolist() == seen(request.obs).step.tolist()
     place = first.positions.tolist().index(0)
     assert (seen(first.obs).episode[place], seen(first.obs).step[place]) == (1, 0)
     second = requests[2]  # row 1 ended by success: nothing to bootstrap

@@ -88,6 +88,7 @@ def segments(mode, count=4, left=()):
         done = []
         while not request.done:
             keys = (request.keys, request.episodes, request.chunks, seen(request.obs).step)
+            assert request.obs.steps.tolist() == seen(request.obs).step.tolist()
             shown += zip(*(key.tolist() for key in keys), strict=True)
             request = episodes.step(np.full((len(request.positions), 2, 2), 0.25, np.float32))
             done += request.finished

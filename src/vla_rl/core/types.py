@@ -170,35 +170,34 @@ class Observation:
     instructions: tuple[str, ...]
     state: Array | None = None
     """float32 [N, S]."""
+    steps: Array | None = None
+    """int64 [N]: valid actions of each row's episode so far, in rollouts; else None. Core fills it in."""
 
     def __len__(self) -> int:
         return len(self.instructions)
 
     def take(self, rows: Any) -> Observation:
         """The rows at these positions (int64 NumPy array), in this order."""
-        return Observation(
-            images={name: pick(image, rows) for name, image in self.images.items()},
-            instructions=tuple(self.instructions[int(i)] for i in rows),
-            state=None if self.state is None else pick(self.state, rows),
-        )
+        return self._each(lambda array: pick(array, rows), tuple(self.instructions[int(i)] for i in rows))
 
     def numpy(self) -> Observation:
         """The same observation in host memory, ready to cross processes."""
-        return Observation(
-            images={name: to_numpy(image) for name, image in self.images.items()},
-            instructions=self.instructions,
-            state=None if self.state is None else to_numpy(self.state),
-        )
+        return self._each(to_numpy, self.instructions)
+
+    def _each(self, change: Callable[[Array], Array], instructions: tuple[str, ...]) -> Observation:
+        state, steps = (None if array is None else change(array) for array in (self.state, self.steps))
+        images = {name: change(image) for name, image in self.images.items()}
+        return Observation(images=images, instructions=instructions, state=state, steps=steps)
 
     @staticmethod
     def concat(parts: Sequence[Observation]) -> Observation:
         if len(parts) == 1:
             return parts[0]
-        states = [part.state for part in parts if part.state is not None]
+        found = {name: [getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("state", "steps")}
         return Observation(
             images={name: concat([part.images[name] for part in parts]) for name in parts[0].images},
             instructions=tuple(text for part in parts for text in part.instructions),
-            state=concat(states) if states else None,
+            **{name: concat(arrays) for name, arrays in found.items() if arrays},
         )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 import torch
 from model_cases import noise, reloading
 from openvla_cases import CHUNK, ENV, observation
 from openvla_cases import policy as oft
 
-from vla_rl.core.types import Context
+from vla_rl.core.types import Context, Observation
 from vla_rl.plugins.models import openvla, pi0, smolvla
 from vla_rl.plugins.models.openvla.heads import ActionValueHead
 from vla_rl.testing import check_model
@@ -70,7 +72,7 @@ def test_attention_over_action_tokens(values: Any, outputs: tuple[int, ...]) -> 
     head.register_forward_pre_hook(lambda _, args: seen.append(args))
     found = model.values(obs)
     assert found.shape == (3, *outputs)
-    hidden, at, _ = seen[0]
+    hidden, at, *_ = seen[0]
     wanted = []
     for row in range(3):
         tokens = hidden[row, at[row] : at[row] + CHUNK * ENV.action_dim]
@@ -85,8 +87,34 @@ def test_attention_over_action_tokens(values: Any, outputs: tuple[int, ...]) -> 
         assert torch.equal(head(other, at, None), head(hidden, at, None))
 
 
-def test_attention_over_action_tokens_as_a_plugin() -> None:
-    given = openvla.OpenVLAOFTConfig(preset="fast", value_head=POOLED)
+def test_the_step_of_the_episode_is_embedded() -> None:
+    """AcceRL's equation 16: added to what was weighted. Rows that do not say theirs are at their beginning."""
+    model = oft(context={"values": "chunk"}, value_head=attrs.evolve(POOLED, steps=4))
+    head, obs = model.critic, observation(3)
+    told = attrs.evolve(obs, steps=np.array([0, 2, 9]))
+    assert torch.equal(model.values(told), model.values(obs)), "it starts at 0"
+    torch.nn.init.normal_(head.clock.weight, generator=torch.Generator().manual_seed(0))
+    pooled: list[Any] = []
+    head.layers[0].register_forward_pre_hook(lambda _, args: pooled.append(args[0]))
+    began = model.values(obs)
+    found = model.values(told)
+    added = pooled[1] - pooled[0] + head.clock.weight[0]
+    torch.testing.assert_close(added, head.clock.weight[[0, 2, 3]], rtol=0, atol=1e-5)
+    assert found[0] == began[0] and (found[1:] - began[1:]).abs().min() > 1e-6
+    chunk = model.sample_chunk(told, noise(3), False)
+    scores = model.chunk_log_probs(told, chunk)
+    assert torch.equal(chunk.values, found) and torch.equal(scores.values, found)
+    scores.values.sum().backward()
+    assert (head.clock.weight.grad.abs().amax(1) > 0).tolist() == [True, False, True, True]
+    rows = attrs.evolve(told, state=None, images={}).take(np.array([2, 1])).numpy()
+    assert Observation.concat([rows, rows]).steps.tolist() == [9, 2, 9, 2]
+    with pytest.raises(ValueError, match="`steps` belongs to kind 'action_attention'"):
+        openvla.ValueHeadConfig(steps=4)
+
+
+@pytest.mark.parametrize("steps", [None, 8])
+def test_attention_over_action_tokens_as_a_plugin(steps: int | None) -> None:
+    given = openvla.OpenVLAOFTConfig(preset="fast", value_head=attrs.evolve(POOLED, steps=steps))
 
     check_model(openvla.openvla_oft, given, env=ENV, chunk=CHUNK, values="chunk", atol=2e-5, reload=reloading(given))
 

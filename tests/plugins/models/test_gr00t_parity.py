@@ -12,16 +12,8 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.plugins.models.gr00t.folder import Sizes
-from vla_rl.plugins.models.gr00t.network import (
-    EMBEDDINGS,
-    UNEMBEDDINGS,
-    GrootModule,
-    Prefix,
-    bucket_of,
-    empty_network,
-    open_names,
-    public_name,
-)
+from vla_rl.plugins.models.gr00t.head import bucket_of
+from vla_rl.plugins.models.gr00t.network import TIED, EagleModule, Prefix, empty_network, open_names, public_name
 from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.flow_checkpoint import Shape
 from vla_rl.toolkit.models.flow_matching import Schedule, log_density
@@ -30,6 +22,7 @@ from vla_rl.toolkit.models.networks import fill
 
 CPU = torch.device("cpu")
 HORIZON, ACTION = 6, 8
+UNEMBEDDINGS, EMBEDDINGS = next(iter(TIED.items()))
 SIZES = Sizes(
     text_width=64, text_mlp=128, text_depth=3, heads=4, kv_heads=2, head_dim=16, vocab=512,
     vision_width=48, vision_mlp=96, vision_depth=2, vision_heads=4, image_size=28, patch_size=14,
@@ -40,7 +33,7 @@ SIZES = Sizes(
 
 
 @pytest.fixture(scope="module")
-def modules() -> list[GrootModule]:
+def modules() -> list[EagleModule]:
     """One for each row of the data, whose robots are different ones."""
     network = empty_network(SIZES, Shape(horizon=HORIZON, action_dim=ACTION, state_dim=12))
     folder = reference("gr00t", "model.safetensors").parent
@@ -48,7 +41,7 @@ def modules() -> list[GrootModule]:
     rows = load_file(reference("gr00t", "io.safetensors"))["embodiment_id"].tolist()
     assert len(set(rows)) == len(rows) == 2
     head = PrefixValueHead(64 + 48, (16,), None, False, 0)
-    return [GrootModule(network, (HORIZON, ACTION), row, 500, head).eval() for row in rows]
+    return [EagleModule(network, (HORIZON, ACTION), row, 500, head).eval() for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +52,7 @@ def data() -> dict[str, Tensor]:
 class Rows:
     """The network row by row, each as its robot."""
 
-    def __init__(self, modules: list[GrootModule], data: dict[str, Tensor]) -> None:
+    def __init__(self, modules: list[EagleModule], data: dict[str, Tensor]) -> None:
         self.modules, self.data = modules, data
         pixels = data["pixel_values"].unflatten(0, (2, -1))
         self.seen = modules[0].look(pixels, data["input_ids"])
@@ -76,21 +69,23 @@ class Rows:
 
 
 @pytest.fixture(scope="module")
-def rows(modules: list[GrootModule], data: dict[str, Tensor]) -> Rows:
+def rows(modules: list[EagleModule], data: dict[str, Tensor]) -> Rows:
     with torch.no_grad():
         return Rows(modules, data)
 
 
 @torch.no_grad()
-def test_backbone(modules: list[GrootModule], data: dict[str, Tensor], rows: Rows) -> None:
+def test_backbone(modules: list[EagleModule], data: dict[str, Tensor], rows: Rows) -> None:
     assert_same_up_to(16, modules[0].embed_images(data["pixel_values"]), data["vit_embeds"])
     assert_same_up_to(16, rows.seen, data["backbone_features"])
 
 
 @torch.no_grad()
-def test_what_the_transformer_is_shown(modules: list[GrootModule], data: dict[str, Tensor], rows: Rows) -> None:
+def test_what_the_transformer_is_shown(modules: list[EagleModule], data: dict[str, Tensor], rows: Rows) -> None:
     """And the critic's input: the mean over images and prompt beside the state's features."""
-    mixed = modules[0].network.action_head.mixed(data["backbone_features"], rows.prefixes[0].mask)
+    mixed = modules[0].network.action_head.mixed(
+        data["backbone_features"], data["attention_mask"].bool()[:, None, None]
+    )
     assert_same_up_to(16, mixed, data["vl_embs"])
     assert_same_up_to(16, torch.cat([prefix.state for prefix in rows.prefixes]), data["state_features"])
     wanted = torch.cat([data["vl_embs"].mean(1), data["state_features"][:, 0]], dim=1)
@@ -98,7 +93,7 @@ def test_what_the_transformer_is_shown(modules: list[GrootModule], data: dict[st
 
 
 @torch.no_grad()
-def test_velocity_and_loss(modules: list[GrootModule], data: dict[str, Tensor], rows: Rows) -> None:
+def test_velocity_and_loss(modules: list[EagleModule], data: dict[str, Tensor], rows: Rows) -> None:
     time = 1 - data["t"]
     assert torch.equal(bucket_of(time).long(), data["t_discretized"])
     for i, module in enumerate(modules):

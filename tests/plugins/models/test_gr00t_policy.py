@@ -23,11 +23,14 @@ from safetensors.torch import load_file, save_file
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t import GrootConfig, plugin
-from vla_rl.plugins.models.gr00t.folder import ROWS, action_dim, check
-from vla_rl.plugins.models.gr00t.network import EMBEDDINGS, UNEMBEDDINGS
+from vla_rl.plugins.models.gr00t.network import TIED
+from vla_rl.plugins.models.gr00t.opening import action_dim, check
+from vla_rl.plugins.models.gr00t.robots import ROWS
 from vla_rl.testing import check_model, synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.images import crop_and_resize
+
+UNEMBEDDINGS, EMBEDDINGS = next(iter(TIED.items()))
 
 
 @pytest.fixture(scope="module")
@@ -232,9 +235,9 @@ def refused(match: str, **config: Any) -> None:
     ("changes", "match"),
     [
         ({"model_type": "Gr00tN1d6"}, "type 'Gr00tN1d6': N1.6, whose vision-language model is another"),
-        ({"model_type": "Gr00tN1d7"}, "type 'Gr00tN1d7': N1.7, whose inputs .* are not built here"),
+        ({"model_type": "Gr00tN1d7"}, "has no processor_config.json"),
         ({"model_type": "groot"}, "lerobot's, which names tensors otherwise"),
-        ({"model_type": "llama"}, "type 'llama'; gr00t reads N1.5 in NVIDIA's layout"),
+        ({"model_type": "llama"}, "type 'llama'; gr00t reads N1.5 .* and N1.7 .* in NVIDIA's layout"),
         ({"action_head_cfg": {"use_vlln": False}}, "action_head_cfg.use_vlln False is not supported, True is"),
         ({"backbone_cfg": {"project_to_dim": 1536}}, "backbone_cfg.project_to_dim 1536 is not supported"),
         ({"action_head_cfg": {"action_horizon": 2}}, "chunks of 2 actions, the spec asks for 4"),

@@ -13,8 +13,10 @@ from vla_rl.runtime.learning.holding import Holding
 
 
 def built(actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], train: TrainSpec) -> torch.optim.AdamW:
+    """On a CPU in one pass over weights and moments, which is several times faster than PyTorch's default there."""
     groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
-    return torch.optim.AdamW(groups, lr=train.lr, weight_decay=train.weight_decay)
+    plain = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in (*actor, *critic))  # not shards
+    return torch.optim.AdamW(groups, lr=train.lr, weight_decay=train.weight_decay, fused=plain or None)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, train: TrainSpec, factor: float) -> None:

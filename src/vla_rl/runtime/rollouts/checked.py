@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.types import ChunkResult, EnvInfo, Observation, to_numpy
-from vla_rl.runtime.rollouts.requests import EnvError
+from vla_rl.runtime.rollouts.requests import EnvError, Start
 
 Array = np.ndarray[Any, Any]
 BOUND_TOLERANCE = 1e-4
@@ -61,6 +61,15 @@ def checked_actions(env: str, info: EnvInfo, actions: Any, rows: Array, chunk: i
         )
     clipped: Array = np.clip(actions, low, high)
     return clipped
+
+
+def not_deterministic(env: str, start: Start, chunks: str, paid: str) -> EnvError:
+    """What to raise where an episode comes out otherwise the second time: which chunk of it, and what it paid."""
+    return EnvError(
+        f"env {env!r} is not deterministic: {chunks} of an episode (state {start.state.id} of task "
+        f"{start.state.task!r}), executed again from the same state and seed, ended it or paid {paid}; its info has to "
+        f"say so (EnvInfo(deterministic=False)): then streams of auto_reset begin anew where they cannot go on"
+    )
 
 
 def _check_shape(env: str, array: Any, want: tuple[int, ...], what: str) -> None:

@@ -22,9 +22,9 @@ with the same random numbers; what it had done of it is forgotten. So a fault co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from attrs import evolve
@@ -33,25 +33,15 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import ChunkResult, Episode, Observation, to_numpy
 from vla_rl.runtime.rollouts.accounts import Accounts
-from vla_rl.runtime.rollouts.checked import check_observation, check_result, checked_actions
+from vla_rl.runtime.rollouts.checked import check_observation, check_result, checked_actions, not_deterministic
 from vla_rl.runtime.rollouts.one_by_one import one_by_one
-from vla_rl.runtime.rollouts.requests import EnvError, Finished, Request, Start
+from vla_rl.runtime.rollouts.requests import Finished, Request, Start
 from vla_rl.runtime.rollouts.takes import Spool, Takes
+from vla_rl.runtime.rollouts.watch import Watch
 from vla_rl.toolkit.data.recording import RecordSettings
 
 Array = np.ndarray[Any, Any]
 NO_ROWS = np.zeros(0, np.int64)
-
-
-class Watch(Protocol):
-    """Somebody who sees all of a lane's episodes: `runtime/imagination` records them."""
-
-    def began(self, rows: Array, starts: Sequence[Start], seeds: Array, obs: Observation) -> None:
-        """These rows (int64 [R]) were reset, with these seeds (int64 [R]); `obs` is theirs."""
-
-    def moved(self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation) -> None:
-        """These rows executed a chunk. Of all rows: actions float32 [N, C, A] as they were asked for; masks [N, C] as
-        `Accounts.add` gives them; whether the last action solved the task, bool [N]; what was seen after it."""
 
 
 class Episodes:
@@ -165,6 +155,7 @@ class Episodes:
         cut[broken] = False
         valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ROWS
         valued_of = [self._start(row) for row in valued]
+        final = self._counted(result.obs.take(valued), valued) if len(valued) else None
         for row in np.flatnonzero(ends):
             self._finish(int(row), record)
             if self.chunk_steps is not None:
@@ -173,7 +164,7 @@ class Episodes:
         finished = [self._hand_over(int(row), result.obs) for row in np.flatnonzero(last & self.active)]
         self.obs, self.obs_rows = result.obs, np.arange(self.rows)
         self._renew(np.unique(np.concatenate([over, broken, self._fill()])))
-        return self._request(valued_of, result.obs.take(valued) if len(valued) else None, finished, retaken)
+        return self._request(valued_of, final, finished, retaken)
 
     def _fill(self) -> Array:
         """Let free rows begin with waiting tickets. -> these rows."""
@@ -280,22 +271,15 @@ class Episodes:
                 done[row] += 1
                 last = done[row] == len(self.since[row])
                 if ends[row] or (last and not np.isclose(self.accounts.total[row], self.paid[row])):
-                    raise self._not_deterministic(row, done[row])
+                    chunks = f"chunk {done[row]} of {len(self.since[row])}"
+                    paid = f"{self.accounts.total[row]:g} in all instead of {self.paid[row]:g}"
+                    raise not_deterministic(self.name, self._start(row), chunks, paid)
                 if last:
                     arrived[row] = result.obs.take(np.array([row]))
             if len(broken):
                 self._reset(broken)
                 done.update(dict.fromkeys(broken.tolist(), 0))
         return Observation.concat([arrived[row] for row in rows.tolist()])
-
-    def _not_deterministic(self, row: int, done: int) -> EnvError:
-        start = self._start(row)
-        return EnvError(
-            f"env {self.name!r} is not deterministic: chunk {done} of {len(self.since[row])} of an episode (state "
-            f"{start.state.id} of task {start.state.task!r}), executed again from the same state and seed, ended it or "
-            f"paid {self.accounts.total[row]:g} in all instead of {self.paid[row]:g}; its info has to say so "
-            f"(EnvInfo(deterministic=False)): then streams of auto_reset begin anew where they cannot go on"
-        )
 
     # -------------------------------------------------------------------------------------------- accounting
 
@@ -370,6 +354,10 @@ class Episodes:
         assert start is not None
         return start
 
+    def _counted(self, obs: Observation, rows: Array) -> Observation:
+        """An observation of these rows, with the steps of their episodes."""
+        return evolve(obs, steps=self.accounts.steps[rows])
+
     def _request(
         self,
         valued: Sequence[Start] = (),
@@ -384,7 +372,7 @@ class Episodes:
         obs = None
         if len(positions):
             whole = np.array_equal(wanted, np.arange(len(self.obs)))
-            obs = self.obs if whole else self.obs.take(wanted)
+            obs = self._counted(self.obs if whole else self.obs.take(wanted), positions)
         return Request(
             positions=positions,
             obs=obs,

@@ -56,8 +56,8 @@ class Heavy:
 
 def nbytes(obs: Observation) -> int:
     """Of its arrays; a string is written once for many rows."""
-    arrays = [*obs.images.values(), *([] if obs.state is None else [obs.state])]
-    return sum(int(array.nbytes) for array in arrays)
+    arrays = [*obs.images.values(), obs.state, obs.steps]
+    return sum(int(array.nbytes) for array in arrays if array is not None)
 
 
 @frozen(kw_only=True, eq=False)

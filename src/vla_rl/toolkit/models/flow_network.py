@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -26,9 +27,15 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, time: Tensor) -> Tensor:
         """float [B] -> float32 [B, D]."""
-        fraction = torch.linspace(0, 1, self.pairs, dtype=torch.float64, device=time.device)
-        angle = time.double()[:, None] * (2 * math.pi / (self.low * (self.high / self.low) ** fraction))
+        angle = time.double()[:, None] * _frequencies(self.pairs, self.low, self.high, time.device)
         return torch.cat([angle.sin(), angle.cos()], dim=1).float()
+
+
+@lru_cache
+def _frequencies(pairs: int, low: float, high: float, device: torch.device) -> Tensor:
+    """float64 [pairs] on the device."""
+    fraction = torch.linspace(0, 1, pairs, dtype=torch.float64, device=device)
+    return 2 * math.pi / (low * (high / low) ** fraction)
 
 
 class LentCache(DynamicCache):

@@ -45,6 +45,8 @@ class Scale:
     """Added to the width of a range in both directions (openpi's quantiles)."""
     flat: bool = False
     """A number whose range is empty becomes 0, and any number becomes that range again (GR00T), in place of eps."""
+    clip: bool = False
+    """Numbers outside the range count as its ends, in both directions (GR00T N1.7)."""
 
 
 @frozen(kw_only=True)

@@ -44,7 +44,7 @@ def initialise(network: nn.Module, seed: int, last: str, other: Callable[[str, n
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear):
             normal(module.weight, 0.02 if name.endswith(last) else math.sqrt(2 / sum(module.weight.shape)))
-        elif isinstance(module, nn.Conv2d):
+        elif isinstance(module, nn.Conv2d | nn.Conv3d):
             normal(module.weight, module.weight[0].numel() ** -0.5)
         else:
             other(name, module, normal)

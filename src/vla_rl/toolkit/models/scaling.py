@@ -15,6 +15,7 @@ class Scaler:
 
     def __init__(self, scale: Scale, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.dim, self._dtype = scale.dim, dtype
+        self._end = 1.0 if scale.clip else torch.inf
         values = [torch.tensor(value, dtype=torch.float64) for value in scale.values]
         offset, inwards = torch.zeros(scale.dim, dtype=torch.float64), torch.ones(scale.dim, dtype=torch.float64)
         outwards, shift = inwards, torch.zeros_like(offset)
@@ -33,11 +34,12 @@ class Scaler:
 
     def normalise(self, x: Tensor, width: int) -> Tensor:
         """[..., dim] in physical units -> [..., width], padded with zeros."""
-        return F.pad((x.to(self._dtype) - self._offset) / self._in - self._shift, (0, width - self.dim))
+        scaled = (x.to(self._dtype) - self._offset) / self._in - self._shift
+        return F.pad(scaled.clamp(-self._end, self._end), (0, width - self.dim))
 
     def restore(self, x: Tensor) -> Tensor:
         """[..., width] -> physical units, [..., dim]."""
-        return (x[..., : self.dim] + self._shift) * self._out + self._offset
+        return (x[..., : self.dim].clamp(-self._end, self._end) + self._shift) * self._out + self._offset
 
 
 class GripperScaler(Scaler):

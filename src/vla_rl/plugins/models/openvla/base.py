@@ -125,6 +125,10 @@ class FamilyPolicy(VLAModel):
             raise ValueError(f"{self.name} was built with `use_proprio`, but the observation has no state")
         return self._state_scaler.normalise(as_tensor(obs.state, self._device), clip=True).to(self._dtype)
 
+    def _steps(self, obs: Observation) -> Tensor | None:
+        """int64 [B] of the episodes so far."""
+        return None if obs.steps is None else as_tensor(obs.steps, self._device)
+
 
 def replay(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:
     """What scoring needs again."""

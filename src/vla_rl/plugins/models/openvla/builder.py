@@ -181,7 +181,7 @@ def _value_head(config: FamilyConfig, context: Context, width: int, fit: Fit) ->
     pools = options.kind == "action_attention"
     detach = pools if options.detach is None else options.detach
     if pools:
-        head: ValueHead = ActionValueHead(width, options.hidden, outputs, detach, seed, fit.tokens)
+        head: ValueHead = ActionValueHead(width, options.hidden, outputs, detach, seed, fit.tokens, options.steps)
     else:
         kind = AttentionValueHead if options.kind == "attention" else ValueHead
         head = kind(width, options.hidden, outputs, detach, seed)

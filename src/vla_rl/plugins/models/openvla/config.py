@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from attrs.validators import gt, in_, optional
+from attrs.validators import ge, gt, in_, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import one_source
@@ -58,6 +58,11 @@ def _acts_in_one_pass(config: FamilyConfig, attribute: Attribute[Any], value: Va
         )
 
 
+def _only_for_actions(config: ValueHeadConfig, attribute: Attribute[Any], value: int | None) -> None:
+    if value is not None and config.kind != "action_attention":
+        raise ValueError(f"`steps` belongs to kind 'action_attention'; the kind is {config.kind!r}")
+
+
 @frozen(kw_only=True)
 class ValueHeadConfig:
     """The critic, built when the algorithm needs one, on the hidden state behind the first action token."""
@@ -65,8 +70,10 @@ class ValueHeadConfig:
     kind: str = field(default="mlp", validator=in_(VALUE_HEADS))
     """`mlp`: on that hidden state alone, as in RLinf. `attention`: it first looks back over the hidden states of image
     and prompt (four heads) and adds what it finds. `action_attention` (openvla_oft): the hidden states of all action
-    tokens, weighted by learnt scores (AcceRL, section 5.2; its embedding of the episode's step is left out, since
-    observations do not tell the step)."""
+    tokens, weighted by learnt scores (AcceRL, section 5.2)."""
+    steps: int | None = field(default=None, validator=[optional(ge(2)), _only_for_actions])
+    """`action_attention`: rows of a learnt embedding of the episode's step, added to what is weighted (AcceRL's
+    equation 16); as many as the longest episode has steps, and one more. Later steps have the last. None: none."""
     hidden: tuple[int, ...] = (512, 128)
     """Widths of the MLP's hidden layers (GELU between), as in RLinf."""
     detach: bool | None = None

@@ -39,14 +39,20 @@ class ValueHead(nn.Module):
     def __init__(self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int) -> None:
         super().__init__()
         self.outputs, self.detach = outputs, detach
+        self.clock: nn.Embedding | None = None
+        """Of the episode's step."""
         self.layers = small_mlp([dim, *hidden, outputs or 1], seed, last_bias=False)
 
-    def forward(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, at: Tensor, mask: Tensor | None, steps: Tensor | None = None) -> Tensor:
         """hidden: [B, S, D].   at: int64 [B], where the first action token is said.   mask: bool [B, S], False at
-        padding; None without."""
+        padding; None without.   steps: int64 [B] of the episodes so far; None: none."""
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.detach() if self.detach else hidden
             x = self._read(hidden, at, mask)
+            if self.clock is not None:
+                x = x + self.clock(
+                    torch.zeros_like(at) if steps is None else steps.clamp(max=self.clock.num_embeddings - 1)
+                )
             for layer in self.layers[:-1]:
                 x = F.gelu(layer(x))
             x = self.layers[-1](x)
@@ -84,15 +90,26 @@ class AttentionValueHead(ValueHead):
 
 class ActionValueHead(ValueHead):
     """Weighs the hidden states of all action tokens by learnt scores (AcceRL, equations 14 to 16, without the bias,
-    which a softmax does not see)."""
+    which a softmax does not see). `steps`: rows of an embedding of the episode's step, which is added; it starts at 0,
+    and steps behind the last row have that one."""
 
     def __init__(
-        self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int, tokens: int
+        self,
+        dim: int,
+        hidden: tuple[int, ...],
+        outputs: int | None,
+        detach: bool,
+        seed: int,
+        tokens: int,
+        steps: int | None = None,
     ) -> None:
         super().__init__(dim, hidden, outputs, detach, seed)
         self.tokens = tokens
         self.score = nn.Linear(dim, 1, bias=False)
         start(self.score, 1.0, torch.Generator().manual_seed(seed + 1))
+        if steps is not None:
+            self.clock = nn.Embedding(steps, dim)
+            nn.init.zeros_(self.clock.weight)
 
     def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
@@ -214,6 +231,7 @@ class OFTModule(PolicyModule):
         start: Tensor,
         reads: int,
         features: Tensor | None = None,
+        steps: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Read `reads` successive positions, the first one being the last prompt token.
 
@@ -221,6 +239,7 @@ class OFTModule(PolicyModule):
             pixels: [B, 6 * images, H, W], or None where `features` are given.   state: normalised [B, S] or None.
             ids, mask, blank: [B, L], see `OpenVLAForActionPrediction.forward`.   features: as there.
             start: int64 [B], index of the last prompt token in `ids`.   reads: 0 for values only.
+            steps: int64 [B] of the episodes so far, for a critic that looks at them; None: none.
         Returns:
             float32 logits [B, reads, bins] (None without reads) and values [B] | [B, C] (None without critic). With
             the L1 head: normalised actions [B, C, A] instead of logits.
@@ -231,7 +250,7 @@ class OFTModule(PolicyModule):
         hidden = self.vla(pixels, ids, attention_mask=mask, blank=blank, extra=extra, features=features)
         first = start + hidden.shape[1] - ids.shape[1]
         # no mask: padding comes behind what the critic sees
-        values = None if self.value_head is None else self.value_head(hidden, first, None)
+        values = None if self.value_head is None else self.value_head(hidden, first, None, steps)
         if not reads:
             return None, values
         rows = torch.arange(len(hidden), device=hidden.device)

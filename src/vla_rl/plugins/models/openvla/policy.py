@@ -83,4 +83,5 @@ class OFTPolicy(FamilyPolicy):
                 prompt.start,
                 reads,
                 seen["features"],
+                self._steps(obs),
             )

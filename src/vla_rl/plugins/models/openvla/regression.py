@@ -63,9 +63,9 @@ class L1Policy(FamilyPolicy):
     def _forward(self, obs: Observation, seen: dict[str, Tensor | None], reads: int, dropout: bool = False) -> Any:
         self._set_dropout(dropout)
         prompt = self.prompts.rows(obs.instructions)
-        ids, mask, blank, start = prompt.ids, prompt.mask, prompt.blank, prompt.start
+        row = (prompt.ids, prompt.mask, prompt.blank, prompt.start)
         with self._numerics():
-            return self.module(seen["pixels"], self._state(obs), ids, mask, blank, start, reads, seen["features"])
+            return self.module(seen["pixels"], self._state(obs), *row, reads, seen["features"], self._steps(obs))
 
     def _refuse(self, what: str) -> NoReturn:
         raise NotOffered(

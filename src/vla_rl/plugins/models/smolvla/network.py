@@ -122,16 +122,17 @@ def empty_network(sizes: Sizes, shape: Shape) -> SmolVLANetwork:
 
 
 def turns(positions: Tensor, dim: int) -> Pair:
-    """Cosines and sines [B, 1, T, dim / 2] in float32."""
+    """Cosines, and sines with their signs, [B, 1, T, dim] in float32: what `turned` multiplies with."""
     exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
     angle = (positions[..., None].float() / BASE**exponents)[:, None]
-    return angle.cos(), angle.sin()
+    cosine, sine = angle.cos(), angle.sin()
+    return torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)
 
 
 def turned(x: Tensor, by: Pair) -> Tensor:
     """[B, heads, T, D], each half of D with the other."""
-    (cosine, sine), (left, right) = by, x.float().chunk(2, dim=-1)
-    return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1).to(x.dtype)
+    wide = x.float()
+    return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:
@@ -171,9 +172,10 @@ class SmolVLAModule(FlowModule):
     def embed_images(self, pixels: Tensor) -> Tensor:
         """[N, 3, S, S] in [-1, 1] -> [N, tokens, D]."""
         vlm = self.smolvla.vlm_with_expert.vlm.model
-        side = pixels.shape[2] // self.smolvla.sizes.patch_size
-        patches = torch.ones(len(pixels), side, side, dtype=torch.bool, device=pixels.device)  # else made on the host
-        return vlm.connector(vlm.vision_model(pixels, patches).last_hidden_state)
+        tower = vlm.vision_model
+        x = tower.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2)
+        x = x + tower.embeddings.position_embedding.weight  # of whole images: transformers looks for each patch's
+        return vlm.connector(tower.post_layernorm(tower.encoder(inputs_embeds=x).last_hidden_state))
 
     def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
         """[B, cameras, 3, S, S] in [-1, 1] and int64 [B, L] -> [B, P, D]."""

@@ -1,0 +1,222 @@
+"""GR00T's action head: what the language model makes of images and prompt is refined, then a diffusion transformer
+denoises actions beside it.
+
+Even blocks of the transformer attend to images and prompt, odd ones to the tokens of state and actions (and, in N1.5,
+to "future" tokens). Layers on state and actions have weights for each robot ("embodiment"); a policy uses one row of
+them. The original N1.5's head attends to padding; here it is masked, on the right of the prompt, so that a row gets
+what it gets alone.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_rl.plugins.models.gr00t.folder import Sizes
+from vla_rl.toolkit.models.flow_checkpoint import Shape
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values, [B, heads, T, D]."""
+Source = tuple[Tensor, Tensor | None]
+"""Tokens that a block attends to, [B, T, D], and which of them it sees: bool [B, 1, 1, T] (None: all)."""
+BUCKETS = 1000
+CLOCK = 256
+"""Numbers that tell the transformer the time."""
+
+
+class CategoryLinear(nn.Module):
+    """A linear layer with weights for each embodiment."""
+
+    def __init__(self, count: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.W = nn.Parameter(torch.empty(count, inputs, outputs))
+        self.b = nn.Parameter(torch.empty(count, outputs))
+
+    def forward(self, x: Tensor, row: int) -> Tensor:
+        return F.linear(x, self.W[row].T, self.b[row])
+
+
+class CategoryMLP(nn.Module):
+    def __init__(self, count: int, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.layer1 = CategoryLinear(count, inputs, hidden)
+        self.layer2 = CategoryLinear(count, hidden, outputs)
+
+    def forward(self, x: Tensor, row: int) -> Any:
+        return self.layer2(F.relu(self.layer1(x, row)), row)
+
+
+class ActionEncoder(nn.Module):
+    def __init__(self, count: int, inputs: int, width: int) -> None:
+        super().__init__()
+        self.W1 = CategoryLinear(count, inputs, width)
+        self.W2 = CategoryLinear(count, 2 * width, width)
+        self.W3 = CategoryLinear(count, width, width)
+
+    def forward(self, x: Tensor, bucket: Tensor, row: int) -> Any:
+        """[B, H, A] and [B] -> [B, H, D]."""
+        embed = self.W1(x, row)
+        half = embed.shape[2] // 2
+        sine, cosine = waves(bucket, half, half)
+        both = torch.cat([embed, torch.cat([sine, cosine], dim=1)[:, None].expand_as(embed)], dim=2)
+        return self.W3(F.silu(self.W2(both, row)), row)
+
+
+def waves(bucket: Tensor, count: int, divisor: int) -> Pair:
+    """Sines and cosines float32 [B, count], of wavelengths up to 10,000."""
+    angle = bucket[:, None] * _frequencies(count, divisor, bucket.device)
+    return angle.sin(), angle.cos()
+
+
+@lru_cache
+def _frequencies(count: int, divisor: int, device: torch.device) -> Tensor:
+    """float32 [count] on the device."""
+    return torch.exp(-torch.arange(count, dtype=torch.float32, device=device) * (math.log(10_000.0) / divisor))
+
+
+def bucket_of(time: Tensor) -> Tensor:
+    """The original counts from noise (0) to actions, in whole thousandths. Float32 is off by less than is added."""
+    return ((1 - time.float()) * BUCKETS + 1e-3).floor()
+
+
+def normed(x: Tensor, norm: nn.LayerNorm | None = None, eps: float = 1e-5) -> Tensor:
+    """In float32, which it stays."""
+    weight, bias = (None, None) if norm is None else (norm.weight, norm.bias)
+    return F.layer_norm(x.float(), x.shape[-1:], weight, bias, eps)
+
+
+class Attention(nn.Module):
+    """As diffusers names it."""
+
+    def __init__(self, width: int, source: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_q, self.to_k, self.to_v = nn.Linear(width, width), nn.Linear(source, width), nn.Linear(source, width)
+        self.to_out = nn.ModuleList([nn.Linear(width, width)])
+
+    def pair(self, source: Tensor) -> Pair:
+        return self._split(self.to_k(source)), self._split(self.to_v(source))
+
+    def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Any:
+        found = F.scaled_dot_product_attention(self._split(self.to_q(x)), *pair, attn_mask=mask)
+        return self.to_out[0](found.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Any:
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class Projection(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.proj(x), approximate="tanh")
+
+
+def feed_forward(width: int) -> nn.ModuleDict:
+    wide = 4 * width
+    return nn.ModuleDict({"net": nn.Sequential(Projection(width, wide), nn.Identity(), nn.Linear(wide, width))})
+
+
+class Block(nn.Module):
+    """Attention and an MLP behind layer norms."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm3 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn1, self.ff = Attention(width, width, heads), feed_forward(width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        base = normed(x, self.norm1).to(x.dtype)
+        x = x + self.attn1(base, self.attn1.pair(base), mask)
+        return x + self.ff["net"](normed(x, self.norm3).to(x.dtype))
+
+
+class Modulation(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor, clock: Tensor) -> Any:
+        scale, shift = self.linear(clock)[:, None].chunk(2, dim=2)
+        return torch.addcmul(shift, normed(x), 1 + scale).to(x.dtype)
+
+
+class TimedBlock(nn.Module):
+    """The same, its first norm told the time, its second without weights."""
+
+    def __init__(self, width: int, source: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = Modulation(width)
+        self.attn1, self.ff = Attention(width, source, heads), feed_forward(width)
+
+    def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor | None, last: int) -> Any:
+        """pair: of images and prompt; None: the tokens attend to each other. last: so many tokens go on."""
+        base = self.norm1(x, clock)
+        x = x[:, -last:] + self.attn1(base[:, -last:], self.attn1.pair(base) if pair is None else pair, mask)
+        return x + self.ff["net"](normed(x).to(x.dtype))
+
+
+class TimestepEmbedding(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear_1, self.linear_2 = nn.Linear(CLOCK, width), nn.Linear(width, width)
+
+    def forward(self, bucket: Tensor) -> Any:
+        sine, cosine = waves(bucket, CLOCK // 2, CLOCK // 2 - 1)
+        return self.linear_2(F.silu(self.linear_1(torch.cat([cosine, sine], dim=1))))
+
+
+class DiffusionTransformer(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width = sizes.width
+        self.timestep_encoder = nn.ModuleDict({"timestep_embedder": TimestepEmbedding(width)})
+        self.transformer_blocks = nn.ModuleList(
+            TimedBlock(width, width if i % 2 else sizes.text_width, sizes.dit_heads) for i in range(sizes.dit_depth)
+        )
+        self.proj_out_1, self.proj_out_2 = nn.Linear(width, 2 * width), nn.Linear(width, sizes.output)
+
+    def pairs(self, sources: list[Source]) -> list[Pair]:
+        """Keys and values of what each even block attends to, which are the same at every time."""
+        blocks: Any = self.transformer_blocks
+        return [block.attn1.pair(seen) for block, (seen, _) in zip(blocks[::2], sources, strict=True)]
+
+    def forward(self, x: Tensor, bucket: Tensor, pairs: list[Pair], masks: list[Tensor | None], last: int) -> Any:
+        """Tokens [B, T, D] -> float32 [B, last, D'], of the last ones."""
+        clock = F.silu(self.timestep_encoder["timestep_embedder"](bucket))
+        blocks = self.transformer_blocks
+        for i, block in enumerate(blocks):
+            shown = (None, None) if i % 2 else (pairs[i // 2], masks[i // 2])
+            x = block(x, clock, *shown, last if i == len(blocks) - 1 else x.shape[1])
+        shift, scale = self.proj_out_1(clock)[:, None].chunk(2, dim=2)
+        return self.proj_out_2(normed(x, eps=1e-6) * (1 + scale) + shift)
+
+
+class ActionHead(nn.Module):
+    def __init__(self, sizes: Sizes, shape: Shape) -> None:
+        super().__init__()
+        count, width = sizes.embodiments, sizes.width
+        self.model = DiffusionTransformer(sizes)
+        self.state_encoder = CategoryMLP(count, shape.state_dim, sizes.hidden, width)
+        self.action_encoder = ActionEncoder(count, shape.action_dim, width)
+        self.action_decoder = CategoryMLP(count, sizes.output, sizes.hidden, shape.action_dim)
+        self.future_tokens = nn.Embedding(sizes.future_tokens, width) if sizes.future_tokens else None
+        self.vlln = nn.LayerNorm(sizes.text_width)
+        blocks = nn.ModuleList(Block(sizes.text_width, sizes.mixer_heads) for _ in range(sizes.mixer_depth))
+        self.vl_self_attention = nn.ModuleDict({"transformer_blocks": blocks})
+        self.position_embedding = nn.Embedding(sizes.positions, width)
+
+    def mixed(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """What the transformer is shown of the language model's output [B, P, D]."""
+        x = normed(hidden, self.vlln).to(hidden.dtype)
+        blocks: Any = self.vl_self_attention["transformer_blocks"]
+        for block in blocks:
+            x = block(x, mask)
+        return x

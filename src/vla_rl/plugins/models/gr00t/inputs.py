@@ -1,0 +1,142 @@
+"""What the towers are shown: a turn of a chat that holds the images, and frames as each generation scales them."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import torch
+from attrs import frozen
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from vla_rl.core.errors import CheckpointError
+from vla_rl.plugins.models.gr00t.folder import N1_5, N1_7
+from vla_rl.toolkit.models.images import ImageProcessor
+from vla_rl.toolkit.models.prompts import PaddedPrompts
+
+
+@frozen(kw_only=True)
+class Chat:
+    """How a generation words its prompt."""
+
+    image: str
+    """The token that stands for a part of an image."""
+    picture: str
+    """All of an image: `number` counts from 1, `parts` are its tokens."""
+    closing: str
+    system: str | None
+    special: tuple[str, ...]
+    model: str
+    """Whose tokenizer it is."""
+
+    def opening(self, system: str | None, cameras: int, patches: int) -> str:
+        """All up to the instruction."""
+        line = self.system if system is None else system
+        images = (self.picture.format(number=i + 1, parts=self.image * patches) for i in range(cameras))
+        before = "" if line is None else f"<|im_start|>system\n{line}<|im_end|>\n"
+        return f"{before}<|im_start|>user\n{''.join(images)}"
+
+
+TURN = ("<|im_start|>", "<|im_end|>")
+CHATS = {
+    N1_5.name: Chat(
+        image="<IMG_CONTEXT>",
+        picture="<image {number}><img>{parts}</img>",
+        closing="<|im_end|>\n<|im_start|>assistant\n",
+        system="You are a helpful assistant.",
+        special=(*TURN, "<img>", "</img>", "<IMG_CONTEXT>"),
+        model="its Eagle model",
+    ),
+    N1_7.name: Chat(
+        image="<|image_pad|>",
+        picture="<|vision_start|>{parts}<|vision_end|>",
+        closing="<|im_end|>\n",
+        system=None,
+        special=(*TURN, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
+        model="nvidia/Cosmos-Reason2-2B (Qwen3-VL)",
+    ),
+}
+
+
+class Prompts(PaddedPrompts):
+    """One turn of a chat: images, then the instruction, of which `max_length` tokens are kept."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        generation: str,
+        system: str | None,
+        cameras: int,
+        patches: int,
+        formal: bool,
+        max_length: int,
+        **rest: Any,
+    ) -> None:
+        chat = CHATS[generation]
+        missing = [token for token in chat.special if tokenizer.token_to_id(token) is None]
+        if missing:
+            raise CheckpointError(
+                f"the tokenizer has no {', '.join(missing)}; GR00T {generation}'s is that of {chat.model}"
+            )
+        self.image_token: Any = tokenizer.token_to_id(chat.image)
+        self._chat, self._formal, self._words = chat, formal, max_length
+        parts = (chat.opening(system, cameras, patches), chat.closing)
+        self._before, self._after = (tokenizer.encode(text, add_special_tokens=False).ids for text in parts)
+        at = [i for i, token in enumerate(self._before) if token == self.image_token]
+        self.starts = at[::patches]
+        """Where the tokens of each image begin, in every row."""
+        fixed = len(self._before) + len(self._after)
+        super().__init__(tokenizer, max_length=fixed + max_length, **rest)
+
+    def ids(self, instruction: str) -> list[int]:
+        text = re.sub(r"[^\w\s]", "", instruction.lower()) if self._formal else instruction
+        words = self.tokenizer.encode(text, add_special_tokens=False).ids[: self._words]
+        if self.image_token in words:
+            held = self._chat.image
+            raise CheckpointError(f"the instruction {instruction!r} holds {held}, which stands for a part of an image")
+        return [*self._before, *words, *self._after]
+
+
+class AreaImages(ImageProcessor):
+    """As N1.7 sees square frames: scaled, their middle cut out, and scaled again, by OpenCV's areas."""
+
+    def __init__(self, size: int, device: torch.device, dtype: torch.dtype, crop: float) -> None:
+        super().__init__(size, device, dtype)
+        self._crop = crop
+
+    def resize(self, pixels: Tensor, size: int) -> Tensor:  # type: ignore[override]
+        inner = max(int(size * self._crop), 1)
+        start = (size - inner) // 2
+        pixels = resize_by_area(pixels, size)
+        return resize_by_area(pixels[..., start : start + inner, start : start + inner], size)
+
+
+def resize_by_area(pixels: Tensor, size: int) -> Tensor:
+    """Scale squares [..., S, S] of 0..255 as OpenCV's INTER_AREA does, to whole levels: the mean over the area of a
+    larger frame, and between the two next pixels of a smaller one."""
+    side = pixels.shape[-1]
+    if side == size:
+        return pixels
+    weights = _shares(side, size).to(pixels.device)
+    return (weights @ pixels @ weights.T + 0.5).floor().clamp(0, 255)
+
+
+@lru_cache
+def _shares(side: int, size: int) -> Tensor:
+    """What each of `size` pixels takes of a line of `side`: [size, side], rows that sum to 1."""
+    step = side / size
+    shares = torch.zeros(size, side, dtype=torch.float64)
+    for i in range(size):
+        if step > 1:
+            for j in range(int(i * step), min(int((i + 1) * step) + 1, side)):
+                shares[i, j] = max(min((i + 1) * step, j + 1) - max(i * step, j), 0) / step
+            continue
+        low = int(i * step)
+        part = max((i + 1) - (low + 1) / step, 0.0)
+        part -= int(part)
+        shares[i, low] += 1 - part
+        shares[i, min(low + 1, side - 1)] += part
+    return shares.float()

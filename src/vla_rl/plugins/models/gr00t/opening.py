@@ -1,0 +1,38 @@
+"""A folder opened: which generation, which robot, and how long its chunks are. Light to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.types import Context
+from vla_rl.plugins.models.gr00t.config import GrootConfig
+from vla_rl.plugins.models.gr00t.folder import N1_5, WANTED, Generation, read_config
+from vla_rl.plugins.models.gr00t.processor import read_processor
+from vla_rl.plugins.models.gr00t.robots import Robot, read_metadata
+from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
+
+
+def read_folder(folder: Path, config: GrootConfig) -> tuple[dict[str, Any], Generation, Robot]:
+    """config.json and the robot that the spec asks for. Raises CheckpointError."""
+    raw, generation = read_config(folder)
+    return raw, generation, (read_metadata if generation == N1_5 else read_processor)(folder, config)
+
+
+def longest_chunk(raw: dict[str, Any], generation: Generation, robot: Robot) -> int:
+    """Actions that can be executed of a denoised chunk."""
+    return min(generation.shape_of(raw)["horizon"], robot.actions or 10**6)
+
+
+def check(config: GrootConfig, context: Context) -> None:
+    """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
+    check_folder(config, context, lambda folder: longest_chunk(*read_folder(folder, config)))
+
+
+def action_dim(config: GrootConfig) -> int | None:
+    """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+
+    def read(folder: Path) -> int:
+        return read_folder(folder, config)[2].statistics.action.dim
+
+    return known_action_dim(config.checkpoint, read, WANTED)

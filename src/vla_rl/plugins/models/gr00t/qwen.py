@@ -1,0 +1,163 @@
+"""N1.7's towers: Qwen3-VL's weights, on square images of one size.
+
+Transformers runs images of any shapes one after the other and looks at their numbers on the host. Here all are alike,
+so that they run as one batch, on any device. The language model's output is taken before its final norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig, Qwen3VLVisionConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+    Qwen3VLTextModel,
+    Qwen3VLVisionModel,
+    apply_rotary_pos_emb_vision,
+)
+
+from vla_rl.plugins.models.gr00t.folder import QwenSizes
+
+FRAMES = 2
+"""A patch holds so many frames of a video; an image is its own next frame."""
+
+
+class QwenTowers(nn.ModuleDict):
+    def __init__(self, sizes: QwenSizes) -> None:
+        vision = Qwen3VLVisionConfig(
+            depth=sizes.vision_depth,
+            hidden_size=sizes.vision_width,
+            intermediate_size=sizes.vision_mlp,
+            num_heads=sizes.vision_heads,
+            patch_size=sizes.patch_size,
+            spatial_merge_size=sizes.merge,
+            temporal_patch_size=FRAMES,
+            out_hidden_size=sizes.text_width,
+            num_position_embeddings=sizes.vision_positions,
+            deepstack_visual_indexes=list(sizes.deepstack),
+        )
+        rope = {
+            "rope_type": "default",
+            "rope_theta": 5e6,
+            "mrope_interleaved": True,
+            "mrope_section": list(sizes.rope),
+        }
+        text = Qwen3VLTextConfig(
+            hidden_size=sizes.text_width,
+            intermediate_size=sizes.text_mlp,
+            num_hidden_layers=sizes.text_depth,
+            num_attention_heads=sizes.heads,
+            num_key_value_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            vocab_size=sizes.vocab,
+            rope_parameters=rope,
+        )
+        text._attn_implementation = "sdpa"
+        parts = {"visual": Qwen3VLVisionModel(vision), "language_model": Qwen3VLTextModel(text)}
+        super().__init__({"model": nn.ModuleDict({"model": nn.ModuleDict(parts)})})
+        self.sizes = sizes
+        self._language.norm.requires_grad_(False)  # in the files, and not computed
+
+    @property
+    def _visual(self) -> Any:
+        return self["model"]["model"]["visual"]
+
+    @property
+    def _language(self) -> Any:
+        return self["model"]["model"]["language_model"]
+
+    def see(self, frames: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """[N, 3, 2, S, S] in [-1, 1] -> tokens [N, T, D], and what is added to them behind the language model's first
+        layers, [N, T, D] each."""
+        visual, merge = self._visual, self.sizes.merge
+        x = visual.patch_embed.proj(frames)[:, :, 0]
+        grid = x.shape[2]
+        x = x.unflatten(2, (-1, merge)).unflatten(4, (-1, merge)).permute(0, 2, 4, 3, 5, 1).flatten(1, 4)
+        x = x + self._positions(grid)
+        turns = visual.rotary_pos_emb(x, _places(grid, merge).to(x.device))
+        deep = []
+        for i, block in enumerate(visual.blocks):
+            x = x + self._attend(block.attn, block.norm1(x), turns)
+            x = x + block.mlp(block.norm2(x))
+            if i in self.sizes.deepstack:
+                merger = visual.deepstack_merger_list[self.sizes.deepstack.index(i)]
+                deep.append(merger(x).unflatten(0, (len(x), -1)))
+        return visual.merger(x).unflatten(0, (len(x), -1)), deep
+
+    def _positions(self, grid: int) -> Tensor:
+        """Those of the learnt grid, interpolated: [patches, D]."""
+        table, merge = self._visual.pos_embed.weight, self.sizes.merge
+        near, share = (part.to(table.device) for part in _interpolation(grid, merge, self.sizes.vision_positions))
+        found: Tensor = (table[near] * share[..., None]).sum(1).to(table.dtype)
+        return found
+
+    @staticmethod
+    def _attend(attention: Any, x: Tensor, turns: tuple[Tensor, Tensor]) -> Any:
+        query, key, value = attention.qkv(x).unflatten(2, (3, attention.num_heads, -1)).unbind(2)
+        query, key = apply_rotary_pos_emb_vision(query, key, *turns)
+        found = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        return attention.proj(found.transpose(1, 2).flatten(2))
+
+    def read(self, frames: Tensor, ids: Tensor, starts: Sequence[int], at: Tensor) -> Tensor:
+        """Images and prompts [B, P] -> [B, P, D].
+
+        Args:
+            frames: [B x cameras, 3, 2, S, S] in [-1, 1].
+            starts: where the tokens of each image begin, the same in all rows.
+            at: where all of them are.
+        """
+        language = self._language
+        tokens, deep = self.see(frames)
+        rows = (len(ids), -1, tokens.shape[2])
+        x = language.embed_tokens(ids).index_copy(1, at, tokens.reshape(rows))
+        places = _rope_places(ids.shape[1], tuple(starts), self.sizes.side).to(ids.device)
+        turns = language.rotary_emb(x, places[:, None])
+        for i, layer in enumerate(language.layers):
+            x = layer(x, position_embeddings=turns, attention_mask=None, use_cache=False)
+            if i < len(deep):
+                x = x.index_add(1, at, deep[i].reshape(rows))
+        return x
+
+
+@lru_cache
+def _places(grid: int, merge: int) -> Tensor:
+    """Row and column of each patch, [patches, 2], those that become one token behind each other."""
+    rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
+    both = torch.stack([rows, columns], dim=-1)
+    blocks = both.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
+    return blocks.transpose(1, 2).reshape(-1, 2)
+
+
+@lru_cache
+def _interpolation(grid: int, merge: int, positions: int) -> tuple[Tensor, Tensor]:
+    """Of each patch: the four next positions of the learnt grid, int64 [patches, 4], and their shares."""
+    side = round(positions**0.5)
+    line = torch.linspace(0, side - 1, grid)
+    low = line.floor().long()
+    high, share = (low + 1).clamp(max=side - 1), line - low
+    row, column = _places(grid, merge).unbind(1)
+    near, shares = [], []
+    for ends, part in ((low, 1 - share), (high, share)):
+        for other, rest in ((low, 1 - share), (high, share)):
+            near.append(ends[row] * side + other[column])
+            shares.append(part[row] * rest[column])
+    return torch.stack(near, dim=1), torch.stack(shares, dim=1)
+
+
+@lru_cache
+def _rope_places(length: int, starts: tuple[int, ...], side: int) -> Tensor:
+    """Time, row and column of each token, int64 [3, length]: words count on, an image is as long as its side."""
+    places: list[tuple[int, int, int]] = []
+    now = 0
+    while len(places) < length:
+        if len(places) in starts:
+            places += [(now, now + row, now + column) for row in range(side) for column in range(side)]
+            now += side
+        else:
+            places.append((now, now, now))
+            now += 1
+    return torch.tensor(places).T.contiguous()

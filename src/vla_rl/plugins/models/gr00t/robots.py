@@ -1,0 +1,134 @@
+"""One robot ("embodiment") of a checkpoint: how its state and actions are scaled, what it sees, and which row of the
+head's layers is its own. Light to import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from vla_rl.core.errors import CheckpointError, did_you_mean
+from vla_rl.plugins.models.gr00t.config import GrootConfig
+from vla_rl.toolkit.models.checkpoints import read_json
+from vla_rl.toolkit.models.lerobot import Scale, Statistics
+
+METADATA = "experiment_cfg/metadata.json"
+ROWS = {
+    "libero_panda": 2,
+    "oxe_droid": 17,
+    "gr1": 24,
+    "agibot_genie1": 26,
+    "maniskill_widowx": 30,
+    "new_embodiment": 31,
+    "libero_franka": 31,
+    "isaaclab_franka": 31,
+}
+"""N1.5: embodiment -> its row of the layers on state and actions: NVIDIA's, and RLinf's for simulators."""
+
+
+@frozen(kw_only=True)
+class Robot:
+    """What a folder says of one embodiment."""
+
+    tag: str
+    row: int
+    statistics: Statistics
+    cameras: tuple[str, ...]
+    files: Mapping[str, bytes]
+    """Those that say so, kept as they are."""
+    actions: int | None = None
+    """Actions of a denoised chunk that it was trained on; None: all."""
+    pixels: int | None = None
+    """The side of its images; None: the network's."""
+    crop: float = 0.95
+    """The middle part of a frame's sides that is seen."""
+    formal: bool = False
+    """The instruction is told in small letters, without punctuation."""
+
+
+def choose(path: Path, entries: Iterable[str], asked: str | None) -> str:
+    """The embodiment that is asked for, or the only one. Raises CheckpointError."""
+    names = tuple(entries)
+    if asked is None and len(names) != 1:
+        raise CheckpointError(f"{path} has {len(names)} embodiments; set model.embodiment: {', '.join(names)}")
+    tag = names[0] if asked is None else asked
+    if tag not in names:
+        raise CheckpointError(
+            f"no embodiment {tag!r} in {path}; there are: {', '.join(names)}{did_you_mean(tag, names)}"
+        )
+    return tag
+
+
+def scale(
+    path: Path,
+    entries: Mapping[str, Any],
+    keys: Sequence[str],
+    part: str,
+    *,
+    quantiles: bool = False,
+    clip: bool = False,
+    near: float = 0.0,
+) -> Scale:
+    """The ranges of these keys, one behind the other. Raises CheckpointError for one that has none.
+
+    Args:
+        near: ends that are so near to each other, relative to their size, are one number.
+    """
+    ends = ("q01", "q99") if quantiles else ("min", "max")
+    for key in keys:
+        if key not in entries:
+            raise CheckpointError(
+                f"{path} has no {part} key {key!r}; it has: {', '.join(entries)}{did_you_mean(key, entries)}"
+            )
+        if not set(ends) <= set(entries[key]):
+            raise CheckpointError(f"{path} has no {' and '.join(ends)} of {part} key {key!r}")
+    if not keys:
+        raise CheckpointError(f"{path} has no statistics of the {part} to scale with")
+    low, high = ([float(x) for key in keys for x in entries[key][end]] for end in ends)
+    high = [a if isclose(a, b, rel_tol=near, abs_tol=near / 1000) else b for a, b in zip(low, high, strict=True)]
+    mode = "QUANTILES" if quantiles else "MIN_MAX"
+    return Scale(mode=mode, values=(tuple(low), tuple(high)), dim=len(low), flat=True, clip=clip)
+
+
+def read_metadata(folder: Path, config: GrootConfig) -> Robot:
+    """N1.5's robot. Raises CheckpointError for one that is not in the file, or that has no layers in this model."""
+    path = folder / METADATA
+    entries = read_json(path)
+    tag = choose(path, entries, config.embodiment)
+    if tag not in ROWS:
+        raise CheckpointError(
+            f"{path}: which of the model's layers embodiment {tag!r} has is not known; it is of: {', '.join(ROWS)}"
+        )
+    statistics, modalities = (entries[tag].get(name, {}) for name in ("statistics", "modalities"))
+    action, state = statistics.get("action", {}), statistics.get("state")
+    return Robot(
+        tag=tag,
+        row=ROWS[tag],
+        statistics=Statistics(
+            action=scale(path, action, config.action_keys or tuple(action), "action"),
+            state=scale(path, state, config.state_keys or tuple(state), "state") if state else None,
+        ),
+        cameras=tuple(modalities.get("video", {})),
+        files={METADATA: path.read_bytes()},
+    )
+
+
+def metadata_of(tag: str, statistics: Statistics, cameras: Sequence[str], pixels: int) -> dict[str, bytes]:
+    """N1.5's file with one embodiment, whose state and action are one key each."""
+    scales = {"state": statistics.state, "action": statistics.action}
+    there = {name: scale for name, scale in scales.items() if scale is not None}
+    own = {name: {name: dict(zip(("min", "max"), scale.values, strict=True))} for name, scale in there.items()}
+    kinds: dict[str, Any] = {
+        name: {name: {"absolute": True, "rotation_type": None, "shape": [scale.dim], "continuous": True}}
+        for name, scale in there.items()
+    }
+    kinds["video"] = {name: {"resolution": [pixels, pixels], "channels": 3, "fps": 10.0} for name in cameras}
+    return {METADATA: as_json({tag: {"statistics": own, "modalities": kinds, "embodiment_tag": tag}})}
+
+
+def as_json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
