@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -347,6 +349,8 @@ def main() -> NoReturn:
         app()
     except SystemExit as exc:
         if exc.code == INTERRUPTED:  # workers are gone; what libraries still do at exit must not change the status
+            with contextlib.suppress(BaseException):
+                atexit._run_exitfuncs()  # noqa: SLF001 - listeners close what they opened; Python has no public way
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 FILE = "trackers.json"
 """In the run folder: by which id each tracker knows the run."""
+HELD = ".uploading"
+"""In the run folder: checkpoints that wait for their turn."""
 FAILING_WAIT_S = 10.0
 """At the end, for a tracker that took nothing lately, or whose run was stopped."""
 
@@ -150,7 +152,7 @@ class Tracker:
         if self._saved is None or self._run is None:
             return
         step, folder = self._saved
-        held = Path(self._run.folder) / ".uploading" / self._name / folder.name
+        held = Path(self._run.folder) / HELD / self._name / folder.name
         try:
             shutil.rmtree(held, ignore_errors=True)
             shutil.copytree(folder, held, copy_function=link_or_copy)
@@ -198,6 +200,7 @@ class Tracker:
         atexit.unregister(self.close)
 
     def _begin(self, run: Run) -> None:
+        shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # of a run that was killed
         file = Path(run.folder) / FILE
         known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         name, where = self._store.open(run, known.get(self._name) if run.first_step else None)

@@ -62,7 +62,8 @@ class WandbStore:
 
     def checkpoint(self, step: int, folder: Path) -> None:
         artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint", metadata={STEP: step})
-        artifact.add_dir(str(folder))  # copies it
+        for file in sorted(file for file in folder.rglob("*") if file.is_file()):  # as add_dir, which prints
+            artifact.add_file(str(file), name=str(file.relative_to(folder)))
         logged = self._run.log_artifact(artifact, aliases=["latest", folder.name])
         if not self._offline:
             logged.wait()
