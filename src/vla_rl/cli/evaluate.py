@@ -11,10 +11,10 @@ import typer
 
 from vla_rl.cli.benchmark.run import line, play
 from vla_rl.cli.benchmark.suites import load
-from vla_rl.cli.progress import Progress
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.start import evaluate
+from vla_rl.runtime.status_line import StatusLine
 
 
 def main(
@@ -53,4 +53,8 @@ def main(
 
 
 def _evaluate(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
-    return evaluate(spec, checkpoint, Progress("episodes"))
+    line = StatusLine()
+    try:
+        return evaluate(spec, checkpoint, line.show)
+    finally:
+        line.clear()

@@ -45,6 +45,7 @@ from vla_rl.runtime.rollouts.starts import Starts
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
 from vla_rl.runtime.worker import Worker
+from vla_rl.toolkit.waiting import summed, waiting
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
@@ -272,20 +273,18 @@ class Driver:
         """What each role works on, in words."""
         return describe(self.fleet.assignments, self.fleet.get_all([w.call(Worker.device) for w in self.fleet.workers]))
 
-    def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
-        """(done, total) of a phase that goes on: chunk steps of a rollout, episodes of an evaluation or of the scripted
-        expert; of other phases what they have told."""
-        if phase == "demonstrations":
-            return min(self.backend.played([sim.worker for sim in self.fleet.sims]).solved, total), total
-        if phase not in ("rollout", "eval"):
-            return done, total
-        played = self.backend.played([policy.worker for policy in self.fleet.policies])
-        if phase == "eval":
-            return min(played.tickets, total), total
+    def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
+        """What a phase waits for, if that takes long, or the phase, and (done, total) of it: chunk steps, episodes."""
+        played = self.backend.played([worker.worker for worker in self.fleet.workers])
+        if work := summed(played.works):
+            return work.title, work.done, work.total
+        if phase != "rollout":
+            done = {"demonstrations": played.solved, "eval": played.tickets}.get(phase, done)
+            return phase, min(done, total), total
         section, tickets = self.spec.rollout, self.spec.rollout.episodes or self.spec.env.num_envs
         limit = section.steps or section.max_steps or max(task.max_steps for task in self.info.tasks)
         steps = -(-limit // section.chunk)
-        return min(played.tickets * steps + played.steps, tickets * steps), tickets * steps
+        return phase, min(played.tickets * steps + played.steps, tickets * steps), tickets * steps
 
     @traced
     def publish(self) -> None:
@@ -299,7 +298,8 @@ class Driver:
     def _arrived(self) -> None:
         """Wait until all policies have the last version that was published."""
         publishing, self.tickets.publishing = self.tickets.publishing, []
-        self.fleet.get_all(publishing)
+        with waiting("publishing weights"):
+            self.fleet.get_all(publishing)
 
     @traced
     def save(self, model_folder: Path, trainer_folder: Path) -> None:

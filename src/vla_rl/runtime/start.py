@@ -32,11 +32,11 @@ def clone(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any
 
 
 def evaluate(
-    spec: Spec, checkpoint: Path | None = None, progress: evaluation.Progress = lambda done, total: None
+    spec: Spec, checkpoint: Path | None = None, progress: evaluation.Progress = lambda phase, done, total: None
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given; `progress` is called
-    from time to time with the episodes that are played and all of them. Raises CheckpointError when any of the
-    checkpoint's files is damaged."""
+    from time to time with what goes on ("eval", or what it waits for, "starting rows: TASK"), what is done and all
+    of it. Raises CheckpointError when any of the checkpoint's files is damaged."""
     check_spec(spec, training=False)
     if checkpoint is None:
         return evaluation.evaluate(spec, State(), None, start, progress)
