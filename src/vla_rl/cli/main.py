@@ -140,7 +140,9 @@ def evaluate(
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
     with --benchmark on all suites that the field reports, beside published figures."""
-    checkpoint = _checkpoint(what) if policy is None or (what / "model").is_dir() else None
+    from vla_rl.cli.inputs import checkpoint_of
+
+    checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
     source = checkpoint.parents[1] if checkpoint else what
     if policy is not None:
         checkpoint, overrides = None, [f"model={{type: remote, url: {policy!r}}}", *(overrides or ())]
@@ -363,19 +365,9 @@ def main() -> NoReturn:
 
 def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:
     """The spec, and the run folder when that was given."""
-    from vla_rl.core.spec.spec import load_spec
+    from vla_rl.cli.inputs import read_spec
 
-    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - False for a name that is too long
-    return load_spec(home / "spec.yaml" if home else path, overrides or ()), home
-
-
-def _checkpoint(path: Path) -> Path | None:
-    """The checkpoint folder that a path means; None for a spec file."""
-    if os.path.isfile(path):  # noqa: PTH113 - as above
-        return None
-    from vla_rl.runtime.run_folder.folder import checkpoint_in
-
-    return checkpoint_in(path)
+    return read_spec(path, overrides or ())
 
 
 if __name__ == "__main__":
