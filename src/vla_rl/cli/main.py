@@ -184,12 +184,16 @@ def export(
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload it there too, with your own login to the hub.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Let everybody see what is uploaded.")] = False,
+    layout: Annotated[str, typer.Option("--format", help="own, as the model is saved, or openpi (pi0, pi05).")] = "own",
+    asset_id: Annotated[
+        str | None, typer.Option(help="openpi's name of the statistics, such as physical-intelligence/libero.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint in its model's public layout, with a card of what it does and the spec that made it."""
     from vla_rl.cli.export import main as write
 
-    write(what, to, push, public)
+    write(what, to, push, public, layout=layout, asset_id=asset_id)
 
 
 @app.command()

@@ -178,11 +178,19 @@ def report(folder: str | Path, output: str | Path | None = None, *, video_mb: fl
     return write(Path(folder), None if output is None else Path(output), video_mb)
 
 
-def export(what: str | Path, to: str | Path, *, push: str | None = None, public: bool = False) -> Path:
-    """`vla-rl export`: a checkpoint as a folder to give away. -> the folder."""
+def export(
+    what: str | Path,
+    to: str | Path,
+    *,
+    layout: str = "own",
+    asset_id: str | None = None,
+    push: str | None = None,
+    public: bool = False,
+) -> Path:
+    """`vla-rl export`: a checkpoint as a folder to give away. -> the folder. `layout`: "own" or "openpi"."""
     from vla_rl.cli.export import main
 
-    main(Path(what), Path(to), push, public)
+    main(Path(what), Path(to), push, public, layout=layout, asset_id=asset_id)
     return Path(to)
 
 
