@@ -1,4 +1,5 @@
-# make quickstart  install what a run needs, train the tabletop example, print success before and after
+# make quickstart  install what a run needs, train the tabletop example, print success before and after; the folder is
+#                  runs/quickstart; ARGS="train.steps=12" for a shorter run
 # make test        install everything tests need, then `make check` and all tests
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make check       style and types
@@ -12,7 +13,8 @@ STAMP := $(shell date +%Y%m%d-%H%M%S)
 .PHONY: quickstart test kernels check docs format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
-	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP)
+	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP) $(ARGS)
+	@ln -sfn quickstart-$(STAMP) runs/quickstart
 
 test: check
 	sh tools/install_gl.sh
@@ -59,7 +61,7 @@ $(BIN)/python:
 # build (CPU, or a CUDA version) is settled before anything depends on it.
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q $(TORCH)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,serve]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run

@@ -1,7 +1,8 @@
 """vla-rl: train vision-language-action models by reinforcement learning.
 
-Every public name, loaded on first use: contracts and the data that crosses them for authors of plugins, specs and runs
-for users. `vla_rl.toolkit` holds what plugins are built with, `vla_rl.testing` what they are checked with.
+Every public name, loaded on first use: contracts and the data that crosses them for authors of plugins; specs, runs and
+all that the command line does for users. `vla_rl.toolkit` holds what plugins are built with, `vla_rl.testing` what they
+are checked with.
 """
 
 from __future__ import annotations
@@ -10,6 +11,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vla_rl.cli.python import (
+        Served,
+        benchmark,
+        check,
+        check_env,
+        clone,
+        compare,
+        doctor,
+        evaluate,
+        export,
+        list_plugins,
+        new_plugin,
+        open_run,
+        plan,
+        report,
+        run,
+        serve,
+    )
+    from vla_rl.cli.run_record import RunRecord
     from vla_rl.core.catalogue import build, load
     from vla_rl.core.errors import CheckpointError, NotOffered, PluginError, SpecError, UserError, did_you_mean
     from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
@@ -39,7 +59,6 @@ if TYPE_CHECKING:
         to_numpy,
     )
     from vla_rl.core.world_models import Windows, WorldModel
-    from vla_rl.runtime.start import clone, evaluate, run
     from vla_rl.serving.policy import BadObservation, Policy, open_policy
 
 __version__ = "0.1.0"
@@ -76,7 +95,9 @@ __all__ = [
     "Rollout",
     "Run",
     "RunEvents",
+    "RunRecord",
     "Scores",
+    "Served",
     "SimEnv",
     "Slot",
     "Spec",
@@ -90,23 +111,54 @@ __all__ = [
     "WorldModel",
     "at",
     "at_last_action",
+    "benchmark",
     "broadcast",
     "build",
+    "check",
+    "check_env",
     "clone",
+    "compare",
     "derived_seed",
     "did_you_mean",
+    "doctor",
     "evaluate",
+    "export",
     "generator",
     "hookimpl",
+    "list_plugins",
     "load",
     "load_spec",
+    "new_plugin",
     "open_policy",
+    "open_run",
     "parse_spec",
+    "plan",
+    "report",
     "run",
+    "serve",
     "to_numpy",
     "wrap",
 ]
 _MODULES = {
+    "cli.python": (
+        "Served",
+        "benchmark",
+        "check",
+        "check_env",
+        "clone",
+        "compare",
+        "doctor",
+        "evaluate",
+        "export",
+        "list_plugins",
+        "new_plugin",
+        "open_run",
+        "plan",
+        "report",
+        "run",
+        "serve",
+    ),
+    "cli.run_record": ("RunRecord",),
     "core.catalogue": ("build", "load"),
     "core.errors": ("CheckpointError", "NotOffered", "PluginError", "SpecError", "UserError", "did_you_mean"),
     "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
@@ -136,7 +188,6 @@ _MODULES = {
         "to_numpy",
     ),
     "core.world_models": ("Windows", "WorldModel"),
-    "runtime.start": ("clone", "evaluate", "run"),
     "serving.policy": ("BadObservation", "Policy", "open_policy"),
 }
 _HOME = {name: f"vla_rl.{module}" for module, names in _MODULES.items() for name in names}

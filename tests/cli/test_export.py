@@ -167,3 +167,12 @@ def test_an_upload_that_is_refused_leaves_the_folder(hub, trained, tmp_path):
     status, said = push(hub, trained, tmp_path / "given")
     assert status == 2 and "could not be uploaded" in said and "hf auth login" in said and "Traceback" not in said
     assert (tmp_path / "given" / "README.md").is_file()
+
+
+def test_only_pi0_and_pi05_have_openpis_layout(trained, tmp_path):
+    status, said = export(trained, "--to", tmp_path / "given", "--format", "openpi")
+    assert status == 2 and "openpi's layout is of pi0 and pi05" in said and not (tmp_path / "given").exists()
+    status, said = export(trained, "--to", tmp_path / "given", "--format", "openpie")
+    assert status == 2 and "there is no 'openpie'; did you mean 'openpi'" in said
+    status, said = export(trained, "--to", tmp_path / "given", "--asset-id", "libero")
+    assert status == 2 and "add --format openpi" in said

@@ -9,11 +9,11 @@ import pytest
 from scripted_runs import scripted_spec
 from typer.testing import CliRunner
 
-from vla_rl.cli import progress
 from vla_rl.cli.main import app
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Slot
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime import status_line
 from vla_rl.runtime.backends import local, ray
 from vla_rl.runtime.driver import Driver
 from vla_rl.runtime.hardware import Device, describe
@@ -66,12 +66,13 @@ def test_a_line_comes_while_the_expert_plays(tmp_path, capsys, monkeypatch, back
 
 def test_an_evaluation_by_itself_says_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "TICK_S", 0.0)
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(status_line, "EVERY_S", 0.0)
+    monkeypatch.setattr(status_line, "PATIENCE_S", 0.0)
     spec = tmp_path / "spec.yaml"
     parse_spec(scripted_spec(runtime={"backend": "local"})).dump(spec)
     result = CliRunner().invoke(app, ["eval", str(spec)])
     assert result.exit_code == 0, result.output
-    found = re.findall(r"^(\d+) of (\d+) episodes, \d+:\d\d$", result.stderr, flags=re.MULTILINE)
+    found = re.findall(r"^eval: (\d+) of (\d+) episodes, \d+:\d\d$", result.stderr, flags=re.MULTILINE)
     assert len({total for _, total in found}) == 1 and len({done for done, _ in found}) > 1
     assert not re.search(r"\d of \d", result.stdout), "results alone"
 

@@ -29,8 +29,23 @@ def main(
     expert: bool,
     seconds: float,
 ) -> int:
-    """Print the report. -> 0, or 1 with findings. Raises UserError for settings that are wrong or a machine that lacks
-    something."""
+    """Print the report. -> 0, or 1 with findings. Raises as `examine`."""
+    found = examine(name, overrides, modules, rows, chunk, device, expert, seconds)
+    _print(f"{name}: {rows} rows, chunks of {chunk}, {device}", found)
+    return int(any(section.findings for section in found.sections))
+
+
+def examine(
+    name: str,
+    overrides: Sequence[str],
+    modules: Sequence[str],
+    rows: int,
+    chunk: int,
+    device: str,
+    expert: bool,
+    seconds: float,
+) -> Findings:
+    """Raises UserError for settings that are wrong or a machine that lacks something."""
     plugin = load("env", name, modules)
     try:
         env = read_env(name, overrides, modules)
@@ -44,11 +59,9 @@ def main(
         plugin.preflight(env.config)
     context = Context(num_envs=rows, chunk=chunk, device=device)
     try:
-        found = examine_env(plugin, env.config, context, expert=expert, seconds=seconds)
+        return examine_env(plugin, env.config, context, expert=expert, seconds=seconds)
     except ModuleNotFoundError as exc:
         raise PluginError(f"env {name!r} needs {exc.name!r}; try: pip install 'vla-rl[{plugin.extra}]'") from exc
-    _print(f"{name}: {rows} rows, chunks of {chunk}, {device}", found)
-    return int(any(section.findings for section in found.sections))
 
 
 def _keys(config: type) -> Iterator[str]:

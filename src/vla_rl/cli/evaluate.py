@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import typer
 
 from vla_rl.cli.benchmark.run import line, play
 from vla_rl.cli.benchmark.suites import load
-from vla_rl.cli.progress import Progress
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Component, Spec, component
 from vla_rl.runtime.start import evaluate
+from vla_rl.runtime.status_line import StatusLine
 from vla_rl.toolkit.data.recording import RecordSettings
 
 
@@ -39,9 +40,7 @@ def main(
         record: folder of a data set that the episodes are appended to.
     """
 
-    def played(spec: Spec, checkpoint: Path | None) -> dict[str, Any]:
-        return evaluate(spec, checkpoint, Progress("episodes"), None if record is None else _recording(spec, record))
-
+    played = partial(_evaluate, record=record)
     if benchmark is None:
         if suites or folder:
             raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
@@ -58,6 +57,14 @@ def main(
     folder = folder or home / "benchmarks" / Path(benchmark).stem
     play(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, played, folder, typer.echo)
     typer.echo(f"wrote {folder / 'index.html'}")
+
+
+def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None) -> dict[str, Any]:
+    line = StatusLine()
+    try:
+        return evaluate(spec, checkpoint, line.show, None if record is None else _recording(spec, record))
+    finally:
+        line.clear()
 
 
 def _recording(spec: Spec, folder: Path) -> Component:

@@ -9,20 +9,43 @@ import typer
 
 from vla_rl.cli.model_card import card, curve
 from vla_rl.cli.report.gather import gather
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
+from vla_rl.toolkit.models.openpi_layout import write_openpi
+
+LAYOUTS = ("own", "openpi")
 
 
-def main(what: Path, target: Path, push: str | None, public: bool) -> None:
+def main(
+    what: Path,
+    target: Path,
+    push: str | None,
+    public: bool,
+    *,
+    layout: str = "own",
+    asset_id: str | None = None,
+) -> None:
     """Write the folder, and upload it to a model repository OWNER/NAME where one is named.
 
+    Args:
+        layout: "own", as the model saves itself, or "openpi", of pi0 and pi0.5.
+        asset_id: openpi's name of the statistics; None: "vla_rl".
+
     Raises UserError: CheckpointError for a damaged checkpoint; a target that is not empty; a hub that refuses."""
+    if layout not in LAYOUTS:
+        near = did_you_mean(layout, LAYOUTS)
+        raise UserError(f"--format: there is no {layout!r}{near}; there are: {', '.join(LAYOUTS)}")
+    if asset_id is not None and layout != "openpi":
+        raise UserError("--asset-id names openpi's statistics; add --format openpi")
     checkpoint = checkpoint_in(what)
     step = read_state(checkpoint).step
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} is there and not empty; choose another folder with --to")
     run = gather(checkpoint.parents[1])
-    shutil.copytree(checkpoint / "model", target, dirs_exist_ok=True)
+    if layout == "openpi":
+        write_openpi(checkpoint / "model", target, asset_id or "vla_rl")
+    else:
+        shutil.copytree(checkpoint / "model", target, dirs_exist_ok=True)
     written = {
         "README.md": card(run, step, (push or target.name).rpartition("/")[2]),
         "success.svg": curve(run),

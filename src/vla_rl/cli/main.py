@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -141,7 +143,9 @@ def evaluate(
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
     with --benchmark on all suites that the field reports, beside published figures."""
-    checkpoint = _checkpoint(what) if policy is None or (what / "model").is_dir() else None
+    from vla_rl.cli.inputs import checkpoint_of
+
+    checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
     source = checkpoint.parents[1] if checkpoint else what
     if policy is not None:
         checkpoint, overrides = None, [f"model={{type: remote, url: {policy!r}}}", *(overrides or ())]
@@ -184,12 +188,16 @@ def export(
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload it there too, with your own login to the hub.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Let everybody see what is uploaded.")] = False,
+    layout: Annotated[str, typer.Option("--format", help="own, as the model is saved, or openpi (pi0, pi05).")] = "own",
+    asset_id: Annotated[
+        str | None, typer.Option(help="openpi's name of the statistics, such as physical-intelligence/libero.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint in its model's public layout, with a card of what it does and the spec that made it."""
     from vla_rl.cli.export import main as write
 
-    write(what, to, push, public)
+    write(what, to, push, public, layout=layout, asset_id=asset_id)
 
 
 @app.command()
@@ -355,6 +363,8 @@ def main() -> NoReturn:
         app()
     except SystemExit as exc:
         if exc.code == INTERRUPTED:  # workers are gone; what libraries still do at exit must not change the status
+            with contextlib.suppress(BaseException):
+                atexit._run_exitfuncs()  # noqa: SLF001 - listeners close what they opened; Python has no public way
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)
@@ -367,19 +377,9 @@ def main() -> NoReturn:
 
 def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:
     """The spec, and the run folder when that was given."""
-    from vla_rl.core.spec.spec import load_spec
+    from vla_rl.cli.inputs import read_spec
 
-    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - False for a name that is too long
-    return load_spec(home / "spec.yaml" if home else path, overrides or ()), home
-
-
-def _checkpoint(path: Path) -> Path | None:
-    """The checkpoint folder that a path means; None for a spec file."""
-    if os.path.isfile(path):  # noqa: PTH113 - as above
-        return None
-    from vla_rl.runtime.run_folder.folder import checkpoint_in
-
-    return checkpoint_in(path)
+    return read_spec(path, overrides or ())
 
 
 if __name__ == "__main__":

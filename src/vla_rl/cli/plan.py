@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -32,23 +33,34 @@ def main(
     spec: Spec, profiles: Sequence[Path], devices: int | None, cpus: float | None, memory: float | None, json: bool
 ) -> None:
     """Print the comparison. Raises UserError when no strategy fits."""
-    profile = load_profile(profiles)
-    cluster = cluster_of(devices, cpus, memory)
-    candidates = compare(spec, cluster, profile)
-    winner, further = best(candidates), ahead(spec, candidates, profile)
-    waiting = _waiting(spec, profile, further)
     if json:
         from json import dumps
 
-        found = [_plain(c, c is winner) for c in candidates]
-        if further is not None:
-            found[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], waiting)
+        found = forecast(spec, profiles, devices, cpus, memory)
         print(dumps(found, indent=1))
+        fits = any(candidate["best"] for candidate in found)
     else:
+        profile, cluster = load_profile(profiles), cluster_of(devices, cpus, memory)
+        candidates = compare(spec, cluster, profile)
+        winner, further = best(candidates), ahead(spec, candidates, profile)
         _print(spec, cluster, profile, candidates, winner)
-        _print_overlap(spec, further, waiting)
-    if winner is None:
+        _print_overlap(spec, further, _waiting(spec, profile, further))
+        fits = winner is not None
+    if not fits:
         raise UserError("no placement fits on these devices; the reasons are above")
+
+
+def forecast(
+    spec: Spec, profiles: Sequence[Path], devices: int | None, cpus: float | None, memory: float | None
+) -> list[dict[str, Any]]:
+    """The comparison as plain data."""
+    profile = load_profile(profiles)
+    candidates = compare(spec, cluster_of(devices, cpus, memory), profile)
+    winner, further = best(candidates), ahead(spec, candidates, profile)
+    found = [_plain(candidate, candidate is winner) for candidate in candidates]
+    if further is not None:
+        found[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], _waiting(spec, profile, further))
+    return found
 
 
 def cluster_of(devices: int | None, cpus: float | None, memory: float | None) -> Cluster:

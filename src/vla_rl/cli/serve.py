@@ -34,20 +34,18 @@ def main(
     debug: bool,
 ) -> int:
     """Serve until Ctrl-C or SIGTERM; -> the exit status."""
-    if lacking := [name for name in ("websockets", "msgpack") if find_spec(name) is None]:
-        raise UserError(f"serving needs {', '.join(lacking)}; try: {install_command(OWN_DIST, 'serve')}")
+    check_serving(dialect)
+    from vla_rl.runtime.status_line import shown
     from vla_rl.serving.dialects import DIALECTS
     from vla_rl.serving.policy import open_policy
     from vla_rl.serving.server import OWN_MACHINE, Settings, read_api_key, serve_policy
     from vla_rl.toolkit.models.key_maps import read_key_map
 
-    if dialect not in DIALECTS:
-        near = did_you_mean(dialect, DIALECTS)
-        raise UserError(f"--dialect: there is no {dialect!r}{near}; there are: {', '.join(DIALECTS)}")
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format="%(asctime)s %(message)s")
     api_key = None if api_key_file is None else read_api_key(api_key_file)
     named = None if keys is None else read_key_map(keys)
-    policy = open_policy(what, device=device, greedy=greedy, overrides=overrides)
+    with shown():
+        policy = open_policy(what, device=device, greedy=greedy, overrides=overrides)
     if resize:
         named = attrs.evolve(named or DIALECTS[dialect].default_keys(policy.info), resize=True)
     settings = Settings(
@@ -74,3 +72,14 @@ def main(
     if server.recorder is not None:
         typer.echo(f"recorded {server.recorder.episodes} episodes in {record}")
     return 0
+
+
+def check_serving(dialect: str) -> None:
+    """Raise UserError where packages are missing, or nobody speaks so."""
+    if lacking := [name for name in ("websockets", "msgpack") if find_spec(name) is None]:
+        raise UserError(f"serving needs {', '.join(lacking)}; try: {install_command(OWN_DIST, 'serve')}")
+    from vla_rl.serving.dialects import DIALECTS
+
+    if dialect not in DIALECTS:
+        near = did_you_mean(dialect, DIALECTS)
+        raise UserError(f"--dialect: there is no {dialect!r}{near}; there are: {', '.join(DIALECTS)}")

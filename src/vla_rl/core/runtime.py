@@ -91,8 +91,8 @@ class Runtime(Protocol):
     def devices(self) -> str:
         """What each role works on, in words."""
 
-    def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
-        """(done, total) of a phase that goes on, of which `progress` was told these last."""
+    def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
+        """What goes on, and (done, total) of it, in a phase of which `progress` was told these last."""
 
     def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
         """Take in who worked and who waited since the last time, for the trace in `folder`."""

@@ -116,8 +116,7 @@ class Session(ABC):
 
     def _meanwhile(self) -> None:
         """While the workers are waited for."""
-        phase, done, total = self._phase
-        self.events.on_progress(self.about, phase, *self.runtime.how_far(phase, done, total))
+        self.events.on_progress(self.about, *self.runtime.how_far(*self._phase))
 
     def save(self) -> None:
         self.state.wall_seconds = perf_counter() - self._begun

@@ -47,6 +47,7 @@ from vla_rl.runtime.rollouts.starts import Starts
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
 from vla_rl.runtime.worker import Worker
+from vla_rl.toolkit.waiting import waiting
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
@@ -276,7 +277,7 @@ class Driver:
         """What each role works on, in words."""
         return describe(self.fleet.assignments, self.fleet.get_all([w.call(Worker.device) for w in self.fleet.workers]))
 
-    def how_far(self, phase: str, done: int, total: int) -> tuple[int, int]:
+    def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """As `Runtime.how_far`."""
         return self.fleet.how_far(self.spec, self.info, phase, done, total)
 
@@ -292,7 +293,8 @@ class Driver:
     def _arrived(self) -> None:
         """Wait until all policies have the last version that was published."""
         publishing, self.tickets.publishing = self.tickets.publishing, []
-        self.fleet.get_all(publishing)
+        with waiting("publishing weights"):
+            self.fleet.get_all(publishing)
 
     @traced
     def save(self, model_folder: Path, trainer_folder: Path) -> None:

@@ -18,12 +18,13 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.state import State, summary
 from vla_rl.core.types import Context
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint's trainer folder when one is given. `progress` is told
-    from time to time how many episodes are played, of how many. Raises RunStopped after Ctrl-C or SIGTERM."""
+    from time to time what goes on, "eval" or what that waits for, and how much is done of how much. Raises RunStopped
+    after Ctrl-C or SIGTERM."""
     with Interrupts() as interrupts:
         try:
             return _evaluate(spec, state, trainer, start, progress, interrupts)
@@ -37,15 +38,15 @@ def _evaluate(
     hooks = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
     events = broadcast(hooks)
     runtime = start(spec, scaling=state.scaling, interrupts=interrupts)
-    begun = 0, 0
+    begun = "eval", 0, 0
 
     def note(phase: str, done: int, total: int) -> None:
         nonlocal begun
-        begun = done, total
-        progress(done, total)
+        begun = phase, done, total
+        progress(phase, done, total)
 
     runtime.progress = note
-    runtime.tick = lambda: progress(*runtime.how_far("eval", *begun))
+    runtime.tick = lambda: progress(*runtime.how_far(*begun))
     try:
         if trainer is not None:
             runtime.load(trainer)

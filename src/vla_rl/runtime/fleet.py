@@ -22,6 +22,7 @@ from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import PolicyRole
 from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.worker import Worker
+from vla_rl.toolkit.waiting import summed
 
 Host = TypeVar("Host")
 P = ParamSpec("P")
@@ -150,17 +151,16 @@ class Fleet:
         learners = [learner.call(LearnerRole.skip) for learner in self.learners]
         self.get_all([*learners, *(policy.call(PolicyRole.adopt, version) for policy in self.policies)])
 
-    def how_far(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[int, int]:
-        """As `Runtime.how_far`: chunk steps of a rollout, episodes of an evaluation or of the scripted expert; of other
-        phases what they have told."""
-        if phase == "demonstrations":
-            return min(self.backend.played([sim.worker for sim in self.sims]).solved, total), total
-        if phase not in ("rollout", "eval"):
-            return done, total
-        played = self.backend.played([policy.worker for policy in self.policies])
-        if phase == "eval":
-            return min(played.tickets, total), total
+    def how_far(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[str, int, int]:
+        """What a phase waits for, if that takes long, or the phase, and (done, total) of it: chunk steps of a rollout,
+        episodes of an evaluation or of the scripted expert; of other phases what they have told."""
+        played = self.backend.played([worker.worker for worker in self.workers])
+        if work := summed(played.works):
+            return work.title, work.done, work.total
+        if phase != "rollout":
+            done = {"demonstrations": played.solved, "eval": played.tickets}.get(phase, done)
+            return phase, min(done, total), total
         section, tickets = spec.rollout, spec.rollout.episodes or spec.env.num_envs
         limit = section.steps or section.max_steps or max(task.max_steps for task in info.tasks)
         steps = -(-limit // section.chunk)
-        return min(played.tickets * steps + played.steps, tickets * steps), tickets * steps
+        return phase, min(played.tickets * steps + played.steps, tickets * steps), tickets * steps

@@ -36,13 +36,13 @@ def clone(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any
 def evaluate(
     spec: Spec,
     checkpoint: Path | None = None,
-    progress: evaluation.Progress = lambda done, total: None,
+    progress: evaluation.Progress = lambda phase, done, total: None,
     record: Component | None = None,
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given; `progress` is called
-    from time to time with the episodes that are played and all of them. `record`: the hook that records them, such as
-    `component("hook", "lerobot", folder="episodes")`; the spec's own hooks hear nothing. Raises CheckpointError when
-    any of the checkpoint's files is damaged."""
+    from time to time with what goes on ("eval", or what it waits for, "starting rows: TASK"), what is done and all
+    of it. `record`: the hook that records the episodes, such as `component("hook", "lerobot", folder="episodes")`; the
+    spec's own hooks hear nothing. Raises CheckpointError when any of the checkpoint's files is damaged."""
     check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)
     spec = evolve(spec, hooks=() if record is None else (record,))
     if checkpoint is None:

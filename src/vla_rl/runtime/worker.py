@@ -41,6 +41,7 @@ from vla_rl.runtime.rollouts.progress import Count, Progress
 from vla_rl.runtime.rollouts.reach import Reach
 from vla_rl.runtime.rollouts.requests import Request, Start
 from vla_rl.runtime.trace import RECEIVER, Event, Recorder, clock
+from vla_rl.toolkit.waiting import works_now
 
 Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
@@ -303,7 +304,7 @@ class Worker:
     def count(self) -> Count:
         """How far it is with what it plays."""
         sim: SimRole | None = self.roles.get("sim")
-        return evolve(self.played.count(), solved=sum(sim.solved.values()) if sim else 0)
+        return evolve(self.played.count(), solved=sum(sim.solved.values()) if sim else 0, works=works_now())
 
     def _who(self, role: str, method: str, arguments: Sequence[Any]) -> str:
         """Role, worker and, of simulators, lane of a call."""

@@ -13,6 +13,8 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.remote import Door
 from vla_rl.runtime.rollouts.progress import Count
+from vla_rl.runtime.status_line import StatusLine
+from vla_rl.toolkit.waiting import Work, summed
 
 TICK_S = 0.5
 """How often, while the driver waits, it is asked whether the run has to stop, whether Ray lives and how far it is."""
@@ -34,8 +36,27 @@ class Backend(ABC):
     def __init__(self) -> None:
         self.interrupts = Interrupts()
         """When a stop is asked for, workers leave what they play (StopRequested)."""
-        self.tick: Callable[[], None] = lambda: None
-        """Is called about every `TICK_S` while results are waited for."""
+        self._line = StatusLine()
+        self._tick: Callable[[], None] = self._show_start
+
+    @property
+    def tick(self) -> Callable[[], None]:
+        """Is called about every `TICK_S` while results are waited for; until it is set, says how the start goes."""
+        return self._tick
+
+    @tick.setter
+    def tick(self, tick: Callable[[], None]) -> None:
+        self._line.clear()
+        self._tick = tick
+
+    def _show_start(self) -> None:
+        work = summed(self.starting())
+        if work is not None:
+            self._line.show(work.title, work.done, work.total)
+
+    @abstractmethod
+    def starting(self) -> tuple[Work, ...]:
+        """What goes on in all workers, and takes long."""
 
     @abstractmethod
     def cluster(self) -> Cluster: ...

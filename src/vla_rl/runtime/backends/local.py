@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,7 @@ from vla_rl.runtime.hardware import machine
 from vla_rl.runtime.remote import Door
 from vla_rl.runtime.rollouts.progress import Count
 from vla_rl.runtime.worker import Worker
+from vla_rl.toolkit.waiting import Work, listening, works_now
 
 
 class LocalBackend(Backend):
@@ -21,6 +23,7 @@ class LocalBackend(Backend):
 
     def __init__(self) -> None:
         super().__init__()
+        self._listening = ExitStack()
         self.worker: Worker | None = None
         self._ticked = monotonic()
 
@@ -28,6 +31,7 @@ class LocalBackend(Backend):
         return machine()
 
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
+        self._listening.enter_context(listening(self._beat))
         self.worker = _WorkerHere(spec, assignments[0], self._beat)
         self.worker.has_to_leave = lambda: self.interrupts.requested
 
@@ -35,6 +39,9 @@ class LocalBackend(Backend):
         if monotonic() - self._ticked >= TICK_S:
             self._ticked = monotonic()
             self.tick()
+
+    def starting(self) -> tuple[Work, ...]:
+        return works_now()
 
     def played(self, workers: Sequence[int]) -> Count:
         assert self.worker is not None
@@ -55,6 +62,8 @@ class LocalBackend(Backend):
         return list(references)
 
     def close(self) -> None:
+        self._line.clear()
+        self._listening.close()
         if self.worker is not None:
             self.worker.close()
             self.worker = None

@@ -8,7 +8,7 @@ import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from vla_rl.core.errors import WorkerDied
@@ -22,6 +22,7 @@ from vla_rl.runtime.backends.reservation import holds, nodes_of, reserve, rounde
 from vla_rl.runtime.remote import Door
 from vla_rl.runtime.rollouts.progress import Count, Glances
 from vla_rl.runtime.worker import IDLE
+from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
 
 LOOKS = 4
 """How often within a deadline it is asked who is stuck."""
@@ -45,6 +46,8 @@ class RayBackend(Backend):
         """Since when workers have not even said what they do."""
         self.looked = time()
         """When it was last asked who is stuck, or the waiting began."""
+        self.begun = monotonic()
+        """When workers began to start."""
         self.leaving = False
         """Workers were told to leave what they play."""
         self.assignments: tuple[Assignment, ...] = ()
@@ -78,7 +81,7 @@ class RayBackend(Backend):
         )
 
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
-        self.spec, self.assignments = spec, tuple(assignments)
+        self.spec, self.assignments, self.begun = spec, tuple(assignments), monotonic()
         group, bundle_of = reserve(self.ray, [assignment.slot for assignment in assignments], self.deadline)
         self.groups.append(group)
         self.held = [(group, bundle_of[assignment.index]) for assignment in assignments]
@@ -153,8 +156,14 @@ class RayBackend(Backend):
             except self.ray.exceptions.GetTimeoutError:
                 self._wait_on()
 
+    def starting(self) -> tuple[Work, ...]:
+        works, there = self.played(range(len(self.actors))).works, len(self.actors) - self._glances.silent(self.actors)
+        if there == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
+            return works
+        return Work(what="starting workers", done=there, total=len(self.actors)), *works
+
     def played(self, workers: Sequence[int]) -> Count:
-        return self._glances.count([self.actors[worker] for worker in workers])
+        return self._glances.count([self.actors[worker] for worker in workers]) + Count(works=works_now())
 
     def ready(self, references: Sequence[Any]) -> list[Any]:
         self._begin_waiting()
@@ -163,6 +172,7 @@ class RayBackend(Backend):
         return list(self.ray.wait(list(references), num_returns=len(references), timeout=0)[0])
 
     def close(self) -> None:
+        self._line.clear()
         actors, self.actors = self.actors, []
         if self.ray.is_initialized() and not (self.own and self.own.ended()):
             self._end(actors)

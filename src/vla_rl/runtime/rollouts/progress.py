@@ -8,6 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.runtime.rollouts.requests import Request
+from vla_rl.toolkit.waiting import Work
 
 
 @frozen
@@ -20,9 +21,16 @@ class Count:
     """Chunk steps of those that are being played."""
     solved: int = 0
     """Demonstrations, by the scripted expert."""
+    works: tuple[Work, ...] = ()
+    """What else goes on there, and takes long."""
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.tickets + other.tickets, self.steps + other.steps, self.solved + other.solved)
+        return Count(
+            self.tickets + other.tickets,
+            self.steps + other.steps,
+            self.solved + other.solved,
+            self.works + other.works,
+        )
 
 
 class Progress:
@@ -65,6 +73,10 @@ class Glances:
             self._asked[actor] = actor.played.remote() if asked is None else asked
             total += self._known.get(actor, Count())
         return total
+
+    def silent(self, actors: Iterable[Any]) -> int:
+        """How many of these have not answered yet."""
+        return sum(actor not in self._known for actor in actors)
 
     def forget(self) -> None:
         """Another phase begins."""

@@ -9,7 +9,7 @@ episodes again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetS
 from vla_rl.toolkit.envs.row import MakeRow, Row, View
 from vla_rl.toolkit.envs.row_process import Apart, Inline, RowProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.waiting import waiting
 
 Array = np.ndarray[Any, Any]
 RESET_TRIES = 3
@@ -144,15 +145,33 @@ class RowsEnv(SimEnv):
         for row, given in arguments.items():
             asked.setdefault(self._rows[row].rows.start, {})[row] = given
         processes = [(self._rows[start], of_rows) for start, of_rows in asked.items()]
+        fresh = {id(process) for process, _ in processes if not process.runs}
+        rows = [row for process, of_rows in processes if id(process) in fresh for row in of_rows]
+        with waiting("starting rows", len(rows), self._tasks(rows)) as note:
+            return self._asked(method, processes, flaw, fresh, note)
+
+    def _asked(
+        self,
+        method: str,
+        processes: Sequence[tuple[RowProcess, Mapping[int, tuple[Any, ...]]]],
+        flaw: Callable[[Any], str],
+        fresh: Collection[int],
+        note: Callable[[int], None],
+    ) -> dict[int, Any]:
+        """As `_ask`; `note` is told how many rows of the processes in `fresh` have answered."""
         start_all([process for process, _ in processes])
         begun = time.monotonic()
         for process, of_rows in processes:
             process.send(method, of_rows)
         answers: dict[int, Any] = {}
         refused: list[Exception] = []
+        started = 0
         for process, of_rows in processes:
             deadline = self._processes.deadline_s * len(of_rows)
             got = process.receive(max(0.0, begun + deadline - time.monotonic()), deadline)
+            if id(process) in fresh:
+                started += len(of_rows)
+                note(started)
             if isinstance(got, str):
                 self._note(min(of_rows), f"{process}: {got}")
                 self._end(process, of_rows)
@@ -174,6 +193,11 @@ class RowsEnv(SimEnv):
         if refused:  # raised when every row has answered, so that the next call finds none busy
             raise refused[0]
         return answers
+
+    def _tasks(self, rows: Iterable[int]) -> str:
+        """What these rows shall do, in a few words."""
+        first, *others = dict.fromkeys(self._instructions[row] for row in rows) or ("",)
+        return f"{first:.60}{f' and {len(others)} other tasks' if others else ''}"
 
     def _end(self, process: RowProcess, asked: Iterable[int]) -> None:
         """Of what broke with it all is named by `faults`, where the break is told once."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
+from vla_rl.toolkit.waiting import waiting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
+MB = 10**6
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -148,15 +150,20 @@ class WeightFiles:
         """Call with every tensor on the CPU, one at a time."""
         from safetensors import safe_open
 
-        for path, names in self.files.items():
-            try:
-                with safe_open(path, "pt") as file:
-                    for inside, name in names.items():
-                        visit(name, file.get_tensor(inside))
-            except CheckpointError:
-                raise
-            except Exception as error:
-                raise unreadable(path, error) from error
+        read = 0
+        with waiting("loading the model", sum(path.stat().st_size for path in self.files) // MB) as note:
+            for path, names in self.files.items():
+                try:
+                    with safe_open(path, "pt") as file:
+                        for inside, name in names.items():
+                            tensor = file.get_tensor(inside)
+                            visit(name, tensor)
+                            read += tensor.numel() * tensor.element_size()
+                            note(read // MB)
+                except CheckpointError:
+                    raise
+                except Exception as error:
+                    raise unreadable(path, error) from error
 
 
 def as_they_are(names: Collection[str]) -> Mapping[str, str]:

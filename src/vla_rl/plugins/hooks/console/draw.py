@@ -26,6 +26,7 @@ NUMBERS = {
     "policy/entropy": "entropy",
 }
 UNITS = {"rollout": "chunk steps", "eval": "episodes", "warmup": "epochs", "demonstrations": "episodes"}
+UNITS |= {"starting rows": "rows", "loading the model": "MB"}
 """Of what a phase has done."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BAR, SPLIT = 30, 20
@@ -83,7 +84,8 @@ def progress_line(status: Status) -> str:
     step = status.step if status.phase in ("eval", "demonstrations", "warmup") else status.step + 1
     unit = UNITS.get(status.phase, "")
     done = f"{status.done:,} of {status.total:,} {unit}".rstrip() + ", " if status.total else ""
-    return f"step {step} {status.phase}: {done}{clock(status.in_phase)}"
+    about = f" ({status.about})" if status.about else ""
+    return f"step {step} {status.phase}{about}: {done}{clock(status.in_phase)}"
 
 
 def warmup_line(metrics: Mapping[str, float]) -> str:

@@ -36,7 +36,7 @@ class Status:
     def __init__(self, run: Run, now: Callable[[], float] = time.monotonic) -> None:
         self.run, self._now = run, now
         self.step = run.first_step
-        self.phase, self.done, self.total = "starting", 0, 0
+        self.phase, self.about, self.done, self.total = "starting", "", 0, 0
         self._phase_started = self._last_line = now()
         self.metrics: dict[str, float] = {}
         self.history: list[float] = []
@@ -48,9 +48,10 @@ class Status:
         self._step_seconds: float | None = None
 
     def progress(self, phase: str, done: int, total: int) -> None:
+        phase, _, about = phase.partition(": ")
         if phase != self.phase:
             self._phase_started = self._now()
-        self.phase, self.done, self.total = phase, done, total
+        self.phase, self.about, self.done, self.total = phase, about, done, total
 
     def spoke(self) -> None:
         """A line was printed."""

@@ -1,0 +1,31 @@
+"""What commands are given: a spec, the folder of a run, a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
+
+
+def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence[str] = ()) -> tuple[Spec, Path | None]:
+    """A spec, plain data, a file, or the folder of a run. -> the spec, and the run folder when that was given. Raises
+    SpecError."""
+    if isinstance(source, Spec):
+        return (parse_spec(source.to_dict(), overrides=overrides) if overrides else source), None
+    if isinstance(source, Mapping):
+        return parse_spec(source, overrides=overrides), None
+    path = Path(source)
+    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - False for a name that is too long
+    return load_spec(home / "spec.yaml" if home else path, overrides), home
+
+
+def checkpoint_of(path: Path) -> Path | None:
+    """The checkpoint folder that a path means; None for a spec file. Raises CheckpointError."""
+    if os.path.isfile(path):  # noqa: PTH113 - as above
+        return None
+    from vla_rl.runtime.run_folder.folder import checkpoint_in
+
+    return checkpoint_in(path)

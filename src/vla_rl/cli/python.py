@@ -1,0 +1,368 @@
+"""What the command line does, as functions: `vla_rl.run`, `vla_rl.evaluate` and so on. Each imports what it needs when
+it is called. They return what commands print, and raise UserError where commands print and exit."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Self
+
+from vla_rl.cli.inputs import checkpoint_of, read_spec
+from vla_rl.cli.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from vla_rl.cli.benchmark.paired import Pair
+    from vla_rl.core.spec.spec import Spec
+    from vla_rl.serving.policy import Policy
+    from vla_rl.serving.server import PolicyServer
+    from vla_rl.testing.findings import Findings
+
+SpecLike = Any
+"""A Spec, plain data, a spec file, or the folder of a run."""
+
+
+def run(
+    spec: SpecLike,
+    folder: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    live: bool | None = None,
+) -> RunRecord:
+    """`vla-rl run`: train by reinforcement learning, to the end.
+
+    Args:
+        spec: a Spec, plain data, a spec file, or the folder of a run.
+        folder: of the run; None: the run folder that was given as `spec`, or runs/NAME.
+        overrides: `path=value`, as on the command line.
+        resume: go on from the last checkpoint in the folder.
+        live: show growing curves, by the hook `notebook`; None: in a Jupyter notebook.
+
+    Raises UserError, and RunStopped after Ctrl-C (saved)."""
+    from vla_rl.runtime.start import run as train
+
+    return _train(train, spec, folder, "", overrides, resume, live)
+
+
+def clone(
+    spec: SpecLike,
+    folder: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    live: bool | None = None,
+) -> RunRecord:
+    """`vla-rl sft`: clone demonstrations as the spec's `imitation:` says; arguments as of `run`, the folder by default
+    runs/NAME-sft."""
+    from vla_rl.runtime.start import clone as imitate
+
+    return _train(imitate, spec, folder, "-sft", overrides, resume, live)
+
+
+def open_run(folder: str | Path) -> RunRecord:
+    """A run that was made before, or goes on elsewhere. Raises UserError where the folder holds none."""
+    return RunRecord(folder)
+
+
+def check(spec: SpecLike, *, overrides: Sequence[str] = ()) -> Spec:
+    """`vla-rl check`: -> the spec with all defaults. Raises UserError with what a run would refuse on this machine."""
+    from vla_rl.runtime.checks import check_spec
+
+    loaded, _ = read_spec(spec, overrides)
+    clones = loaded.imitation is not None
+    check_spec(loaded, training=not clones, imitation=clones)
+    return loaded
+
+
+def evaluate(
+    what: SpecLike,
+    checkpoint: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    policy: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """`vla-rl eval`: success on the evaluation states.
+
+    Args:
+        what: folder of a run (its newest checkpoint) or of one checkpoint; or a spec, plain data or a spec file, whose
+            model is evaluated.
+        checkpoint: with a spec: the checkpoint folder whose weights are used.
+        policy: evaluate what is served there instead, such as "ws://127.0.0.1:8000".
+        progress: is told what goes on ("eval", or what it waits for), how much is done, and of how much. None: a line
+            on stderr.
+
+    Returns: {"success": {"rate", "low", "high", "n"}, "tasks": {name: the same}, "episodes": [...] ...}.
+    Raises UserError: CheckpointError for damaged files."""
+    from vla_rl.runtime.start import evaluate as measure
+    from vla_rl.runtime.status_line import StatusLine
+
+    source, found = _source(what, policy)
+    loaded, _ = read_spec(source, [*_served(policy), *overrides])
+    line = StatusLine()
+    try:
+        return measure(loaded, found if checkpoint is None else Path(checkpoint), progress or line.show)
+    finally:
+        line.clear()
+
+
+def benchmark(
+    what: SpecLike,
+    name: str,
+    *,
+    suites: Sequence[str] = (),
+    folder: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    policy: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """`vla-rl eval --benchmark`: all suites of one, or some. -> suite -> what `evaluate` gives.
+
+    Args:
+        what: as of `evaluate`.   name: "libero", "metaworld" ..., or a YAML file.
+        folder: where results are kept, and not played again; None: RUN/benchmarks/NAME."""
+    from vla_rl.cli.benchmark.run import play
+    from vla_rl.cli.benchmark.suites import load
+
+    source, checkpoint = _source(what, policy)
+    home = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
+    chosen = load(name)
+    return play(
+        chosen,
+        chosen.chosen(list(suites) or None),
+        policy or str(what),
+        checkpoint,
+        lambda changes: read_spec(source, [*_served(policy), *changes, *overrides])[0],
+        lambda spec, weights: evaluate(spec, weights),
+        Path(folder or home / "benchmarks" / Path(name).stem),
+        print,
+    )
+
+
+def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
+    """`vla-rl compare`: two files of `vla-rl eval --output`, or two folders of benchmarks, on the states that both
+    played. -> "all", and each task -> `Pair`, whose `p` is McNemar's."""
+    from vla_rl.cli.benchmark.paired import compare as paired
+    from vla_rl.cli.benchmark.paired import episodes
+
+    return paired(episodes(Path(first)), episodes(Path(second)))
+
+
+def plan(
+    spec: SpecLike,
+    profiles: Sequence[str | Path] = (),
+    *,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    cpus: float | None = None,
+    memory: float | None = None,
+) -> list[dict[str, Any]]:
+    """`vla-rl plan`: what every placement strategy is expected to do, one entry each, or its "reason" why it does not
+    fit. Arguments as on the command line; `profiles` may be left out for the folder of a run."""
+    from vla_rl.cli.plan import forecast
+    from vla_rl.core.errors import UserError
+
+    loaded, home = read_spec(spec, overrides)
+    files = [Path(file) for file in profiles] or ([home / "trace.json"] if home else [])
+    if not files:
+        raise UserError("there are no latencies to plan with; give RUN/trace.json of a run, or a profile")
+    return forecast(loaded, files, devices, cpus, memory)
+
+
+def report(folder: str | Path, output: str | Path | None = None, *, video_mb: float = 20.0) -> Path:
+    """`vla-rl report`: one HTML page about a run. -> its file."""
+    from vla_rl.cli.report.write import write
+
+    return write(Path(folder), None if output is None else Path(output), video_mb)
+
+
+def export(
+    what: str | Path,
+    to: str | Path,
+    *,
+    layout: str = "own",
+    asset_id: str | None = None,
+    push: str | None = None,
+    public: bool = False,
+) -> Path:
+    """`vla-rl export`: a checkpoint as a folder to give away. -> the folder. `layout`: "own" or "openpi"."""
+    from vla_rl.cli.export import main
+
+    main(Path(what), Path(to), push, public, layout=layout, asset_id=asset_id)
+    return Path(to)
+
+
+class Served:
+    """A policy that is served by a thread of this process, until `close`, or the end of a `with` block."""
+
+    def __init__(self, server: PolicyServer, host: str) -> None:
+        self.server = server
+        """Has counted: `asked`, `refused`."""
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failed: BaseException | None = None
+        there = Event()
+        self._thread = Thread(target=self._run, args=(there,), name="policy server", daemon=True)
+        self._thread.start()
+        there.wait()
+        if self._failed is not None:
+            raise self._failed
+        self.url = f"ws://{host}:{self.port}"
+
+    def close(self) -> None:
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, there: Event) -> None:
+        def listening(port: int) -> None:
+            self.port = port
+            there.set()
+
+        async def serve() -> None:
+            self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
+            await self.server.run(self._stop, listening)
+
+        try:
+            asyncio.run(serve())
+        except BaseException as exc:
+            self._failed = exc
+        finally:
+            there.set()
+
+
+def serve(
+    what: str | Path | Policy,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    dialect: str = "openpi",
+    api_key: str | None = None,
+    prompt: str | None = None,
+    device: str | None = None,
+    greedy: bool = True,
+    overrides: Sequence[str] = (),
+) -> Served:
+    """`vla-rl serve` in a thread of this process. Returns when it listens; arguments are as on the command line."""
+    from vla_rl.cli.serve import check_serving
+    from vla_rl.serving.policy import Policy, open_policy
+
+    check_serving(dialect)
+    from vla_rl.serving.server import PolicyServer, Settings
+
+    if not isinstance(what, Policy):
+        what = open_policy(what, device=device, greedy=greedy, overrides=overrides)
+    settings = Settings(host=host, port=port, dialect=dialect, api_key=api_key, prompt=prompt)
+    return Served(PolicyServer(what, settings), host)
+
+
+def check_env(
+    name: str,
+    *,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+    rows: int = 2,
+    chunk: int = 4,
+    device: str = "cpu",
+    expert: bool = True,
+    seconds: float = 60.0,
+) -> Findings:
+    """`vla-rl check-env`: compare a simulator with the contract. -> what was found; nothing where it keeps to it."""
+    from vla_rl.cli.check_env import examine
+
+    return examine(name, overrides, plugins, rows, chunk, device, expert, seconds)
+
+
+def list_plugins() -> list[dict[str, Any]]:
+    """`vla-rl plugins`: kind, name, dist, version, ready, status and summary of each."""
+    from vla_rl.cli.list_plugins import rows
+
+    return rows()
+
+
+def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
+    """`vla-rl new-plugin`: a third-party project with a plugin that works. -> its folder."""
+    from vla_rl.cli.new_plugin import new_plugin as make
+
+    return Path(make(kind, name, Path(folder or name)))
+
+
+def doctor() -> list[dict[str, Any]]:
+    """`vla-rl doctor`: one entry for each thing that was looked at, and the command that mends it."""
+    from attrs import asdict
+
+    from vla_rl.cli.doctor import examine
+
+    return [asdict(finding) for finding in examine()]
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _train(
+    train: Callable[[Spec, Path, bool], object],
+    spec: SpecLike,
+    folder: str | Path | None,
+    ending: str,
+    overrides: Sequence[str],
+    resume: bool,
+    live: bool | None,
+) -> RunRecord:
+    loaded, home = read_spec(spec, overrides)
+    there = Path(folder) if folder is not None else home or Path("runs") / f"{loaded.name}{ending}"
+    if (in_notebook() if live is None else live) and all(hook.type != "notebook" for hook in loaded.hooks):
+        data = loaded.to_dict()
+        loaded, _ = read_spec({**data, "hooks": [*data["hooks"], {"type": "notebook"}]})
+    train(loaded, there, resume)
+    return RunRecord(there)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a Jupyter notebook that can draw."""
+    from importlib.util import find_spec
+
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel") and find_spec("matplotlib") is not None
+
+
+def _source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
+    """What has the spec, and the checkpoint whose weights are meant."""
+    if isinstance(what, str | Path):
+        path = Path(what)
+        checkpoint = checkpoint_of(path) if policy is None or (path / "model").is_dir() else None
+        return (checkpoint.parents[1] if checkpoint else path), None if policy is not None else checkpoint
+    return what, None
+
+
+def _served(policy: str | None) -> list[str]:
+    return [] if policy is None else [f"model={{type: remote, url: {policy!r}}}"]
+
+
+__all__ = [
+    "RunRecord",
+    "Served",
+    "benchmark",
+    "check",
+    "check_env",
+    "clone",
+    "compare",
+    "doctor",
+    "evaluate",
+    "export",
+    "list_plugins",
+    "new_plugin",
+    "open_run",
+    "plan",
+    "report",
+    "run",
+    "serve",
+]

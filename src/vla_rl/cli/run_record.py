@@ -1,0 +1,102 @@
+"""A run as Python sees it, once it is over or while it goes on elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_rl.cli.report.gather import Gathered, gather
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import Spec, load_spec
+
+if TYPE_CHECKING:
+    from vla_rl.serving.policy import Policy
+
+Array = np.ndarray[Any, Any]
+PLOTTED = ("env/success_rate", "loss/policy")
+
+
+class RunRecord:
+    """What a run folder holds. Read when it is asked for; `reload` looks again."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Raises UserError where the folder holds no run."""
+        self.folder = Path(folder)
+        self._read: Gathered = gather(self.folder)
+
+    def reload(self) -> RunRecord:
+        """This run as it is by now."""
+        return RunRecord(self.folder)
+
+    @cached_property
+    def spec(self) -> Spec:
+        return load_spec(self.folder / "spec.yaml")
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """The content of results.json: "success" {"rate", "low", "high", "n"}, "before", "tasks" ...; empty where the
+        run has not come to its end."""
+        return self._read.results
+
+    @cached_property
+    def metrics(self) -> Mapping[str, Array]:
+        """Metric -> float64 [steps], NaN where a step lacks it, and "step" -> int64 [steps]. Written by the hook
+        `jsonl`; empty without."""
+        steps = self._read.steps
+        names = sorted({name for step in steps for name, value in step.items() if isinstance(value, int | float)})
+        found = {name: np.array([step.get(name, np.nan) for step in steps], np.float64) for name in names}
+        return {**found, "step": np.array([step["step"] for step in steps], np.int64)}
+
+    @cached_property
+    def evaluations(self) -> Mapping[str, Array]:
+        """ "step", "rate", "low", "high" (of the 95 % interval) and "n" -> arrays [evaluations]."""
+        points = self._read.evaluations
+        return {name: np.array([getattr(p, name) for p in points]) for name in ("step", "rate", "low", "high", "n")}
+
+    @property
+    def videos(self) -> Sequence[Path]:
+        """Films of episodes, the newest evaluation first."""
+        return self._read.videos
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest one. Raises UserError where there is none."""
+        from vla_rl.runtime.run_folder.folder import checkpoint_in
+
+        return checkpoint_in(self.folder)
+
+    def policy(self, **settings: Any) -> Policy:
+        """The newest checkpoint, ready to act: `open_policy`."""
+        from vla_rl.serving.policy import open_policy
+
+        return open_policy(self.folder, **settings)
+
+    def plot(self, metrics: Sequence[str] = PLOTTED) -> Any:
+        """A matplotlib Figure with a panel a metric (extra `notebook`). Raises UserError for a metric that is not
+        there, and without matplotlib."""
+        from vla_rl.core.catalogue import OWN_DIST, install_command
+        from vla_rl.core.errors import did_you_mean
+        from vla_rl.toolkit.hooks.curves import draw
+
+        for name in metrics:
+            if name not in self.metrics and name not in PLOTTED:
+                raise UserError(f"{self.folder} has no metric {name!r}{did_you_mean(name, self.metrics)}")
+        points = self._read.evaluations
+        curves = {name: self._read.series(name) for name in metrics}
+        try:
+            return draw(curves, [(p.step, p.rate, p.low, p.high) for p in points], str(self.spec.name))
+        except ModuleNotFoundError as exc:
+            raise UserError(f"plots need {exc.name!r}; try: {install_command(OWN_DIST, 'notebook')}") from exc
+
+    def __repr__(self) -> str:
+        success = self.results.get("success")
+        if success:
+            low, high = (100 * success[name] for name in ("low", "high"))
+            outcome = f"success {100 * success['rate']:.1f} % [{low:.1f}, {high:.1f}] of {success['n']} episodes"
+        else:
+            outcome = f"{len(self._read.steps)} steps, not at its end"
+        return f"RunRecord({str(self.folder)!r}: {outcome})"

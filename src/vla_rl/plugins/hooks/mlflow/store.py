@@ -1,0 +1,98 @@
+"""How MLflow takes a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+
+from vla_rl.core.events import Run
+from vla_rl.toolkit.hooks.tracking import flat
+
+if TYPE_CHECKING:
+    from vla_rl.plugins.hooks.mlflow import MlflowConfig
+
+BATCH, LONGEST = 100, 6000
+"""Of parameters in a request, and of one's value; servers refuse more."""
+
+
+class MlflowStore:
+    """A run of theirs: parameters are the spec's keys, films and checkpoints are artifacts."""
+
+    def __init__(self, config: MlflowConfig) -> None:
+        self._config = config
+        self._client: Any = None
+        self._id = ""
+
+    def open(self, run: Run, known: str | None) -> tuple[str, str]:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table that it makes
+        given = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        beside = Path(run.folder).resolve().parent
+        uri = given or f"sqlite:///{beside / 'mlflow.db'}"
+        self._client = MlflowClient(uri)
+        experiment = self._experiment(None if given else str(beside / "mlartifacts"))
+        if known is not None:
+            self._client.update_run(known, status="RUNNING")
+            self._id = known
+        else:
+            name = self._config.name or run.name
+            made = self._client.create_run(
+                experiment, run_name=name, tags={"doing": run.doing, **dict(self._config.tags)}
+            )
+            self._id = made.info.run_id
+            self._describe(run.spec)
+        there = (
+            f"{uri}/#/experiments/{experiment}/runs/{self._id}"
+            if uri.startswith("http")
+            else f"run {self._id} in {uri}"
+        )
+        return self._id, there
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time() * 1000)
+        self._client.log_batch(
+            self._id, metrics=[Metric(_allowed(name), float(value), now, step) for name, value in values.items()]
+        )
+
+    def film(self, step: int, file: Path) -> None:
+        self._client.log_artifact(self._id, str(file), "videos")
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        self._client.log_artifacts(self._id, str(folder), f"checkpoints/{folder.name}")
+
+    def close(self, finished: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
+
+    def _experiment(self, artifacts: str | None) -> str:
+        name = self._config.experiment
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        try:
+            return str(self._client.create_experiment(name, artifact_location=artifacts))
+        except MlflowException:  # another run made it meanwhile
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def _describe(self, spec: Mapping[str, Any]) -> None:
+        """Each key as a parameter, and the whole as a file."""
+        parameters = [Param(_allowed(key), str(value)[:LONGEST]) for key, value in flat(spec).items()]
+        for first in range(0, len(parameters), BATCH):
+            self._client.log_batch(self._id, params=parameters[first : first + BATCH])
+        self._client.log_text(self._id, yaml.safe_dump(dict(spec), sort_keys=False), "spec.yaml")
+
+
+def _allowed(name: str) -> str:
+    """Letters, digits and a few signs; tasks may be called otherwise."""
+    return re.sub(r"[^\w.\-/ ]", "_", name, flags=re.ASCII)

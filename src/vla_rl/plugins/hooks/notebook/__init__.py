@@ -1,0 +1,31 @@
+"""Hook `notebook`: curves that grow below the cell of a Jupyter notebook that runs the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen, validators
+
+from vla_rl.core.types import Context, Plugin
+
+
+@frozen(kw_only=True)
+class NotebookConfig:
+    metrics: tuple[str, ...] = field(default=("env/success_rate", "loss/policy"), converter=tuple)
+    """A panel each; evaluations stand in that of env/success_rate."""
+    every_s: float = field(default=2.0, validator=validators.ge(0))
+    """Seconds between two pictures, at least."""
+
+
+def _build(config: NotebookConfig, context: Context) -> Any:
+    from vla_rl.plugins.hooks.notebook.live import LiveCurves
+
+    return LiveCurves(config)
+
+
+plugin = Plugin(
+    config=NotebookConfig,
+    build=_build,
+    summary="curves that grow in a Jupyter notebook; nothing elsewhere",
+    extra="notebook",
+)

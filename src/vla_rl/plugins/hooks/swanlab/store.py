@@ -1,0 +1,69 @@
+"""How SwanLab takes a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import imageio.v3 as imageio
+import swanlab
+
+from vla_rl.core.events import Run
+from vla_rl.toolkit.hooks.tracking import link_or_copy
+
+if TYPE_CHECKING:
+    from vla_rl.plugins.hooks.swanlab import SwanlabConfig
+
+
+class SwanlabStore:
+    """A run of theirs, with files in `swanlog` of the run folder."""
+
+    def __init__(self, config: SwanlabConfig) -> None:
+        self._config = config
+        self._run: Any = None
+
+    def open(self, run: Run, known: str | None) -> tuple[str, str]:
+        config = self._config
+        home = Path(run.folder) / "swanlog"
+        home.mkdir(exist_ok=True)
+        mode = config.mode or os.environ.get("SWANLAB_MODE", "online")
+        self._run = swanlab.init(
+            project=config.project,
+            workspace=config.workspace,
+            name=config.name or run.name,
+            tags=list(config.tags) or None,
+            job_type=run.doing,
+            config=dict(run.spec),
+            log_dir=str(home),
+            mode=mode,
+            id=known,
+            resume="must" if known else "never",
+            reinit=True,
+            settings=swanlab.Settings(interactive=False),
+        )
+        return self._run.id, str(self._run.url if mode == "online" else self._run.dir)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({name: float(value) for name, value in values.items()}, step=step)
+
+    def film(self, step: int, file: Path) -> None:
+        """As GIF: they take no mp4."""
+        frames, fps = imageio.imread(file), imageio.immeta(file)["fps"]
+        made = imageio.imwrite("<bytes>", frames, extension=".gif", duration=1000 / fps, loop=0)
+        name = file.stem.split("_")[2]  # of step_000020_ep0_success
+        self._run.log({f"videos/{name}": swanlab.Video(BytesIO(made), caption=file.stem)}, step=step)
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        """Kept beside their files, to which it belongs until it is uploaded."""
+        kept = Path(self._run.dir).resolve() / "checkpoints" / folder.name
+        shutil.copytree(folder, kept, copy_function=link_or_copy)
+        files = sorted(file for file in kept.rglob("*") if file.is_file())
+        for file in files:
+            self._run.save(str(file), base_path=str(kept.parents[1]), policy="now")
+
+    def close(self, finished: bool) -> None:
+        self._run.finish(state="success" if finished else "aborted")

@@ -1,0 +1,65 @@
+"""Says on stderr how far something is, where nothing else shows it: on a terminal in one line that is written over,
+elsewhere (a log file) in a line at most every `EVERY_S`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from vla_rl.toolkit.waiting import PATIENCE_S, listening, summed, works_now
+
+EVERY_S = 30.0
+REDRAW_S = 0.2
+UNITS = {"starting rows": "rows", "loading the model": "MB", "starting workers": "workers", "eval": "episodes"}
+"""Of what is done."""
+
+
+class StatusLine:
+    """For one wait, or several one after another."""
+
+    def __init__(self) -> None:
+        self._title = ""
+        self._begun = self._last = self._since = monotonic()
+        self._shown = False
+
+    def show(self, title: str, done: int, total: int) -> None:
+        """`title`: "starting rows", or "starting rows: TASK". Prints nothing in the first `PATIENCE_S`."""
+        now, live = monotonic(), sys.stderr.isatty()
+        title, _, about = title.partition(": ")
+        if title != self._title:
+            self._begun, self._title = now, title
+        if now - self._since < PATIENCE_S or now - self._last < (REDRAW_S if live else EVERY_S):
+            return
+        self._last = now
+        minutes, seconds = divmod(int(now - self._begun), 60)
+        count = f"{done:,} of {total:,} {UNITS.get(title, '')}".rstrip() + ", " if total else ""
+        text = f"{title}: {count}{minutes}:{seconds:02}{f' ({about})' if about else ''}"
+        if live:
+            text = f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}"
+            self._shown = True
+        print(text, end="" if live else "\n", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """The wait is over, or something else is printed now."""
+        if self._shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+        self._shown, self._title, self._since = False, "", monotonic()
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Show what this process does in this block, and takes long."""
+    line = StatusLine()
+
+    def look() -> None:
+        if work := summed(works_now()):
+            line.show(work.title, work.done, work.total)
+
+    try:
+        with listening(look):
+            yield
+    finally:
+        line.clear()

@@ -1,0 +1,255 @@
+"""A run as experiment trackers see it: configuration, metrics, films of evaluations, checkpoints, and one run there for
+one run here, however often it is killed and resumed. A plugin adds a `Store`: how its tracker takes these.
+
+A thread of its own talks to the tracker, so that neither a slow network nor a large checkpoint holds up training. What
+fails is said once and left out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Any, ClassVar, Literal, Protocol
+
+from attrs import field, frozen, validators
+
+from vla_rl.core.events import Evaluation, Run
+
+logger = logging.getLogger(__name__)
+
+FILE = "trackers.json"
+"""In the run folder: by which id each tracker knows the run."""
+HELD = ".uploading"
+"""In the run folder: checkpoints that wait for their turn."""
+FAILING_WAIT_S = 10.0
+"""At the end, for a tracker that took nothing lately, or whose run was stopped."""
+
+
+@frozen(kw_only=True)
+class TrackerSettings:
+    """What every tracker's plugin has in its config."""
+
+    videos: bool = True
+    """Upload the films that the hook `video` makes of evaluations."""
+    artifacts: Literal["none", "last", "all"] = "none"
+    """Checkpoints to upload: none, the last one at the end of the run, or each as it is saved."""
+    wait_s: float = field(default=300.0, validator=validators.ge(0))
+    """Seconds that the end of the run waits for the tracker to take what is left."""
+
+
+class Store(Protocol):
+    """How one tracker takes a run. All methods are called by one thread; what they raise never reaches the run."""
+
+    def open(self, run: Run, known: str | None) -> tuple[str, str]:
+        """First of all. `known`: the id of the tracker's run to go on with; None: begin one.
+        -> (its id, where people see it)."""
+        ...
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers at a step; steps that a killed run had told already may come again."""
+        ...
+
+    def film(self, step: int, file: Path) -> None:
+        """An mp4 of an episode of the evaluation at a step."""
+        ...
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        """A folder that is gone when this returns."""
+        ...
+
+    def close(self, finished: bool) -> None:
+        """Last, after `open` succeeded; `finished`: to its end, else stopped or failed."""
+        ...
+
+
+class Tracker:
+    """Listens to a run for a tracker."""
+
+    _open: ClassVar[dict[str, Tracker]] = {}
+    """Those of this process by name: a run that failed and goes on leaves one behind."""
+
+    def __init__(self, name: str, settings: TrackerSettings, store: Store) -> None:
+        self._name, self._settings, self._store = name, settings, store
+        self._todo: SimpleQueue[tuple[str, Callable[[], None]] | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._run: Run | None = None
+        self._finished = self._failing = self._said = False
+        self._evaluated: int | None = None
+        """Step of an evaluation of which films may come."""
+        self._saved: tuple[int, Path] | None = None
+
+    # ------------------------------------------------------------------------------------------------- events
+
+    def on_run_start(self, run: Run) -> None:
+        if left := self._open.pop(self._name, None):
+            left.close()
+        self._open[self._name], self._run = self, run
+        self._thread = Thread(target=self._work, name=f"tracker {self._name}", daemon=True)
+        self._thread.start()
+
+    def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
+        self._films()
+        self._tell("metrics", lambda: self._store.scalars(step, metrics))
+
+    def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
+        values = scalars_of(evaluation)
+        self._tell("an evaluation", lambda: self._store.scalars(step, values))
+        self._evaluated = step
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        self._films()
+        self._saved = step, folder
+        if self._settings.artifacts == "all":
+            self._checkpoint()
+
+    def on_run_end(self) -> None:
+        self._films()
+        if self._settings.artifacts == "last":
+            self._checkpoint()
+        self._finished = True
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def close(self) -> None:
+        """Wait for the tracker to take what is left, but not for long where the run was stopped or it fails anyway."""
+        self._open.pop(self._name, None)
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        self._todo.put(None)
+        begun, told = monotonic(), False
+        while thread.is_alive():
+            waited = monotonic() - begun
+            limit = min(self._settings.wait_s, FAILING_WAIT_S if self._failing or not self._finished else float("inf"))
+            if waited > limit:
+                logger.warning("%s did not take all of the run within %.0f s; the rest is left out", self._name, limit)
+                return
+            if waited > 2 and not told:
+                told = True
+                print(f"{self._name}: uploading what is left, for {limit:.0f} s at most", file=sys.stderr, flush=True)
+            thread.join(0.1)
+
+    def _films(self) -> None:
+        """Those of the last evaluation; the hook that makes them may be told of it after this one."""
+        step, self._evaluated = self._evaluated, None
+        if step is None or self._run is None or not self._settings.videos:
+            return
+        for file in sorted((Path(self._run.folder) / "videos").glob(f"step_{step:06d}_ep*.mp4")):
+            self._tell("a film", lambda file=file: self._store.film(step, file))  # type: ignore[misc]
+
+    def _checkpoint(self) -> None:
+        """Hand in the last checkpoint as it is now: the run may remove it before its turn."""
+        if self._saved is None or self._run is None:
+            return
+        step, folder = self._saved
+        held = Path(self._run.folder) / HELD / self._name / folder.name
+        try:
+            shutil.rmtree(held, ignore_errors=True)
+            shutil.copytree(folder, held, copy_function=link_or_copy)
+        except OSError as exc:
+            self._complain("a checkpoint", exc)
+            return
+
+        def upload() -> None:
+            try:
+                self._store.checkpoint(step, held)
+            finally:
+                shutil.rmtree(held, ignore_errors=True)
+                for parent in (held.parent, held.parent.parent):
+                    if parent.is_dir() and not any(parent.iterdir()):
+                        parent.rmdir()
+
+        self._tell("a checkpoint", upload)
+
+    def _tell(self, what: str, call: Callable[[], None]) -> None:
+        if self._thread is not None:
+            self._todo.put((what, call))
+
+    def _work(self) -> None:
+        """Of the thread: open, tell in order, close."""
+        assert self._run is not None
+        try:
+            self._begin(self._run)
+        except BaseException as exc:  # a tracker may raise anything, SystemExit too
+            self._failing = True
+            logger.warning("%s takes nothing of this run, which goes on without it: %s", self._name, _words(exc))
+            return
+        atexit.register(self.close)  # after the tracker's own, so that it runs before
+        while (item := self._todo.get()) is not None:
+            what, call = item
+            try:
+                call()
+                self._failing = False
+            except BaseException as exc:
+                self._failing = True
+                self._complain(what, exc)
+        try:
+            self._store.close(self._finished)
+        except BaseException as exc:
+            self._complain("the end of the run", exc)
+        atexit.unregister(self.close)
+
+    def _begin(self, run: Run) -> None:
+        shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # of a run that was killed
+        file = Path(run.folder) / FILE
+        known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        name, where = self._store.open(run, known.get(self._name) if run.first_step else None)
+        beside = file.with_suffix(f".{self._name}.tmp")
+        beside.write_text(json.dumps(known | {self._name: name}, indent=1) + "\n", encoding="utf-8")
+        os.replace(beside, file)
+        print(f"{self._name}: {where}", file=sys.stderr, flush=True)
+
+    def _complain(self, what: str, exc: BaseException) -> None:
+        if not self._said:
+            self._said = True
+            logger.warning(
+                "%s did not take %s: %s\n  the run goes on; further failures are not shown",
+                self._name,
+                what,
+                _words(exc),
+            )
+
+
+def scalars_of(evaluation: Evaluation) -> dict[str, float]:
+    """The curves of an evaluation: its rate, the interval, each task, the time."""
+    success = evaluation.success
+    return {
+        "eval/success_rate": success.rate,
+        "eval/success_low": success.low,
+        "eval/success_high": success.high,
+        **{f"eval_task/{name}": rate.rate for name, rate in evaluation.tasks.items()},
+        "time/eval": evaluation.seconds,
+    }
+
+
+def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"train": {"lr": 1}} -> {"train.lr": 1}; lists stay whole."""
+    found: dict[str, Any] = {}
+    for key, value in spec.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """For `shutil.copytree`: another name of the file, or a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _words(exc: BaseException) -> str:
+    return (str(exc).strip() or type(exc).__name__).partition("\n\n")[0]

@@ -1,0 +1,115 @@
+"""A folder of pi0 or pi0.5 in lerobot's layout, written anew in that of openpi's PyTorch checkpoints.
+
+openpi: model.safetensors without lerobot's prefix, config.json with `action_horizon`, and
+`assets/<asset id>/norm_stats.json`. Weights are copied as bytes, whatever their size.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.toolkit.models.checkpoints import TOKENIZER, WEIGHTS, read_json, unreadable
+from vla_rl.toolkit.models.lerobot import LEROBOT, Scale, read_statistics
+
+MODELS = ("pi0", "pi05")
+EPS = 1e-6
+"""openpi adds it to the deviation, or to the range's width."""
+KEPT = (TOKENIZER, "architecture.json", "value_head.safetensors", "noise_head.safetensors", "state_in_prompt.json")
+"""Files that openpi does not read, and we do."""
+PRECISIONS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
+    """Write `target` from `folder`; actions are scaled to the same numbers. Raises UserError for another model, an
+    asset id that leads out of the folder, and what openpi cannot express; CheckpointError for files that are missing
+    or unreadable."""
+    raw = read_json(folder / "config.json")
+    if raw.get("type") not in MODELS:
+        there = raw.get("type", raw.get("model_type"))
+        raise UserError(f"openpi's layout is of {' and '.join(MODELS)}; {folder} holds a model of type {there!r}")
+    if Path(asset_id).is_absolute() or ".." in Path(asset_id).parts or not asset_id.strip("/. "):
+        raise UserError(f"{asset_id!r} cannot name statistics; give a name such as physical-intelligence/libero")
+    widths = {raw.get("max_action_dim", 32), raw.get("max_state_dim", 32)}
+    if len(widths) > 1:
+        raise UserError(f"{folder} pads actions and state to {sorted(widths)} numbers; openpi has one width for both")
+    told = folder / "state_in_prompt.json"
+    if told.is_file() and read_json(told).get("state_in_prompt") == "padded":
+        raise UserError(f"prompts of {folder} hold a padded state (model.state_in_prompt), as openpi's never do")
+    statistics = read_statistics(folder, raw)
+    entries = {"actions": _entry(statistics.action, 0.0), "state": _entry(statistics.state, 1.0)}
+    target.mkdir(parents=True, exist_ok=True)
+    precision = rename_tensors(folder / WEIGHTS, target / WEIGHTS)
+    _write_json(
+        target / "config.json",
+        {
+            "action_dim": raw.get("max_action_dim", 32),
+            "action_horizon": raw.get("chunk_size", 50),
+            "paligemma_variant": raw.get("paligemma_variant", "gemma_2b"),
+            "action_expert_variant": raw.get("action_expert_variant", "gemma_300m"),
+            "precision": precision,
+        },
+    )
+    there = target / "assets" / asset_id
+    there.mkdir(parents=True, exist_ok=True)
+    _write_json(there / "norm_stats.json", {"norm_stats": entries})
+    for name in KEPT:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, target / name)
+
+
+def rename_tensors(source: Path, target: Path) -> str:
+    """Copy a file of weights, lerobot's prefix cut off. -> the precision of most of its numbers. Raises
+    CheckpointError."""
+    if not source.is_file():
+        raise CheckpointError(f"{source.parent} is not a complete checkpoint: it has no {source.name}")
+    with source.open("rb") as file:
+        try:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(length))
+        except (ValueError, OverflowError, MemoryError) as exc:
+            raise unreadable(source, exc) from exc
+        about = header.pop("__metadata__", {"format": "pt"})
+        renamed = {name.removeprefix(LEROBOT): entry for name, entry in header.items()}
+        sizes: dict[str, int] = {}
+        for entry in renamed.values():
+            begin, end = entry["data_offsets"]
+            sizes[entry["dtype"]] = sizes.get(entry["dtype"], 0) + end - begin
+        text = json.dumps({"__metadata__": about, **renamed}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        with target.open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            shutil.copyfileobj(file, out, 1 << 24)
+    return PRECISIONS.get(max(sizes, key=lambda dtype: sizes[dtype]), "float32")
+
+
+def _entry(scale: Scale | None, inwards: float) -> dict[str, list[float]]:
+    """openpi scales pi0 by mean and deviation, pi0.5 by quantiles: both are given, and both lead to the same numbers
+    as this scale, whichever mode it has. `inwards`: 1 for what is seen, 0 for what is done, to whose deviation lerobot
+    adds nothing."""
+    centre, half = ([], []) if scale is None else _affine(scale, inwards)
+    return {
+        "mean": centre,
+        "std": [max(width - EPS, 0.0) for width in half],
+        "q01": [middle - width for middle, width in zip(centre, half, strict=True)],
+        "q99": [middle + width - EPS for middle, width in zip(centre, half, strict=True)],
+    }
+
+
+def _affine(scale: Scale, inwards: float) -> tuple[list[float], list[float]]:
+    """Centre and half width: a number is scaled to (number - centre) / half width."""
+    if scale.mode == "IDENTITY":
+        return [0.0] * scale.dim, [1.0] * scale.dim
+    first, second = scale.values
+    if scale.mode == "MEAN_STD":
+        return list(first), [deviation + inwards * scale.eps for deviation in second]
+    widths = [(high - low + scale.margin) or scale.eps for low, high in zip(first, second, strict=True)]
+    return [low + width / 2 for low, width in zip(first, widths, strict=True)], [width / 2 for width in widths]
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
