@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from importlib import resources
@@ -16,6 +17,7 @@ from vla_rl.core.spec.yaml import dump
 
 WHITE = '<rect width="100%" height="100%" fill="white"/>'
 DARK = "@media (prefers-color-scheme: dark)"
+FONT = "svg { font: 12px system-ui, sans-serif; }"
 DRAWN = tuple(f".{name} " for name in ("grid", "tick,", "line", "band", "eval", "eval-line"))
 """Beginnings of the rules that a chart needs."""
 
@@ -24,10 +26,12 @@ def curve(run: Gathered) -> str:
     """Success over training as a picture by itself (SVG)."""
     last = max((point.step for point in (*run.rollouts, *run.evaluations)), default=1)
     style = _text("report/style.css")
-    rules = [style.partition(DARK)[0], *(line for line in style.splitlines() if line.startswith(DRAWN))]
+    colours = dict(re.findall(r"(--[a-z]+): (#[0-9a-f]+);", style.partition(DARK)[0]))
+    rules = "".join(line for line in style.splitlines() if line.startswith(DRAWN))
+    rules = re.sub(r"var\((--[a-z]+)\)", lambda name: colours[name[1]], rules)  # not every viewer knows variables
     picture = success_chart(run.rollouts, run.evaluations, last, SCREEN)
     head, _, rest = picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).partition(">")
-    return f"{head}><style>{''.join(rules)}</style>{WHITE}{rest}\n"
+    return f"{head}><style>{FONT}{rules}</style>{WHITE}{rest}\n"
 
 
 def card(run: Gathered, step: int, title: str) -> str:
