@@ -62,14 +62,17 @@ def test_a_run_is_drawn(record):
         record.plot(["loss/polici"])
 
 
-def test_a_policy_acts_and_is_served(record):
+def test_a_policy_acts_and_is_served(record, tmp_path):
     pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
     told: list[tuple[str, int, int]] = []
     here = vla_rl.evaluate(record.folder, progress=lambda *now: told.append(now))
     assert here["success"] == record.results["success"] and told[0] == ("eval", 0, 16)
-    with vla_rl.serve(record.policy(), port=0) as served:
-        there = vla_rl.evaluate(SPEC, policy=served.url)
+    sessions, played = tmp_path / "sessions", tmp_path / "played"
+    with vla_rl.serve(record.policy(), port=0, record=sessions) as served:
+        there = vla_rl.evaluate(SPEC, policy=served.url, record=played)
     assert there["episodes"] == here["episodes"]
+    recorded = [json.loads((folder / "meta" / "info.json").read_text()) for folder in (sessions, played)]
+    assert recorded[0]["total_episodes"] > 0 and recorded[1]["total_episodes"] == 16
     assert served.server.asked > 0
     with pytest.raises(vla_rl.UserError, match="there is no 'openpie'; did you mean"):
         vla_rl.serve(record.folder, dialect="openpie")

@@ -62,12 +62,12 @@ def main(
 def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None) -> dict[str, Any]:
     line = StatusLine()
     try:
-        return evaluate(spec, checkpoint, line.show, None if record is None else _recording(spec, record))
+        return evaluate(spec, checkpoint, line.show, None if record is None else recording_to(spec, record))
     finally:
         line.clear()
 
 
-def _recording(spec: Spec, folder: Path) -> Component:
+def recording_to(spec: Spec, folder: Path) -> Component:
     """The hook that records to a folder, with the settings that the spec's own has, if there is one."""
     own = next((hook for hook in spec.hooks if isinstance(hook.config, RecordSettings)), component("hook", "lerobot"))
     return attrs.evolve(own, config=attrs.evolve(own.config, folder=folder, what="evaluation", every=0))

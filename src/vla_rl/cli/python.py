@@ -83,6 +83,7 @@ def evaluate(
     *,
     overrides: Sequence[str] = (),
     policy: str | None = None,
+    record: str | Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """`vla-rl eval`: success on the evaluation states.
@@ -92,19 +93,22 @@ def evaluate(
             model is evaluated.
         checkpoint: with a spec: the checkpoint folder whose weights are used.
         policy: evaluate what is served there instead, such as "ws://127.0.0.1:8000".
+        record: folder of a data set in LeRobot's format that the episodes are appended to.
         progress: is told what goes on ("eval", or what it waits for), how much is done, and of how much. None: a line
             on stderr.
 
     Returns: {"success": {"rate", "low", "high", "n"}, "tasks": {name: the same}, "episodes": [...] ...}.
     Raises UserError: CheckpointError for damaged files."""
+    from vla_rl.cli.evaluate import recording_to
     from vla_rl.runtime.start import evaluate as measure
     from vla_rl.runtime.status_line import StatusLine
 
     source, found = _source(what, policy)
     loaded, _ = read_spec(source, [*_served(policy), *overrides])
     line = StatusLine()
+    hook = None if record is None else recording_to(loaded, Path(record))
     try:
-        return measure(loaded, found if checkpoint is None else Path(checkpoint), progress or line.show)
+        return measure(loaded, found if checkpoint is None else Path(checkpoint), progress or line.show, hook)
     finally:
         line.clear()
 
@@ -249,6 +253,7 @@ def serve(
     prompt: str | None = None,
     device: str | None = None,
     greedy: bool = True,
+    record: str | Path | None = None,
     overrides: Sequence[str] = (),
 ) -> Served:
     """`vla-rl serve` in a thread of this process. Returns when it listens; arguments are as on the command line."""
@@ -260,7 +265,8 @@ def serve(
 
     if not isinstance(what, Policy):
         what = open_policy(what, device=device, greedy=greedy, overrides=overrides)
-    settings = Settings(host=host, port=port, dialect=dialect, api_key=api_key, prompt=prompt)
+    folder = None if record is None else Path(record)
+    settings = Settings(host=host, port=port, dialect=dialect, api_key=api_key, prompt=prompt, record=folder)
     return Served(PolicyServer(what, settings), host)
 
 
