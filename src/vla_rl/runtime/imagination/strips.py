@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from vla_rl.core.types import Observation
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.toolkit.world_models.measures import play
 from vla_rl.toolkit.world_models.windows import frames_of
 
+GAP, WHITE = 2, 255
+
 
 def write_strips(world: WorldModel, windows: Windows, file: Path) -> None:
     """A PNG. A line for each episode of `windows` (from its first frame on, as `measure` takes them), and below it what
-    is imagined of it; cameras beside each other, from left to right chunk by chunk. What was not played is black."""
+    is imagined of it; cameras beside each other, from left to right chunk by chunk. White is what was not played."""
     replay, first = play(world, windows), frames_of(windows, world.history - 1)
     lines = []
     for row in range(len(windows.instructions)):
         for seen in (replay.real, replay.imagined):
-            pictures = [np.concatenate([i[row] for i in first.images.values()], axis=1)]
+            pictures = [_framed(first, row)]
             for played, obs in zip(replay.played, seen, strict=True):
-                frame = np.concatenate([np.asarray(i[row]) for i in obs.images.values()], axis=1)
-                pictures.append(frame if played[row] else np.zeros_like(frame))
+                frame = _framed(obs, row)
+                pictures.append(frame if played[row] else np.full_like(frame, WHITE))
             lines.append(np.concatenate(pictures, axis=1))
+        lines.append(np.full_like(lines[-1][: 3 * GAP], WHITE))
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.concatenate(lines)).save(file)
+
+
+def _framed(obs: Observation, row: int) -> np.ndarray[Any, Any]:
+    """The cameras of a row, with a gap to what is beside and below."""
+    frame = np.concatenate([np.asarray(images[row]) for images in obs.images.values()], axis=1)
+    return np.pad(frame, ((0, GAP), (0, 2 * GAP), (0, 0)), constant_values=WHITE)
