@@ -63,7 +63,7 @@ def test_the_specs_are_right(project, spec):
 def test_the_project_trains(project, capsys):
     short = ["train.steps=2", "eval={every: 2, episodes_per_task: 4}", "hooks=[{type: jsonl}, {type: goal, rate: 0}]"]
     plugins = "plugins=[dot.py, reinforce.py, gaussian.py, goal.py, sane.py]"
-    results = run(load_spec(project / "all.yaml", [plugins, *short]), project / "run", resume=False)
+    results = run(load_spec(project / "all.yaml", [plugins, *short]), project / "run", resume=False).results
     assert results["success"]["n"] == 4 and results["steps"] == 2
     assert "all-of-it: success reached 0% at step 0" in capsys.readouterr().out
     lines = [json.loads(line) for line in (project / "run" / "metrics.jsonl").read_text().splitlines()]

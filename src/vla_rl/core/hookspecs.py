@@ -272,9 +272,8 @@ class RunEvents:
 
     @hookspec
     def on_progress(self, run: Run, phase: str, done: int, total: int) -> None:
-        """When a phase (demonstrations, warmup, rollout, update, eval) begins, and about every second while it goes on:
-        `done` of `total` (chunk steps of a rollout, episodes of an evaluation), 0 when not known. Or what it waits for:
-        "starting rows: TASK", "loading the model" (MB), "publishing weights"."""
+        """When a phase (demonstrations, warmup, rollout, update, eval) begins, and about every second while it goes on,
+        `done` of `total` (chunk steps, episodes; 0: not known); or what it waits for, as "loading the model" (MB)."""
 
     @hookspec
     def on_fault(self, run: Run, step: int, message: str) -> None:

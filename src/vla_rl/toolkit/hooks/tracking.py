@@ -93,6 +93,7 @@ class Tracker:
         if left := self._open.pop(self._name, None):
             left.close()
         self._open[self._name], self._run = self, run
+        shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # of a run that was killed
         self._thread = Thread(target=self._work, name=f"tracker {self._name}", daemon=True)
         self._thread.start()
 
@@ -200,7 +201,6 @@ class Tracker:
         atexit.unregister(self.close)
 
     def _begin(self, run: Run) -> None:
-        shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # of a run that was killed
         file = Path(run.folder) / FILE
         known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         name, where = self._store.open(run, known.get(self._name) if run.first_step else None)
