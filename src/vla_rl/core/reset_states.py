@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from attrs import frozen
 
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import ResetState
@@ -25,9 +26,31 @@ def draw_state(
     lap, place = divmod(number, len(states))
     if weights is None:
         return states[int(_shuffle(len(states), seed, episode, lap)[place])]
-    tasks = tuple(state.task for state in states)
-    shares = tuple(weights[task] for task in dict.fromkeys(tasks))
+    tasks = _tasks_of(states)
+    shares = tuple(weights[task] for task in tasks.names)
     return states[int(_weighted(tasks, shares, seed, episode, lap)[place])]
+
+
+@frozen(eq=False)
+class _Tasks:
+    """Of a split; hashed by identity, as a split may have many thousand states."""
+
+    names: tuple[str, ...]
+    of: Array
+    """Position of each state's task among the names, int64 [states]."""
+
+
+_known: dict[int, tuple[Sequence[ResetState], _Tasks]] = {}
+"""The split that was drawn from last, by its id; it is held, so that nothing else has that id."""
+
+
+def _tasks_of(states: Sequence[ResetState]) -> _Tasks:
+    if id(states) not in _known:
+        names = {task: i for i, task in enumerate(dict.fromkeys(state.task for state in states))}
+        of = np.array([names[state.task] for state in states], np.int64)
+        _known.clear()
+        _known[id(states)] = states, _Tasks(tuple(names), of)
+    return _known[id(states)][1]
 
 
 @lru_cache(maxsize=8)
@@ -36,16 +59,16 @@ def _shuffle(n: int, seed: int, episode: int, lap: int) -> Array:
 
 
 @lru_cache(maxsize=8)
-def _weighted(tasks: tuple[str, ...], shares: tuple[float, ...], seed: int, episode: int, lap: int) -> Array:
+def _weighted(tasks: _Tasks, shares: tuple[float, ...], seed: int, episode: int, lap: int) -> Array:
     """As many draws as there are states, int64: the task of each by its share, then that task's states in turn."""
-    names = {task: i for i, task in enumerate(dict.fromkeys(tasks))}
-    shuffled = _shuffle(len(tasks), seed, episode, lap)
-    task_of = np.array([names[task] for task in tasks])[shuffled]
+    count = len(tasks.of)
+    shuffled = _shuffle(count, seed, episode, lap)
+    task_of = tasks.of[shuffled]
     bounds = np.cumsum(shares)
-    uniform = generator(seed, "tasks", lap, episode).random(len(tasks))
+    uniform = generator(seed, "tasks", lap, episode).random(count)
     drawn = np.searchsorted(bounds, bounds[-1] * uniform, side="right")
-    out = np.empty(len(tasks), np.int64)
-    for task in range(len(names)):
+    out = np.empty(count, np.int64)
+    for task in range(len(tasks.names)):
         places = np.flatnonzero(drawn == task)
         out[places] = np.resize(shuffled[task_of == task], len(places))
     return out
