@@ -31,6 +31,7 @@ from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.imagination.imagining import side_by_side
 from vla_rl.runtime.imagination.practice import Practice, limited, spare_of
 from vla_rl.runtime.imagination.recorder import Recorder
+from vla_rl.runtime.imagination.strips import GAP
 
 WORLDS = pytest.mark.parametrize("world", [ORACLE, EDM], ids=["oracle", "edm"])
 
@@ -97,10 +98,14 @@ def test_pictures_of_what_it_imagines_are_in_the_run_folder(whole, world) -> Non
     pictures = sorted((folder / "imagined").glob("update_*.png"))
     assert len(pictures) == 2
     pixels = np.asarray(Image.open(pictures[-1]))
-    assert pixels.shape[1:] == (16 * 2 * 5, 3), "two cameras, the first frame and four chunks"
+    across, pair = (16 * 2 + 2 * GAP) * 5, 2 * (16 + GAP) + 3 * GAP
+    assert pixels.shape[1:] == (across, 3), "two cameras, the first frame and four chunks"
+    assert pixels.shape[0] % pair == 0, "recorded above imagined, and a band below each pair"
     if world is ORACLE:
-        lines = pixels.reshape(-1, 2, 16, *pixels.shape[1:])
-        assert np.array_equal(lines[:, 0], lines[:, 1]), "imagined below recorded"
+        pairs = pixels.reshape(-1, pair, across, 3)
+        recorded, imagined = pairs[:, : 16 + GAP], pairs[:, 16 + GAP : 2 * (16 + GAP)]
+        assert np.array_equal(recorded, imagined)
+        assert recorded[:, :16, :16].std() > 0
 
 
 # ---------------------------------------------------------------------------------------------------------- resume

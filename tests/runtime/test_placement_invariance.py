@@ -87,6 +87,7 @@ def test_the_tabletop_under_each_strategy_by_the_placement_block_alone(tmp_path)
     shorter = [
         "env.num_envs=16",
         "rollout.episodes=16",
+        "rollout.group_size=2",
         "train.steps=1",
         "eval.before=false",
         "eval.episodes_per_task=1",
