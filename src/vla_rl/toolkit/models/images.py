@@ -66,7 +66,7 @@ class ImageProcessor:
 
     def _camera(self, images: Array) -> Tensor:
         pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
-        return self.resize(pixels, self._size) / 127.5 - 1
+        return self.resize(pixels, self._size).div_(127.5).sub_(1)
 
 
 class CornerImages(ImageProcessor):
