@@ -230,8 +230,6 @@ def refused(**changes) -> str:
         ({"imagination": None}, "imagination", "remove world_model"),
         ({"rollout": {"auto_reset": "immediate", "steps": 16, "episodes": None}}, "rollout.auto_reset", "off"),
         ({"rollout": {"ignore_terminations": True}}, "rollout.ignore_terminations", "set it to false"),
-        ({"rollout": {"lag": 1}}, "rollout.lag", "lag: 0"),
-        ({"asynchrony": {"max_lag": 1}}, "asynchrony.max_lag", "max_lag: 0"),
         ({"asynchrony": {"stream": True}}, "asynchrony.stream", "stream: false"),
         (
             {"asynchrony": {"replay": {"uses": 2}}, "algorithm": {"type": "gipo"}},
@@ -247,11 +245,6 @@ def refused(**changes) -> str:
             },
             "imagination.horizon",
             "at least 4",
-        ),
-        (
-            {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 2}},
-            "placement",
-            "workers: 1",
         ),
         ({"env": {"python": sys.executable}, "runtime": {"backend": "ray"}}, "env.python", "remove it"),
         ({"imagination": {"max_inflation": 0.3}}, "imagination.max_inflation", "no effect with gates: false"),
