@@ -319,7 +319,7 @@ class Worker:
         """Role, worker and, of simulators, lane of a call."""
         if role == "worker":
             return f"worker {self.assignment.index}"
-        lane = declared(getattr(self.roles[role], method)).lane if role == "sim" else None
+        lane = declared(getattr(self.roles[role], method)).lane if role in ("sim", IMAGINED) else None
         return f"{role} worker {self.assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
 
     def _plugin(self, role: str) -> str:
@@ -362,10 +362,8 @@ class Worker:
     def _drive(self, mode: Mode, play: Play) -> Report:
         """Play what is there, and what comes meanwhile. -> what was not reported."""
         real, home = mode.purpose in PLAYING, self._homes
-        lanes, policy = (
-            self.reach.lanes("sim" if real else IMAGINED),
-            self._direct("policy", None if real else PRACTICE),
-        )
+        lanes = self.reach.lanes("sim" if real else IMAGINED)
+        policy = self._direct("policy", None if real else PRACTICE)
         framed = "frames" in self.algorithm.needs
         window = evolve(self.assignment.window, max_wait=None) if self.assignment.local else self.assignment.window
         if real:

@@ -107,9 +107,6 @@ class SimRole(Rows):
                 episodes.env = envs.get(lane)  # type: ignore[assignment]
         return before
 
-    def info(self) -> EnvInfo:
-        return next(iter(self.envs.values())).info
-
     @remote()
     def eval_states(self) -> tuple[ResetState, ...]:
         return next(iter(self.envs.values())).reset_states("eval")
