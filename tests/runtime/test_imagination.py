@@ -156,6 +156,33 @@ def test_numbers_that_are_not_finite_are_a_fault_of_their_row(recorded) -> None:
     assert np.array_equal(after[1], before[1]) and not np.array_equal(after[0], before[0])
 
 
+def test_a_trajectory_that_broke_is_tried_again_with_other_noise_and_not_for_ever(recorded) -> None:
+    drawn = []
+
+    class Broken(Scripted):
+        def imagine(self, windows, actions, noise):
+            drawn.append(noise.uniforms().tolist())
+            return super().imagine(windows, actions, noise)
+
+        def outcome(self, windows, actions, after):
+            chances = super().outcome(windows, actions, after)
+            chances[1] = np.inf
+            return chances
+
+    env = imagination(recorded, Broken(GOES_ON))
+    for _ in range(2):
+        begin(env)
+        env.chunk_step(ACTIONS, np.ones(3, bool), True)
+    begin(env)
+    with pytest.raises(UserError, match=r"not finite 3 times in one trajectory, .*lower learning rate"):
+        env.chunk_step(ACTIONS, np.ones(3, bool), True)
+    assert [len(set(of_row)) for of_row in zip(*drawn, strict=True)] == [1, 3, 1], "the others are drawn as before"
+    env.refresh()
+    begin(env)
+    env.chunk_step(ACTIONS, np.ones(3, bool), True)
+    assert drawn[-1] == drawn[0], "in the next step it counts anew"
+
+
 def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> None:
     small = recorder(tmp_path, 8, held_out=0.0)
     env = imagination(small, Scripted(GOES_ON), start="first")

@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from imagined import recorder, tabletop
 from PIL import Image
 from practising import EDM, ORACLE, practise, small
 from scripted_runs import read_metrics, weights_in
@@ -24,14 +25,17 @@ from vla_rl.cli.report.page import page as render
 from vla_rl.core.events import Run
 from vla_rl.core.interrupts import RunStopped, StopRequested
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Advantages
+from vla_rl.core.types import Advantages, ResetState
 from vla_rl.plugins.hooks.console.draw import step_line
 from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.imagination.imagining import side_by_side
 from vla_rl.runtime.imagination.practice import Practice, limited, spare_of
 from vla_rl.runtime.imagination.recorder import Recorder
+from vla_rl.runtime.imagination.rows import ImaginedRows
 from vla_rl.runtime.imagination.strips import GAP
+from vla_rl.runtime.planning.memory import groups_held
+from vla_rl.runtime.rollouts.requests import Start
 
 WORLDS = pytest.mark.parametrize("world", [ORACLE, EDM], ids=["oracle", "edm"])
 
@@ -230,8 +234,6 @@ def refused(**changes) -> str:
         ({"imagination": None}, "imagination", "remove world_model"),
         ({"rollout": {"auto_reset": "immediate", "steps": 16, "episodes": None}}, "rollout.auto_reset", "off"),
         ({"rollout": {"ignore_terminations": True}}, "rollout.ignore_terminations", "set it to false"),
-        ({"rollout": {"lag": 1}}, "rollout.lag", "lag: 0"),
-        ({"asynchrony": {"max_lag": 1}}, "asynchrony.max_lag", "max_lag: 0"),
         ({"asynchrony": {"stream": True}}, "asynchrony.stream", "stream: false"),
         (
             {"asynchrony": {"replay": {"uses": 2}}, "algorithm": {"type": "gipo"}},
@@ -247,11 +249,6 @@ def refused(**changes) -> str:
             },
             "imagination.horizon",
             "at least 4",
-        ),
-        (
-            {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 2}},
-            "placement",
-            "workers: 1",
         ),
         ({"env": {"python": sys.executable}, "runtime": {"backend": "ray"}}, "env.python", "remove it"),
         ({"imagination": {"max_inflation": 0.3}}, "imagination.max_inflation", "no effect with gates: false"),
@@ -330,16 +327,12 @@ def test_room_for_episodes_between_two_checkpoints() -> None:
 
 
 def test_the_step_limit_of_the_spec_is_that_of_the_world_model() -> None:
-    from imagined import tabletop
-
     info = tabletop(1).info
     assert limited(info, None) == info
     assert {task.max_steps for task in limited(info, 8).tasks} == {8}
 
 
 def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) -> None:
-    from imagined import recorder
-
     made: Recorder = recorder(tmp_path, 96)
     held = made.starts("first", held_out=True)
     outcomes = made.windows(np.array([s.id for s in held]), history=1, rollout=4).outcomes.max(1)
@@ -350,6 +343,21 @@ def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) 
     assert ((chosen > 0) & (chosen <= 4)).sum() == few and len(chosen) == 2 * few
     assert len(made.held_out(1000)) == len(held)
     assert math.isclose(len(held) / 96, 0.2, abs_tol=0.12)
+
+
+def test_rows_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> None:
+    spec = parse_spec(small())
+    practice = Practice(spec, tabletop(1).info, tmp_path, "cpu", (), beat=lambda: None, has_to_leave=lambda: False)
+    rows = ImaginedRows(practice, {0: 2}, bootstrap=True)
+    start = Start(state=ResetState(id=0, task="pick_red"), number=7, world=1)
+    with pytest.raises(RuntimeError, match="ticket 7 is of world model version 1, not 0"):
+        rows.begin(0, "imagination", [start])
+
+
+def test_what_is_imagined_counts_among_what_learners_hold() -> None:
+    spec = parse_spec(small(asynchrony={"max_lag": 2}))
+    assert groups_held(spec) == 3 * 16 + 2 * 16
+    assert groups_held(parse_spec(small(asynchrony={"max_lag": 2}, imagination=None, world_model=None))) == 3 * 16
 
 
 # ---------------------------------------------------------------------------------------------------------- report

@@ -129,6 +129,14 @@ def test_seats_follow_the_plan():
         assign(Plan(slots=slots, stages=2), 10, one_process=False)
 
 
+@pytest.mark.parametrize(("imagines", "peers"), [(False, [[], []]), (True, [[], [0]])])
+def test_who_practises_calls_the_first_simulators(imagines, peers):
+    slots = tuple(Slot(roles=("sim", "policy", "learner")) for _ in range(2))
+    assignments = assign(Plan(slots=slots, window=Window()), 8, one_process=False, imagines=imagines)
+    assert [assignment.peers for assignment in assignments] == peers
+    assert all(assignment.local for assignment in assignments)
+
+
 @pytest.mark.parametrize(("evaluation", "steps"), [({"every": 2}, [0, 2, 4, 5]), ({"before": False}, [5])])
 def test_when_to_evaluate(train, evaluation, steps):
     _, metrics = train(train={"steps": 5}, eval=evaluation)

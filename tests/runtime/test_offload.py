@@ -72,9 +72,10 @@ def test_policies_and_learners_apart_leave_with_their_weights(train):
 def roles_of(spec, assignment):
     """A simulator's and a learner's, as a worker makes them."""
     quiet = {"beat": lambda: None}
+    env = ScriptedEnv(8)
     sim = SimRole(
         spec,
-        {0: ScriptedEnv(8)},
+        {0: env},
         assignment.lanes,
         bootstrap=False,
         framed=False,
@@ -82,9 +83,9 @@ def roles_of(spec, assignment):
         local=True,
         **quiet,
     )
-    model, algorithm = LinearModel(sim.info(), 2), build_algorithm(spec)
+    model, algorithm = LinearModel(env.info, 2), build_algorithm(spec)
     return sim, LearnerRole(
-        model, algorithm, spec.train, name="linear", device="cpu", world=1, info=sim.info(), acting=True, **quiet
+        model, algorithm, spec.train, name="linear", device="cpu", world=1, info=env.info, acting=True, **quiet
     )
 
 

@@ -8,7 +8,7 @@ from imagined import CHUNK, tabletop
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import to_numpy
 from vla_rl.runtime.imagination.recorder import Recorder, Recording, Shape
-from vla_rl.runtime.imagination.tap import Tap
+from vla_rl.runtime.imagination.tap import Recordings, Tap
 from vla_rl.runtime.rollouts.episodes import Episodes
 from vla_rl.runtime.rollouts.requests import Finished, Start
 
@@ -87,3 +87,11 @@ def test_of_a_row_that_broke_only_the_episode_that_counts_is_recorded() -> None:
     for number, recording in whole.items():
         for name in ("state", "actions", "executed", "outcomes", "seed"):
             assert np.array_equal(getattr(recording, name), getattr(broken[number], name))
+
+
+def test_episodes_of_later_steps_wait_for_theirs() -> None:
+    recordings, made = Recordings(), played(tabletop(4))[0]
+    recordings.ended.update({number: made[number] for number in sorted(made, reverse=True)})
+    assert [episode.number for episode in recordings.take(5)] == [0, 1, 2, 3, 4, 5]
+    assert [episode.number for episode in recordings.take(TICKETS)] == [6, 7, 8]
+    assert not recordings.take(TICKETS)

@@ -14,8 +14,9 @@ from vla_rl.core.plan import Plan, Slot, Window
 Array = np.ndarray[Any, Any]
 
 
-def assign(plan: Plan, num_envs: int, one_process: bool) -> list[Assignment]:
-    """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker."""
+def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False) -> list[Assignment]:
+    """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker; `imagines`: the
+    policies practise in a world model, which is with the first simulators."""
     sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
     count = len(sims) * plan.stages
     if num_envs % count:
@@ -42,6 +43,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool) -> list[Assignment]:
                 rank=0,
                 world=1,
                 offload=plan.offload,
+                imagined_at=0 if imagines else None,
             )
         ]
     spread = len(sims) >= len(policies)  # then a policy serves whole sim workers, else single lanes
@@ -66,6 +68,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool) -> list[Assignment]:
             world=len(learners),
             offload=plan.offload,
             side_by_side=plan.side_by_side,
+            imagined_at=sims[0] if imagines else None,
         )
         for i, slot in enumerate(plan.slots)
     ]
@@ -121,6 +124,8 @@ class Assignment:
     """Roles that leave the device between phases."""
     side_by_side: bool = False
     """Lanes of a sim worker, this one or another, step at the same time."""
+    imagined_at: int | None = None
+    """Worker of the world model, where the policies practise in one."""
 
     @property
     def local(self) -> bool:
@@ -141,6 +146,12 @@ class Assignment:
     def sim_workers(self) -> list[int]:
         """Other workers whose simulators its policy role acts for."""
         return sorted(set(self.homes) - {self.index})
+
+    @property
+    def peers(self) -> list[int]:
+        """Other workers that its policy role calls."""
+        imagined = () if self.imagined_at is None or not self.served else (self.imagined_at,)
+        return sorted({*self.homes, *imagined} - {self.index})
 
 
 @frozen(kw_only=True)

@@ -38,7 +38,8 @@ from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.policy import PolicyRole
-from vla_rl.runtime.roles.sim import SimRole, too_many_faults
+from vla_rl.runtime.roles.rows import too_many_faults
+from vla_rl.runtime.roles.sim import SimRole
 from vla_rl.runtime.rollouts import figures
 from vla_rl.runtime.rollouts.assemble import Gathered, assemble
 from vla_rl.runtime.rollouts.evaluation import evaluate, tickets_for
@@ -47,7 +48,6 @@ from vla_rl.runtime.rollouts.starts import Starts
 from vla_rl.runtime.rollouts.tickets import Tickets
 from vla_rl.runtime.trace import Trace, clock_ahead, traced
 from vla_rl.runtime.worker import Worker
-from vla_rl.toolkit.waiting import waiting
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
@@ -102,10 +102,10 @@ class Driver:
             self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
             if not local:
                 check_plan(spec, self.plan)
-            assignments = assign(self.plan, spec.env.num_envs, one_process=local)
+            practises = spec.imagination is not None and folder is not None and not imitation
+            assignments = assign(self.plan, spec.env.num_envs, one_process=local, imagines=practises)
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
-            practises = spec.imagination is not None and folder is not None and not imitation
             self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text), practises)
             asynchrony = spec.asynchrony
             self.supply = Supply(self.fleet, spec, self.algorithm.needs)
@@ -118,7 +118,7 @@ class Driver:
                 arrived=self.supply.send if self.supply.early else None,
             )
             self.info = self._start(imitation, folder.absolute() if folder and practises else None)
-            self.imagining = Imagining(self.fleet, self.restarts, self.supply, spec, self.algorithm, practises)
+            self.imagining = Imagining(self.tickets, self.supply, spec, self.algorithm, practises)
             self.imagining.check(self.info)
         except BaseException:
             self.backend.close()
@@ -176,7 +176,8 @@ class Driver:
     @traced
     def practise(self, step: int) -> dict[str, float]:
         """Fit the world model, and let the policy play in it; nothing without one. -> metrics."""
-        return self.imagining.practise(step, self.version, self.progress, self._report_faults)
+        assert self.gathered is not None
+        return self.imagining.practise(step, self.gathered, self.version, self.progress, self._report_faults)
 
     @property
     def practice(self) -> dict[str, Any]:
@@ -234,7 +235,7 @@ class Driver:
     @traced
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
-        self._arrived()
+        self.tickets.arrive()
         tickets = tickets_for(self.spec, self.eval_states, frames, step)
         self.progress("eval", 0, len(tickets))
         play = partial(evaluate, self.fleet, self.spec, self.info, step, tickets, self._report_faults)
@@ -285,16 +286,10 @@ class Driver:
     def publish(self) -> None:
         """Policies beside a learner already hold the weights; the others get them by reference. Where rollouts run
         ahead, tickets wait for them, and nobody else does."""
-        self._arrived()
+        self.tickets.arrive()
         self.tickets.publishing = self.fleet.publish(self.version, self.spec.runtime.check_weights)
         if not self.tickets.ahead:
-            self._arrived()
-
-    def _arrived(self) -> None:
-        """Wait until all policies have the last version that was published."""
-        publishing, self.tickets.publishing = self.tickets.publishing, []
-        with waiting("publishing weights"):
-            self.fleet.get_all(publishing)
+            self.tickets.arrive()
 
     @traced
     def save(self, model_folder: Path, trainer_folder: Path) -> None:
@@ -351,7 +346,7 @@ class Driver:
     def _start(self, imitation: bool, folder: Path | None) -> EnvInfo:
         fleet = self.fleet
         self.backend.start(self.spec, fleet.assignments)
-        info = fleet.get_all([fleet.worker_of(sim).call(Worker.start_sim, folder) for sim in fleet.sims])[0]
+        info = fleet.start_simulators(folder)
         if imitation:
             self._open_data(info)
         hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]

@@ -7,6 +7,7 @@ T that may still be on its way in another process.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -129,12 +130,19 @@ class Fleet:
         """The worker of a role."""
         return self.workers[handle.worker]
 
+    def start_simulators(self, folder: Path | None) -> EnvInfo:
+        """As `Worker.start_sim`; the world model is with the first ones, and has rows for all lanes."""
+        rows = {lane.index: lane.rows for lane in self.lanes}
+        workers = [self.worker_of(sim) for sim in self.sims]
+        calls = [w.call(Worker.start_sim, folder, None if i else rows) for i, w in enumerate(workers)]
+        return self.get_all(calls)[0]
+
     def introduce(self, workers: Collection[int]) -> None:
         """Let every policy's worker call those simulators that it acts for, if any of these workers has some of
         them."""
         assignments = [policy.assignment for policy in self.policies]
-        acting = [a for a in assignments if set(a.sim_workers) & set(workers)]
-        self.get_all([self.backend.introduce(a.index, a.sim_workers) for a in acting])
+        acting = [a for a in assignments if set(a.peers) & set(workers)]
+        self.get_all([self.backend.introduce(a.index, a.peers) for a in acting])
 
     def publish(self, version: int, check: bool) -> list[Ref[Any]]:
         """Give all policies the learners' version, with checksums if asked for. Those beside a learner hold the weights

@@ -8,10 +8,13 @@ from typing import Any, Literal, TypeVar, cast
 from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
-Door = Literal["call", "beside", "weights", "waiting", "lane"]
+Door = Literal["call", "beside", "weights", "waiting", "practice", "lane"]
 """How a call gets in: one after another; or, while another call goes on, in a thread of its own kind: for what is asked
-beside, where weights arrive, where calls wait for something, and one for each lane that works at the same time."""
-Shows = Literal["own", "first", "last", "beside", "none"]
+beside, where weights arrive, where calls wait for something, where the policy practises in a world model, and one for
+each lane that works at the same time."""
+Shows = Literal["own", "first", "last", "beside", "practice", "none"]
+IMAGINED = "imagined"
+"""Role: rows of a world model, as those of simulators are of the role "sim"."""
 Phase = Literal["act", "learn"]
 """In `act` simulators and policies work, in `learn` learners."""
 
@@ -26,7 +29,7 @@ class Remote:
     """Part of the role's phase of an iteration, between whose first and last calls idle time is a bubble."""
     track: Shows = "own"
     """On which track of the trace it shows: its own role's; for a worker's methods, that of the first or last role of
-    its slot; or that of what goes on beside the learner."""
+    its slot; or that of what goes on beside the learner, or of the practice in a world model."""
     door: Door = "call"
 
 

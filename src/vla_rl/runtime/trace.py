@@ -44,6 +44,10 @@ ROLES = ("sim", "policy", "learner")
 DRIVER: Track = (-1, "driver")
 RECEIVER = "receiver"
 """Beside a learner: what comes to it while it trains. Waiting and sums are of `ROLES` alone."""
+PRACTICE = "practice"
+"""Beside the others: what a world model, and the policy in it, do."""
+OTHERS = {"beside": RECEIVER, "practice": PRACTICE}
+"""By `Remote.track`."""
 NOBODY = "messages"
 """What a role waits for while nobody works: messages between processes, and the driver."""
 SUPPLIERS = {"sim": ("policy",), "policy": ("sim",), "learner": ("sim", "policy")}
@@ -219,15 +223,15 @@ class Trace:
 
     def chrome(self) -> dict[str, Any]:
         """The kept iterations in Chrome's trace format: a process a worker, a thread a role; times in microseconds."""
-        receiving = {track for segment in self.segments for track in segment.tracks if track[1] == RECEIVER}
-        events = [*_names([DRIVER, *self.all, *sorted(receiving)])]
+        others = {track for segment in self.segments for track in segment.tracks if track[1] in OTHERS.values()}
+        events = [*_names([DRIVER, *self.all, *sorted(others)])]
         lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.side_by_side}
         events += [name for track, slices in lanes.items() for name in _lane_names(track, slices)]
         for segment in self.segments:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
             events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
             for track, calls in segment.tracks.items():
-                kind = "beside" if track[1] == RECEIVER else "work"
+                kind = "beside" if track[1] in OTHERS.values() else "work"
                 for call in calls:
                     where = None if call.lane is None else {"lane": call.lane}
                     events.append(self._slice(track, kind, call.method, call.start, call.end, where))
@@ -391,4 +395,4 @@ def _lane_names(track: Track, lanes: Iterable[LaneSlice]) -> Iterator[dict[str, 
 
 
 def _thread(role: str) -> int:
-    return (*ROLES, "driver", RECEIVER).index(role) + 1
+    return (*ROLES, "driver", RECEIVER, PRACTICE).index(role) + 1

@@ -5,7 +5,7 @@ Every process rebuilds its components from the spec; live components are never p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from threading import Lock, get_ident
@@ -28,9 +28,11 @@ from vla_rl.runtime.checks import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.components import build_algorithm, build_env, open_data, values_for
 from vla_rl.runtime.hardware import Device, own_device, threads
 from vla_rl.runtime.imagination.practice import Practice
+from vla_rl.runtime.imagination.rows import ImaginedRows
+from vla_rl.runtime.imagination.tap import Recordings
 from vla_rl.runtime.learning.scoring import Named
 from vla_rl.runtime.models import build_model
-from vla_rl.runtime.remote import declared, remote
+from vla_rl.runtime.remote import IMAGINED, declared, remote
 from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.roles.offload import Offload
 from vla_rl.runtime.roles.policy import PolicyRole
@@ -40,12 +42,14 @@ from vla_rl.runtime.rollouts.play import Play, Played, Report
 from vla_rl.runtime.rollouts.progress import Count, Progress
 from vla_rl.runtime.rollouts.reach import Reach
 from vla_rl.runtime.rollouts.requests import Request, Start
-from vla_rl.runtime.trace import RECEIVER, Event, Recorder, clock
+from vla_rl.runtime.trace import OTHERS, PRACTICE, Event, Recorder, clock
 from vla_rl.toolkit.waiting import works_now
 
 Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
 IDLE = "idle"
+PLAYING = "action", "evaluation"
+"""Purposes of a `Mode` on the simulators; the others are in the world model."""
 
 
 class Worker:
@@ -66,10 +70,12 @@ class Worker:
         """Held by whoever works in a lane: after an error its policy may ask again while its last call goes on."""
         self.has_to_leave: Callable[[], bool] = lambda: False
         """Whether a rollout or an evaluation ends where it is, with StopRequested."""
-        self.reach = Reach(assignment, self._direct("sim"), lambda: self.beat(IDLE))
+        self.imagining = Lock()
+        """Held by whoever works with the world model."""
+        self.reach = Reach(assignment, self._direct, lambda: self.beat(IDLE))
         self.answering = Answering(assignment.threads)
         self._homes = {lane.index: home for lane, home in zip(assignment.served, assignment.homes, strict=True)}
-        self.training = Play(assignment.served)
+        self.plays = {purpose: Play(assignment.served) for purpose in ("action", "imagination")}
         self.played = Progress()
         if assignment.slot.device == "cpu":
             torch.set_num_threads(threads(assignment.slot.cpus))
@@ -77,24 +83,22 @@ class Worker:
     # -------------------------------------------------------------------------------------------------- set-up
 
     @remote(track="first")
-    def start_sim(self, folder: Path | None = None) -> EnvInfo:
-        """Build this worker's simulator rows, one component a lane; and with the folder of a run, the world model of
-        its spec, if there is one."""
+    def start_sim(self, folder: Path | None = None, imagined: Mapping[int, int] | None = None) -> EnvInfo:
+        """Build this worker's simulator rows, one component a lane; with the folder of a run whose policy practises,
+        keep its episodes, and where lanes are `imagined` (lane -> its rows), build the world model."""
         spec = self.spec
         if not on_this_machine(spec):
             ask_plugin(spec)
         envs = {lane.index: self._make_env(lane.index) for lane in self.assignment.lanes}
         bootstrap = values_for(self.algorithm) != "none"
-        if spec.imagination is not None and folder is not None:
-            self.roles["imagination"] = Practice(
-                spec,
-                next(iter(envs.values())).info,
-                folder,
-                self.assignment.slot.device,
-                self.wrappers,
-                beat=self.beat,
-                has_to_leave=lambda: self.has_to_leave(),
-            )
+        long: dict[str, Any] = {"beat": self.beat, "has_to_leave": lambda: self.has_to_leave()}
+        if folder is not None:
+            self.roles["recordings"] = Recordings()
+        if folder is not None and imagined:
+            info = next(iter(envs.values())).info
+            practice = Practice(spec, info, folder, self.assignment.slot.device, self.wrappers, **long)
+            self.roles["imagination"] = practice
+            self.roles[IMAGINED] = ImaginedRows(practice, imagined, bootstrap)
         self.roles["sim"] = SimRole(
             spec,
             envs,
@@ -103,12 +107,10 @@ class Worker:
             framed="frames" in self.algorithm.needs,
             camera=self.algorithm.camera,
             local=self.assignment.local,
-            practice=self.roles.get("imagination"),
-            beat=self.beat,
-            has_to_leave=lambda: self.has_to_leave(),
+            recordings=self.roles.get("recordings"),
+            **long,
         )
-        info: EnvInfo = self.roles["sim"].info()
-        return info
+        return next(iter(envs.values())).info
 
     def _make_env(self, index: int) -> SimEnv:
         env, name = build_env(self.spec, self.assignment, index), self.spec.env.type
@@ -158,7 +160,7 @@ class Worker:
                 lag=spec.behind,
                 finals="fresh-values" in needs or ("values" in needs and spec.asynchrony.replay.uses > 1),
                 embed=self.algorithm.features,
-                on_version=self.training.reach,
+                on_version=self.plays["action"].reach,
                 between_requests=self.between_requests,
             )
         if "learner" in slot.roles:
@@ -191,34 +193,41 @@ class Worker:
             self.beat(IDLE)
 
     @remote(phase="act", track="none")
-    def play(self, batches: Sequence[Sequence[Start]], purpose: str) -> Report:
-        """Play these tickets, those of earlier batches first, and what is given meanwhile; `purpose`: as of a `Mode`,
-        "action" on the simulator, "imagination" in the world model. -> what was not reported."""
-        self.training.begin(batches)
+    def play(self, batches: Sequence[Sequence[Start]]) -> Report:
+        """Play these tickets, those of earlier batches first, and what is given meanwhile. -> what was not reported."""
+        self.plays["action"].begin(batches)
         with self.reach.talking():
-            self._drive(Mode(purpose=purpose, greedy=False, keep=True), self.training)
-        return self.training.report((), False)
+            return self._drive(Mode(purpose="action", greedy=False, keep=True), self.plays["action"])
+
+    @remote(phase="act", track="none", door="practice")
+    def imagine(self, batches: Sequence[Sequence[Start]]) -> Report:
+        """The same in the world model, while others may be played on the simulators."""
+        self.plays["imagination"].begin(batches)
+        return self._drive(Mode(purpose="imagination", greedy=False, keep=True), self.plays["imagination"])
 
     @remote(track="none", door="beside")
-    def give(self, batches: Sequence[Sequence[Start]]) -> bool:
+    def give(self, batches: Sequence[Sequence[Start]], purpose: str) -> bool:
         """Further tickets, while others are played; -> False where playing has ended, and these are not taken."""
-        return self.training.give(batches)
+        return self.plays[purpose].give(batches)
 
     @remote(track="none", door="waiting")
-    def report(self, needed: Sequence[int], early: bool) -> Report:
+    def report(self, needed: Sequence[int], early: bool, purpose: str) -> Report:
         """Wait until these tickets are played (`early`: one of all), or playing ends. -> what was not reported."""
         self.beat(IDLE)
-        return self.training.report(needed, early)
+        return self.plays[purpose].report(needed, early)
 
     @remote(phase="act", track="none")
-    def play_eval(self, tickets: Sequence[Start], greedy: bool, purpose: str) -> Report:
-        """The episodes of an evaluation ("evaluation"), or of one in the world model ("inflation"), on all lanes that
-        this worker acts for."""
-        play = Play(self.assignment.served)
-        play.begin([tickets])
+    def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
+        """The episodes of an evaluation, on all lanes that this worker acts for."""
+        play = Play(self.assignment.served, [tickets])
         with self.reach.talking():
-            self._drive(Mode(purpose=purpose, greedy=greedy, keep=False), play)
-        return play.report((), False)
+            return self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
+
+    @remote(phase="act", track="none", door="practice")
+    def imagine_eval(self, tickets: Sequence[Start]) -> Report:
+        """Episodes in the world model by which its success is measured."""
+        play = Play(self.assignment.served, [tickets])
+        return self._drive(Mode(purpose="inflation", greedy=False, keep=False), play)
 
     @remote(track="none", door="beside")
     def keep(self, places: Array, host: bool) -> None:
@@ -310,32 +319,34 @@ class Worker:
         """Role, worker and, of simulators, lane of a call."""
         if role == "worker":
             return f"worker {self.assignment.index}"
-        lane = declared(getattr(self.roles[role], method)).lane if role == "sim" else None
+        lane = declared(getattr(self.roles[role], method)).lane if role in ("sim", IMAGINED) else None
         return f"{role} worker {self.assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
 
     def _plugin(self, role: str) -> str:
-        if role == "imagination" and self.spec.world_model is not None:
+        if role in ("imagination", IMAGINED) and self.spec.world_model is not None:
             return f"world model {self.spec.world_model.type!r}"
         return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
 
-    def _direct(self, name: str) -> Call:
-        """Calls to a role in this worker, as a lane makes them."""
+    def _direct(self, name: str, track: str | None = None) -> Call:
+        """Calls to a role in this worker, as a lane makes them; `track` of the trace, in place of the method's."""
 
         def call(method: str, *arguments: Any) -> Any:
             if self.has_to_leave():
                 raise StopRequested
             self.beat(f"{self._who(name, method, arguments)} ({self._plugin(name)}): {method}")
-            return self._timed(name, method, arguments)
+            return self._timed(name, method, arguments, track)
 
         return call
 
-    def _timed(self, role: str, method: str, arguments: Sequence[Any]) -> Any:
-        """A call on the trace of its role."""
+    def _timed(self, role: str, method: str, arguments: Sequence[Any], track: str | None = None) -> Any:
+        """A call on the trace of its role, or on another track."""
         called = getattr(self if role == "worker" else self.roles[role], method)
         about = declared(called)
         guard = self.between_requests if role == "policy" and about.door != "weights" else None
         if role == "sim" and about.lane is not None:
             guard = self.in_lane[arguments[about.lane]]
+        if role in ("imagination", IMAGINED):
+            guard = self.imagining
         with guard or nullcontext():
             start = monotonic()
             try:
@@ -343,21 +354,26 @@ class Worker:
             finally:
                 if about.track != "none":
                     roles = self.assignment.slot.roles
-                    track = {"own": role, "first": roles[0], "last": roles[-1], "beside": RECEIVER}[about.track]
+                    tracks = {"own": role, "first": roles[0], "last": roles[-1], **OTHERS}
+                    track = track or tracks[about.track]
                     lane = None if about.lane is None else arguments[about.lane]
                     self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
 
-    def _drive(self, mode: Mode, play: Play) -> None:
-        """Play what is there, and what comes meanwhile."""
-        lanes, policy, home = self.reach.lanes(), self._direct("policy"), self._homes
+    def _drive(self, mode: Mode, play: Play) -> Report:
+        """Play what is there, and what comes meanwhile. -> what was not reported."""
+        real, home = mode.purpose in PLAYING, self._homes
+        lanes = self.reach.lanes("sim" if real else IMAGINED)
+        policy = self._direct("policy", None if real else PRACTICE)
         framed = "frames" in self.algorithm.needs
         window = evolve(self.assignment.window, max_wait=None) if self.assignment.local else self.assignment.window
-        self.played.begin()
+        if real:
+            self.played.begin()
 
         def act(method: str, mode: Mode, indices: Sequence[int], *requests: Request) -> Any:
             done = Report(env_steps=sum(request.env_steps for request in requests))
             for lane, request in zip(indices, requests, strict=True):
-                self.played.note(lane, request)
+                if real:
+                    self.played.note(lane, request)
                 source = lane if self.assignment.side_by_side else home[lane]
                 done.env_seconds[source] = done.env_seconds.get(source, 0.0) + request.seconds
                 done.faults += request.faults
@@ -367,7 +383,7 @@ class Worker:
             role: PolicyRole = self.roles["policy"]
             chosen = role.results(finished, framed) if mode.keep else [{} for _ in finished]
             done.played = [Played(finished=f, chosen=c) for f, c in zip(finished, chosen, strict=True)]
-            done.policy_seconds[self.assignment.index], role.seconds = role.seconds, 0.0
+            done.policy_seconds[self.assignment.index] = role.seconds.pop(mode.purpose, 0.0)
             play.add(done)
             return actions
 
@@ -379,3 +395,4 @@ class Worker:
                     pass  # the calls of this function wait themselves
         finally:
             play.stop()
+        return play.report((), False)

@@ -78,6 +78,33 @@ def test_a_constant_outcome_is_found_out(windows):
     assert not gates(found)["replay"]
 
 
+class Guessing(Knowing):
+    """Every picture may turn out four levels brighter; the brighter, the likelier is success."""
+
+    def imagine(self, windows, actions, noise):
+        after = super().imagine(windows, actions, noise)
+        luck = np.where(noise.uniforms() < 0.5, 0, 4).astype(np.uint8)[:, None, None, None]
+        return attrs.evolve(after, images={camera: frames + luck for camera, frames in after.images.items()})
+
+    def outcome(self, windows, actions, after):
+        chances = np.zeros((len(actions), 1 + 2 * CHUNK), np.float32)
+        chances[:, 1] = next(iter(after.images.values())).reshape(len(actions), -1).mean(1) / 255
+        chances[:, 0] = 1 - chances[:, 1]
+        return chances
+
+
+def test_two_draws_of_a_model_that_guesses_disagree(windows):
+    """By four levels in half of the pictures, and in those that follow as far as the guesses before differ."""
+    found = measure(Guessing(), windows)
+    assert found["disagreement/1"] == pytest.approx(2, abs=0.8) and found["disagreement/3"] > found["disagreement/1"]
+    mean = np.mean([found[f"disagreement/{k}"] for k in (1, 2, 3)])
+    assert found["outcome_disagreement"] == pytest.approx(mean / 255, rel=1e-4)
+    differing = measure(Guessing(), windows, of_actions=10)["disagreement/1"] * 10 / 4
+    assert differing == pytest.approx(round(differing)), "of ten episodes"
+    known = measure(Knowing(), windows)
+    assert known["disagreement/3"] == known["outcome_disagreement"] == 0
+
+
 def test_chunks_that_were_not_played_do_not_count(windows):
     executed = windows.executed.copy()
     executed[:, 1:] = False

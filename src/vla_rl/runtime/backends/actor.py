@@ -53,10 +53,16 @@ class Actor:
     weights.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
 
     def waiting(self, order: bytes, *referenced: Any) -> Any:
-        """A call in a fourth thread: it waits for what is played."""
+        """A call in a thread of its own: it waits for what is played, or for what is imagined."""
         return self.call(order, *referenced)
 
     waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]
+
+    def practice(self, order: bytes, *referenced: Any) -> Any:
+        """A call in one of two threads: the policy practises, in a world model that may be here too."""
+        return self.call(order, *referenced)
+
+    practice.__ray_concurrency_group__ = "practice"  # type: ignore[attr-defined]
 
     def lane(self, order: bytes, *referenced: Any) -> Any:
         """A call in one of as many threads as there are lanes that work at the same time."""

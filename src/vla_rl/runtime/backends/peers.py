@@ -23,7 +23,7 @@ from typing import Any
 from attrs import define
 
 from vla_rl.runtime.backends.wire import here
-from vla_rl.runtime.remote import Door
+from vla_rl.runtime.remote import IMAGINED, Door
 
 LENGTH = NUMBER = struct.Struct("!Q")
 END, GOOD, FAILED = b"e", b"g", b"f"
@@ -271,7 +271,7 @@ class RayPeers:
             except OSError:  # the path is too long for a socket
                 return
             door.listen()
-            for worker in self.actors:
+            for worker in [worker for worker in self.actors if worker in lanes]:
                 opening = self.call(worker, "worker", "open_line", self.own, lanes[worker], here(), address)
                 if self.value_of(opening):
                     self.lines[worker] = Line(door.accept()[0])
@@ -298,7 +298,9 @@ class RayPeers:
             self.callers = {}
 
     def call(self, worker: int, role: str, method: str, *arguments: Any) -> Any:
-        """-> a reference."""
+        """-> a reference. What is imagined has a door of its own, since a rollout may be played meanwhile."""
+        if role == IMAGINED:
+            return self.actors[worker].practice.remote(pickle.dumps((role, method, arguments)))
         if worker in self.callers:
             return self.callers[worker].call(role, method, *arguments)
         door: Door = "lane" if self.side_by_side and role == "sim" else "call"

@@ -97,7 +97,14 @@ class RayBackend(Backend):
     def _launch(self, assignment: Assignment) -> Any:
         """A worker's actor, on the device that it holds."""
         group, bundle = self.held[assignment.index]
-        threads = {"monitor": 1, "beside": 1, "weights": 1, "waiting": 1, "lanes": assignment.threads or 1}
+        threads = {
+            "monitor": 1,
+            "beside": 1,
+            "weights": 1,
+            "waiting": 2,
+            "practice": 2,
+            "lanes": assignment.threads or 1,
+        }
         actor = self.ray.remote(concurrency_groups=threads)(Actor)  # type: ignore[call-overload]
         options: dict[str, Any] = {
             "num_cpus": rounded_down(assignment.slot.cpus),

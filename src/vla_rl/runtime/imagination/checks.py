@@ -25,12 +25,6 @@ def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
         yield ("rollout", "auto_reset"), text
     if rollout.ignore_terminations:
         yield ("rollout", "ignore_terminations"), f"{WHOLE} with their ends; set it to false, or remove imagination"
-    if asynchrony.max_lag:
-        text = "the world model is fitted between two rollouts; use max_lag: 0, or remove imagination"
-        yield ("asynchrony", "max_lag"), text
-    if rollout.lag:
-        text = "imagined trajectories are of the newest weights; use lag: 0, or remove imagination"
-        yield ("rollout", "lag"), text
     if asynchrony.replay.uses > 1:
         text = "imagined trajectories are trained on once; use uses: 1, or remove imagination"
         yield ("asynchrony", "replay", "uses"), text
@@ -56,13 +50,7 @@ def of_plan(spec: Spec, plan: Plan) -> Iterator[Item]:
     """What shows in where the roles are."""
     if spec.imagination is None:
         return
-    count, one = len(plan.hosting("sim")), "the world model lives with the simulators, and there is one of it"
-    if count > 1 and spec.runtime.backend != "local":
-        text = (
-            f"{one}, but the plan has {count} sim workers; give the placement one (collocated: workers: 1; "
-            "disaggregated: sim_workers: 1), or use runtime.backend: local"
-        )
-        yield ("placement",), text
+    one = "the world model lives with the first simulators, and there is one of it"
     if plan.side_by_side:
         yield ("placement", "lanes"), f"{one}, so lanes cannot step at the same time; leave lanes out"
     if "sim" in plan.offload:

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.randomness import Noise
+from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.runtime.imagination.recorder import Recorder, Shape
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vla_rl.core.types import Array
 
 Numbers = np.ndarray[Any, Any]
+TRIES = 3
+"""Of a trajectory in which the model gives numbers that are not finite, each with noise of its own."""
 
 
 class Imagination(SimEnv):
@@ -66,12 +68,16 @@ class Imagination(SimEnv):
         self._windows: Windows | None = None
         self._seed, self._steps = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._chunks, self._ids = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._tries = np.zeros(num_envs, np.int64)
         self._over, self._success = np.ones(num_envs, bool), np.zeros(num_envs, bool)
         self._faults: dict[int, list[str]] = {}
+        self._tried: dict[tuple[int, int], int] = {}
+        """(reset state, seed) of a trajectory -> how often it broke since `refresh`."""
         self.refresh()
 
     def refresh(self) -> None:
         """From now on start from what is recorded by now."""
+        self._tried.clear()
         self._starts = self.recorder.starts(self._start, newest=self._recent)
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
@@ -87,6 +93,7 @@ class Imagination(SimEnv):
             self._windows = take_rows(windows, np.zeros(self.num_envs, np.int64))
         self._windows = put_rows(self._windows, chosen, windows)
         self._ids[chosen], self._seed[chosen] = ids, to_numpy(seed)
+        self._tries[chosen] = [self._tried.get(key, 0) for key in self._trajectories(chosen)]
         self._steps[chosen] = self._chunks[chosen] = 0
         self._over[chosen] = self._success[chosen] = False
         limits = np.array([self._limits[task] for task in self.recorder.tasks(ids)])
@@ -128,14 +135,21 @@ class Imagination(SimEnv):
         """Move these rows on. -> the class of each one's outcome, int64 [R]."""
         assert self._windows is not None
         windows = take_rows(self._windows, rows)
-        keys = [self._seed[rows].tolist(), self._ids[rows].tolist(), self._chunks[rows].tolist()]
+        keys = [self._keys(rows), self._ids[rows].tolist(), self._chunks[rows].tolist()]
         after = self.model.imagine(windows, actions, Noise(self.seed, "imagination/frames", *keys)).numpy()
         chances = np.array(to_numpy(self.model.outcome(windows, actions, after)), np.float64)
         broken = ~np.isfinite(chances).all(1)
         if after.state is not None:
             broken |= ~np.isfinite(np.asarray(after.state)).all(1)
-        for row in rows[broken]:
+        for row, key in zip(rows[broken], self._trajectories(rows[broken]), strict=True):
+            self._tried[key] = tries = self._tried.get(key, 0) + 1
             self._faults.setdefault(int(row), []).append("the world model gave numbers that are not finite")
+            if tries == TRIES:
+                raise UserError(
+                    f"the world model gave numbers that are not finite {TRIES} times in one trajectory, each time with "
+                    "other noise: its weights are not sound; go on from an earlier checkpoint with a lower learning "
+                    "rate of the world model, or without it"
+                )
         chances[broken] = np.eye(1, chances.shape[1])
         uniforms = Noise(self.seed, "imagination/outcome", *keys).uniforms()
         drawn: Numbers = chances.argmax(1)
@@ -150,6 +164,14 @@ class Imagination(SimEnv):
         self._windows = put_rows(self._windows, rows[sound], take_rows(moved, sound))
         self._chunks[rows] += 1
         return drawn
+
+    def _trajectories(self, rows: Numbers) -> list[tuple[int, int]]:
+        return list(zip(self._ids[rows].tolist(), self._seed[rows].tolist(), strict=True))
+
+    def _keys(self, rows: Numbers) -> list[int]:
+        """Of the noise: a trajectory that broke is not played again with the same."""
+        drawn = zip(self._seed[rows].tolist(), self._tries[rows].tolist(), strict=True)
+        return [derived_seed(seed, "tried", tries) if tries else seed for seed, tries in drawn]
 
     def _seen(self, rows: Numbers) -> Observation:
         if self._windows is None:

@@ -1,5 +1,5 @@
 """A run's practice in its world model, as the driver sees it: fit, measure, and where the model is good enough let the
-policy play in it. A second flow of tickets, on the same lanes; no frames come here."""
+policy play in it. A second flow of tickets, in rows of the world model; no frames come here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
-from vla_rl.runtime.fleet import Fleet, Handle
+from vla_rl.runtime.fleet import Handle, by_reference
 from vla_rl.runtime.imagination.checks import check_episodes
 from vla_rl.runtime.imagination.practice import Fitted, Practice
+from vla_rl.runtime.imagination.tap import Recordings
 from vla_rl.runtime.learning.supply import Supply
-from vla_rl.runtime.restarts import Restarts
 from vla_rl.runtime.rollouts import figures
 from vla_rl.runtime.rollouts.assemble import Gathered, assemble, joined
 from vla_rl.runtime.rollouts.requests import Start
@@ -40,14 +40,14 @@ FIRST = 1 << 40
 
 
 class Imagining:
-    def __init__(
-        self, fleet: Fleet, restarts: Restarts, supply: Supply, spec: Spec, algorithm: Algorithm, practises: bool
-    ) -> None:
-        """`practises`: whether there is a world model; else nothing is done here."""
-        self.fleet, self.supply, self.spec, self.algorithm = fleet, supply, spec, algorithm
+    def __init__(self, real: Tickets, supply: Supply, spec: Spec, algorithm: Algorithm, practises: bool) -> None:
+        """`real`: those of the simulators; `practises`: whether there is a world model; else nothing is done here."""
+        fleet = real.fleet
+        self.fleet, self.real, self.supply, self.spec, self.algorithm = fleet, real, supply, spec, algorithm
         self.section, self.practises = spec.imagination or ImaginationSpec(), practises
-        self.tickets = Tickets(fleet, restarts, ahead=False, purpose="imagination")
+        self.tickets = Tickets(fleet, real.restarts, ahead=False, purpose="imagination")
         self.role = Handle[Practice](fleet, "imagination", fleet.sims[0].assignment)
+        self.recordings = [Handle[Recordings](fleet, "recordings", sim.assignment) for sim in fleet.sims]
         self.sums: dict[str, Any] = {
             "imagined_steps": 0,
             "imagined_episodes": 0,
@@ -74,18 +74,23 @@ class Imagining:
 
     # ----------------------------------------------------------------------------------------------- of a step
 
-    def practise(self, step: int, version: int, progress: Progress, report: Report) -> dict[str, float]:
-        """Of `step`, whose real rollout is complete, `version` being the newest weights; `progress` is told that it
-        begins, `report` of rows that broke. -> metrics."""
+    def practise(
+        self, step: int, rollout: Gathered, version: int, progress: Progress, report: Report
+    ) -> dict[str, float]:
+        """Of `step`, whose real rollout this is, `version` being the newest weights: those practise, however far
+        rollouts run ahead. `progress` is told that it begins, `report` of rows that broke. -> metrics."""
         if not self.practises:
             return {}
+        self.real.arrive()
         progress("imagination", 0, 0)
         self.report = report
-        fitted = self.fleet.get(self.role.call(Practice.fit, step))
+        last = int(rollout.numbers[-1])
+        ended = [by_reference(recordings.call(Recordings.take, last)) for recordings in self.recordings]
+        fitted = self.fleet.get(self.role.call(Practice.fit, step, *ended))
         metrics = {**fitted.metrics, **_gates_metrics(fitted), **self._inflation(step, fitted)}
         why = self._why_not(step, fitted, metrics)
         if not why:
-            why = self._imagine(step, version, metrics)
+            why = self._imagine(step, version, fitted.version, metrics)
         if why != self.sums["paused"] and step > self.section.warm_start:
             logger.warning("step %d: %s", step, f"imagination pauses: {why}" if why else "imagination goes on")
         metrics["imagination/paused"] = float(bool(why))
@@ -177,12 +182,13 @@ class Imagining:
         if not fitted.last:
             return {}
         numbers = [FIRST + step * self.section.measured + i for i in range(len(fitted.last))]
-        starts = [Start(state=state, number=n) for (state, _), n in zip(fitted.last, numbers, strict=True)]
+        pairs = zip(fitted.last, numbers, strict=True)
+        starts = [Start(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
         rows = np.array([policy.assignment.rows_served for policy in self.fleet.policies])
         ends = (np.cumsum(rows) * len(starts) // rows.sum()).tolist()
         reports = self.fleet.get_all(
             [
-                self.fleet.worker_of(policy).call(Worker.play_eval, starts[first:end], False, "inflation")
+                self.fleet.worker_of(policy).call(Worker.imagine_eval, starts[first:end])
                 for policy, first, end in zip(self.fleet.policies, [0, *ends], ends, strict=False)
                 if end > first
             ]
@@ -196,8 +202,9 @@ class Imagining:
         found = {"": mean, "_low": mean - half, "_high": mean + half}
         return {f"imagination/inflation{end}": value for end, value in found.items() if math.isfinite(value)}
 
-    def _imagine(self, step: int, version: int, metrics: dict[str, float]) -> str:
-        """Let the policy play in the model; adds to the metrics. -> why nothing came of it, or ""."""
+    def _imagine(self, step: int, version: int, world: int, metrics: dict[str, float]) -> str:
+        """Let the policy of `version` play in the model of version `world`; adds to the metrics. -> why nothing came
+        of it, or ""."""
         before, rollout = perf_counter(), self.spec.rollout
         groups = range(self.flow.next, self.flow.next + self.flow.per_step)
         states = self.fleet.get(self.role.call(Practice.draw, list(groups)))
@@ -205,7 +212,8 @@ class Imagining:
             return "there are no episodes to start from"
         first, offset = groups[0], FIRST * rollout.group_size
         starts = [
-            Start(state=states[ticket.group - first], number=offset + ticket.number) for ticket in self.flow.issue()
+            Start(state=states[ticket.group - first], number=offset + ticket.number, world=world)
+            for ticket in self.flow.issue()
         ]
         gathered = self._played(step, starts, offset)
         shaped = self.algorithm.shape_rewards(gathered.rollout)
@@ -218,11 +226,20 @@ class Imagining:
             said = self._advantages.metrics.items()
             metrics |= {f"imagination/{name.replace('/', '_')}": value for name, value in said}
         self._gathered = gathered
-        metrics |= _renamed(shaped)
+        metrics |= _renamed(shaped) | self._versions(gathered)
         metrics["imagination/env_steps"] = float(self.tickets.since.env_steps)
         metrics["imagination/kept"] = len(columns) / len(keep)
         metrics["time/imagination"] = perf_counter() - before
         return ""
+
+    def _versions(self, gathered: Gathered) -> dict[str, float]:
+        """The oldest that made a chunk of it."""
+        rollout, numbers = gathered.rollout, gathered.numbers.tolist()
+        worlds = [self.tickets.played[number][1].finished.world for number in numbers]
+        return {
+            "imagination/policy_version": float(rollout.versions[rollout.samples].min()),
+            "imagination/world_model_version": float(min(world for world in worlds if world is not None)),
+        }
 
     def _played(self, step: int, starts: Sequence[Start], offset: int) -> Gathered:
         self.tickets.play([starts])

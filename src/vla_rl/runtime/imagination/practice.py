@@ -25,7 +25,6 @@ from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.runtime.imagination.env import Imagination
 from vla_rl.runtime.imagination.recorder import Recorder, Recording, Shape
 from vla_rl.runtime.imagination.strips import write_strips
-from vla_rl.runtime.imagination.tap import Tap
 from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.episodes import Episodes
 from vla_rl.toolkit.world_models.measures import GATES, gates, measure
@@ -45,6 +44,8 @@ class Fitted:
     """What came of a fit."""
 
     updates: int
+    version: int
+    """Updates of the world model in the whole run: its version."""
     metrics: dict[str, float]
     gates: dict[str, bool]
     """Name -> open."""
@@ -55,7 +56,7 @@ class Fitted:
 @define(eq=False)
 class _Counts:
     updates: int = 0
-    """Of the world model."""
+    """Of the world model: its version."""
     good: bool = False
     """All gates were open when it was measured last."""
 
@@ -99,17 +100,11 @@ class Practice:
         part = spec.world_model
         built: WorldModel = build("world_model", part.type, part.config, context, spec.plugins)
         self.model = wrap("world_model", built, part.type, wrappers)
-        self.recordings: dict[int, Recording] = {}
-        """Of tickets that ended since the last fit."""
         self.envs: list[Imagination] = []
         self.counts = _Counts()
         self._pool: tuple[ResetState, ...] = ()
         self._before: dict[str, Any] | None = None
         """What a checkpoint has, while a step goes on."""
-
-    def tap(self) -> Tap:
-        """For the episodes of a lane."""
-        return Tap(self.recordings)
 
     def episodes(
         self, rows: Mapping[int, int], bootstrap: bool, on_fault: Callable[[str], None]
@@ -140,14 +135,14 @@ class Practice:
 
     # ----------------------------------------------------------------------------------------------- of a step
 
-    @remote(track="first")
-    def fit(self, step: int) -> Fitted:
-        """Record what was played, in the order of its tickets, fit to all that is recorded, and measure."""
+    @remote(track="practice", door="practice")
+    def fit(self, step: int, *ended: list[Recording]) -> Fitted:
+        """Record the episodes of a step, which ended in several places, in the order of their tickets; fit to all that
+        is recorded, and measure."""
         section, before = self.section, perf_counter()
         self.recorder.saved()
         self._before = copy.deepcopy(self._state())
-        played = [attrs.evolve(self.recordings[number], step=step) for number in sorted(self.recordings)]
-        self.recordings.clear()
+        played = sorted((attrs.evolve(e, step=step) for part in ended for e in part), key=lambda e: e.number)
         self.recorder.add(played)
         losses: dict[str, list[float]] = {}
         updates = section.fit_updates if self.counts.good else section.fit_shut
@@ -169,6 +164,7 @@ class Practice:
         self._pool = self._starts()
         return Fitted(
             updates=updates,
+            version=self.counts.updates,
             metrics={
                 **{f"world_model/{name}": float(np.mean(values)) for name, values in losses.items()},
                 **{f"world_model/{name}": value for name, value in found.items() if np.isfinite(value)},
@@ -181,12 +177,12 @@ class Practice:
             last=tuple(self.recorder.last(min(len(played), section.measured))),
         )
 
-    @remote(track="first")
+    @remote(track="practice", door="practice")
     def draw(self, groups: Sequence[int]) -> list[ResetState]:
         """Where these groups of imagined trajectories start: windows of train episodes. [] where there are none."""
         return [draw_state(self._pool, self.spec.seed, group, IMAGINED) for group in groups] if self._pool else []
 
-    @remote(track="first")
+    @remote(track="practice", door="practice")
     def over(self) -> None:
         """The step is over."""
         if self._before is not None:
@@ -195,7 +191,7 @@ class Practice:
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    @remote(track="first")
+    @remote(track="practice", door="practice")
     def save(self, file: Path) -> None:
         """As it was when the last step was over; and a picture of what it imagines."""
         torch.save(self._state() if self._before is None else self._before, file)
@@ -204,7 +200,7 @@ class Practice:
         if windows is not None and self._before is None:
             write_strips(self.model, windows, self.folder / "imagined" / f"update_{self.counts.updates:06d}.png")
 
-    @remote(track="first")
+    @remote(track="practice", door="practice")
     def load(self, file: Path) -> None:
         """Go on from what `save` wrote."""
         state = torch.load(file, weights_only=True)

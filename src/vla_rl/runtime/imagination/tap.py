@@ -1,4 +1,4 @@
-"""Makes recordings of the episodes of a lane, where their frames are made."""
+"""Makes recordings of the episodes of a lane, where their frames are made, and keeps them for the world model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from attrs import define, field
 
 from vla_rl.core.types import Observation, to_numpy
 from vla_rl.runtime.imagination.recorder import Recording
+from vla_rl.runtime.remote import remote
 from vla_rl.runtime.rollouts.requests import Start
 
 Array = np.ndarray[Any, Any]
@@ -50,6 +51,23 @@ class Tap:
             running.outcomes.append(outcome if record["terminated"][row].any() else 0)
             if ended[row].any():
                 self.recordings[running.start.number] = _recording(self._running.pop(row))
+
+
+class Recordings:
+    """A role of each worker with simulators: episodes of tickets that ended there."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, Recording] = {}
+        """By the numbers of their tickets; those of later steps too, where rollouts run ahead."""
+
+    def tap(self) -> Tap:
+        """For the episodes of a lane."""
+        return Tap(self.ended)
+
+    @remote(track="practice", door="practice")
+    def take(self, last: int) -> list[Recording]:
+        """Those of tickets up to this number, which are forgotten here."""
+        return [self.ended.pop(number) for number in sorted(self.ended.copy()) if number <= last]
 
 
 def _copy(obs: Observation, row: int) -> Observation:

@@ -15,11 +15,12 @@ from vla_rl.runtime.learning.replay import most_held
 
 def groups_held(spec: Spec) -> int:
     """That lie with learners, or are on their way to them, at most: those of the running step, with what filters may
-    drop of it, those that are played ahead, and those of the replay buffer."""
+    drop of it and what is imagined in it, those that are played ahead, and those of the replay buffer."""
     asynchrony, rows = spec.asynchrony, spec.env.num_envs
     per_step = spec.rollout.groups(rows)
     ahead = (asynchrony.max_lag + 1) * per_step + spec.rollout.further_groups(rows)
-    return ahead + most_held(asynchrony.replay, per_step)
+    imagined = 0 if spec.imagination is None else spec.imagination.per_real * per_step
+    return ahead + imagined + most_held(asynchrony.replay, per_step)
 
 
 def waiting_bytes(spec: Spec, trajectory: float, max_lag: int) -> float:

@@ -82,7 +82,8 @@ class PolicyRole:
         self.past: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque(maxlen=lag + 1)
         self.made = 0
         """Inferences so far."""
-        self.seconds = 0.0
+        self.seconds: dict[str, float] = {}
+        """Purpose of a `Mode` -> that it took, until whoever plays reads it."""
         self.store: dict[int, _Inference] = {}
         """By place, until nobody wants a row of it any more."""
         self.tickets: dict[int, list[tuple[_Inference, int]]] = {}
@@ -122,7 +123,7 @@ class PolicyRole:
                 if mode.keep:
                     self._keep(request, chunk, part, versions[part])
                 start = part.stop
-        self.seconds += perf_counter() - before
+        self._took(mode.purpose, before)
         empty = np.zeros((0, 0, 0), np.float32)
         return [actions.get(lane, empty) for lane in lanes]
 
@@ -180,6 +181,9 @@ class PolicyRole:
         for number in tickets:
             self._forget(number)
             self.tickets.pop(number, None)
+
+    def _took(self, purpose: str, since: float) -> None:
+        self.seconds[purpose] = self.seconds.get(purpose, 0.0) + perf_counter() - since
 
     def _forget(self, number: int, standing: int = 0) -> None:
         """All of a ticket's chunk steps but the first."""
@@ -258,7 +262,7 @@ class PolicyRole:
     def _features(self, frames: Sequence[Array]) -> Array:
         before = perf_counter()
         features = to_numpy(self.embed(tuple(frames)))
-        self.seconds += perf_counter() - before
+        self._took("action", before)
         found = f"{features.dtype} {list(features.shape)}" if isinstance(features, np.ndarray) else repr(features)
         if not re.fullmatch(rf"float32 \[{len(frames)}, \d+\]", found):
             raise PluginError(f"the algorithm's features are {found}; expected float32 [{len(frames)}, D]")

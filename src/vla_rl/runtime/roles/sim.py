@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.assignments import LaneSlice
 from vla_rl.runtime.backends.wire import Outbox
-from vla_rl.runtime.imagination.practice import Practice
+from vla_rl.runtime.imagination.tap import Recordings
 from vla_rl.runtime.remote import remote
+from vla_rl.runtime.roles.rows import Rows, in_host_memory
 from vla_rl.runtime.rollouts.episodes import Episodes
-from vla_rl.runtime.rollouts.requests import EnvError, Request, Start
+from vla_rl.runtime.rollouts.requests import Request, Start
 from vla_rl.runtime.rollouts.takes import Key, Spool, Takes
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
 
@@ -31,11 +31,7 @@ DEMONSTRATIONS = 1 << 20
 Demonstrations = tuple[Observation, Array]
 
 
-def too_many_faults(count: int, limit: int, env: str, last: str) -> EnvError:
-    return EnvError(f"env {env!r} broke {count} times (runtime.max_faults: {limit}); the last time:\n{last}")
-
-
-class SimRole:
+class SimRole(Rows):
     def __init__(
         self,
         spec: Spec,
@@ -46,7 +42,7 @@ class SimRole:
         framed: bool,
         camera: str | None,
         local: bool,
-        practice: Practice | None = None,
+        recordings: Recordings | None = None,
         beat: Callable[[], None],
         has_to_leave: Callable[[], bool] = lambda: False,
     ):
@@ -56,12 +52,13 @@ class SimRole:
             framed: the algorithm embeds the frames of training episodes.
             camera: whose frames; None: the first one's.
             local: the policy is in this process, so observations stay as they are.
-            practice: the run's world model, which is fitted to what is played here.
+            recordings: where the episodes go that the run's world model is fitted to.
             beat: says that a long call goes on.
             has_to_leave: whether demonstrations end where they are, with StopRequested.
         """
+        super().__init__(spec.env.type, spec.runtime.max_faults)
         self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
-        self.has_to_leave, self.practises = has_to_leave, practice is not None
+        self.has_to_leave, self.practises = has_to_leave, recordings is not None
         self.solved: dict[int, int] = {}
         """Lane -> episodes in which the scripted expert succeeded."""
         self.outboxes = {s.index: Outbox() for s in slices}
@@ -73,12 +70,9 @@ class SimRole:
             "chunk": rollout.chunk,
             "max_steps": rollout.max_steps,
             "seed": spec.seed,
-            "on_fault": self._on_fault,
+            "on_fault": self.on_fault,
         }
-        self.faults: list[str] = []
-        self.fault_count = 0
         self.spools = {"rollout": Spool(), "evaluation": Spool()}
-        self._counting = Lock()
         first = next(iter(envs.values()))
         self.states = first.reset_states("train")
         self.train = {
@@ -93,7 +87,7 @@ class SimRole:
                 reward_coef=rollout.reward_coef,
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
-                watch=None if practice is None else practice.tap(),
+                watch=None if recordings is None else recordings.tap(),
                 takes=self._takes(env, "rollout"),
                 **shared,
             )
@@ -102,9 +96,6 @@ class SimRole:
         self.eval = {i: Episodes(env, **shared, takes=self._takes(env, "evaluation")) for i, env in envs.items()}
         self.running = dict(self.train)
         self.played = {"action": self.train, "evaluation": self.eval}
-        """By the purpose of a `Mode`."""
-        if practice is not None:
-            self.played |= practice.episodes({i: env.num_envs for i, env in envs.items()}, bootstrap, self._on_fault)
         if not self.states:
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
 
@@ -115,9 +106,6 @@ class SimRole:
             for lane, episodes in played.items():
                 episodes.env = envs.get(lane)  # type: ignore[assignment]
         return before
-
-    def info(self) -> EnvInfo:
-        return next(iter(self.envs.values())).info
 
     @remote()
     def eval_states(self) -> tuple[ResetState, ...]:
@@ -130,16 +118,14 @@ class SimRole:
     @remote(lane=0, main=True)
     def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
         """Play these tickets, for the purpose of a `Mode`, and forget what the lane has played before."""
-        self.running[lane] = self.played[purpose][lane]
         if purpose == "evaluation":
             self.train[lane].leave()
-        self.running[lane].clear()
-        return self._answer(lane, self.running[lane].step(None, tickets))
+        return self._answer(lane, self.started(lane, purpose, tickets))
 
     @remote(lane=0, main=True)
     def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Any:
         """Execute a chunk in each row that plays, and begin with further tickets."""
-        return self._answer(lane, self.running[lane].step(actions, tickets))
+        return self._answer(lane, self.stepped(lane, actions, tickets))
 
     @remote(phase="act", lane=0)
     def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
@@ -236,26 +222,11 @@ class SimRole:
             start, episode=episode, state=draw_state(self.states, self.spec.seed, group, episode, start.weights)
         )
 
-    def _on_fault(self, text: str) -> None:
-        with self._counting:
-            self.fault_count += 1
-            self.faults.append(text)
-            count = self.fault_count
-        limit = self.spec.runtime.max_faults
-        if count > limit:
-            raise too_many_faults(count, limit, self.spec.env.type, text)
-
     def _answer(self, lane: int, request: Request) -> Any:
         """The request, or the message that it travels in."""
-        with self._counting:
-            faults, self.faults = self.faults, []
-        if faults:
-            request = evolve(request, faults=tuple(faults))
         if self.local and not self.practises:
             return request
-        obs = None if request.obs is None else request.obs.numpy()  # imagined ones are
-        final = None if request.final is None else request.final.numpy()
-        request = evolve(request, obs=obs, final=final)
+        request = in_host_memory(request)  # imagined ones are
         return request if self.local else self.outboxes[lane].put(request, shared=self.shared.get(lane, False))
 
 

@@ -219,6 +219,7 @@ class Episodes:
             episodes=tuple(self.ended[row]),
             frames=self.recorded.pop(row, None),
             after=after,
+            world=start.world,
         )
 
     # --------------------------------------------------------------------------------------------- simulator

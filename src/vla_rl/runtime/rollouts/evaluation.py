@@ -61,7 +61,7 @@ def evaluate(
     rows = np.array([policy.assignment.rows_served for policy in fleet.policies])
     ends = (np.cumsum(rows) * len(tickets) // rows.sum()).tolist()
     pending = [
-        fleet.worker_of(policy).call(Worker.play_eval, tickets[start:end], spec.eval.greedy, "evaluation")
+        fleet.worker_of(policy).call(Worker.play_eval, tickets[start:end], spec.eval.greedy)
         for policy, start, end in zip(fleet.policies, [0, *ends], ends, strict=False)
         if end > start
     ]

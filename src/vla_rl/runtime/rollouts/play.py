@@ -87,7 +87,8 @@ class _Batch:
 class Play:
     """Tickets of one worker. One thread plays, others give tickets and ask for what came of them."""
 
-    def __init__(self, lanes: Sequence[LaneSlice]) -> None:
+    def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[Start]] = ()) -> None:
+        """`batches`: to begin with."""
         self.lanes = len(lanes)
         self.going = False
         self._changed = Condition()
@@ -105,6 +106,8 @@ class Play:
         self._report = Report()
         self._done: set[int] = set()
         """Tickets in the report."""
+        if batches:
+            self.begin(batches)
 
     # ------------------------------------------------------------------------------------- by whoever gives tickets
 

@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from vla_rl.runtime.assignments import Assignment
 from vla_rl.runtime.backends.peers import RayPeers
 from vla_rl.runtime.backends.wire import Inbox
+from vla_rl.runtime.remote import IMAGINED
 from vla_rl.runtime.rollouts.lanes import Call, Lane
 
 
@@ -25,8 +26,8 @@ class _Remote:
 @define(eq=False)
 class Reach:
     assignment: Assignment
-    direct: Call
-    """Calls to the simulators of this worker."""
+    direct: Callable[[str], Call]
+    """Calls to a role of this worker."""
     idle: Callable[[], None]
     """Says that the worker waits."""
     peers: RayPeers | None = field(default=None, init=False)
@@ -48,20 +49,21 @@ class Reach:
     def talking(self) -> AbstractContextManager[None]:
         return nullcontext() if self.peers is None else self.peers.talking()
 
-    def lanes(self) -> list[Lane]:
-        """Those that this worker acts for."""
+    def lanes(self, role: str) -> list[Lane]:
+        """Those that this worker acts for: of simulators ("sim"), or in the world model ("imagined")."""
+        served, homes, imagined_at = self.assignment.served, self.assignment.homes, self.assignment.imagined_at
+        at = homes if role != IMAGINED or imagined_at is None else (imagined_at,) * len(served)
         return [
-            Lane(slice=lane, sim=self._sim_of(lane.index, home))
-            for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True)
+            Lane(slice=lane, sim=self._rows_of(role, lane.index, home)) for lane, home in zip(served, at, strict=True)
         ]
 
-    def _sim_of(self, lane: int, home: int) -> Call:
+    def _rows_of(self, role: str, lane: int, home: int) -> Call:
         if home == self.assignment.index:
-            inbox = self._inboxes[lane]
-            return lambda method, *arguments: inbox.take(self.direct(method, *arguments))
+            inbox, direct = self._inboxes[lane], self.direct(role)
+            return lambda method, *arguments: inbox.take(direct(method, *arguments))
         peers = self.peers
         assert peers is not None  # the driver introduces them before anything is played
-        return lambda method, *arguments: _Remote(lane, peers.call(home, "sim", method, *arguments))
+        return lambda method, *arguments: _Remote(lane, peers.call(home, role, method, *arguments))
 
     def value_of(self, reference: Any) -> Any:
         """Wait for what a simulator answers."""

@@ -45,6 +45,8 @@ class Start:
     """Of the policy's weights that act in it; below 0: at each chunk the newest."""
     least: int = 0
     """The version that has to be there before it starts."""
+    world: int | None = None
+    """Of an imagined one: the version of the world model, which is the number of its updates."""
 
     @property
     def key(self) -> int:
@@ -65,6 +67,8 @@ class Finished:
     """Camera -> uint8 [F, H, W, 3] of the last one that was recorded: the first observation, one after each chunk."""
     after: Start | None = None
     """Where its stream stands; None: it is of none."""
+    world: int | None = None
+    """Of an imagined one: the version of the world model that made it."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -19,6 +19,7 @@ from vla_rl.runtime.rollouts.play import Played, Report, most_held
 from vla_rl.runtime.rollouts.requests import Start
 from vla_rl.runtime.rollouts.streams import Standings
 from vla_rl.runtime.worker import Worker
+from vla_rl.toolkit.waiting import waiting
 
 T = TypeVar("T")
 
@@ -103,6 +104,12 @@ class Tickets:
             self._hand_out()
         return self.fleet.get_all(references)
 
+    def arrive(self) -> None:
+        """Wait until all policies have the last version that was published."""
+        publishing, self.publishing = self.publishing, []
+        with waiting("publishing weights"):
+            self.fleet.get_all(publishing)
+
     def forget(self) -> None:
         """Begin to count anew."""
         self.since, self.seconds = Report(), 0.0
@@ -142,10 +149,11 @@ class Tickets:
         index = worker.worker
         self._given[index] |= {start.number: start for batch in batches for start in batch}
         if index in self._plays:
-            if self.fleet.get(worker.call(Worker.give, self._placed(batches))):
+            if self.fleet.get(worker.call(Worker.give, self._placed(batches), self.purpose)):
                 return
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
-        self._plays[index] = worker.call(Worker.play, self._placed(batches), self.purpose)
+        play = Worker.play if self.purpose == "action" else Worker.imagine
+        self._plays[index] = worker.call(play, self._placed(batches))
 
     def _placed(self, batches: list[list[Start]]) -> list[list[Start]]:
         return [[self._standings.placed(start) for start in batch] for batch in batches]
@@ -159,7 +167,7 @@ class Tickets:
             own = [number for number in self._given[index] if number in wanted]
             if index not in self._reports and (early or (self.ahead and own)):
                 worker = self.fleet.workers[index]
-                self._reports[index] = worker.call(Worker.report, own, early)
+                self._reports[index] = worker.call(Worker.report, own, early, self.purpose)
         expected = [*self._plays.values(), *self._reports.values(), *self.publishing, *others]
         there = {id(r) for r in self.fleet.backend.ready(expected)}
         for further in (self.publishing, others):
@@ -196,7 +204,7 @@ class Tickets:
                     with suppress(WorkerDied):
                         self._take_in(index, self.fleet.get(pending.pop(index)))
             worker = self.fleet.workers[index]
-            self._take_in(index, self.fleet.get(worker.call(Worker.report, (), False)))
+            self._take_in(index, self.fleet.get(worker.call(Worker.report, (), False, self.purpose)))
             lost, self._given[index] = self._given[index], {}
             self.fleet.get(policy.call(PolicyRole.release, list(lost)))
             self._waiting.appendleft(deque(lost.values()))

@@ -46,18 +46,24 @@ def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: i
     """All measures of episodes (see above): by step those of pictures and states, and over all steps the rest.
 
     Args:
-        of_actions: by how many of the episodes action following is measured; None: by all.
+        of_actions: by how many of the episodes action following and disagreement are measured; None: by all.
 
     Returns:
         psnr/k, copy_psnr/k: of imagined frames, and of the frame before. changed_psnr/k, copy_changed_psnr/k: of pixels
         that changed. state_mae/k: in standard deviations of the recorded states. action_error: of pixels with the
         recorded actions, in units of those with another episode's; action_accuracy: how often the recorded chunk of
         `CANDIDATES` explains the next frame best. outcome_auc, outcome_auc_imagined: of success after a chunk.
-        replay_auc, replay_fpr, replay_fnr: of the success of whole episodes.
+        replay_auc, replay_fpr, replay_fnr: of the success of whole episodes. disagreement/k: mean absolute difference,
+        in levels of 255, of frames that are imagined with other noise; outcome_disagreement: of the probability of
+        success after a chunk.
     """
     replay = play(model, windows, seed)
     some = windows if of_actions is None else take_rows(windows, np.arange(min(of_actions, len(windows.instructions))))
-    found = _pictures(replay, windows) | _actions(model, some, seed)
+    found = (
+        _pictures(replay, windows)
+        | _actions(model, some, seed)
+        | _disagreement(replay, play(model, some, seed, "again"))
+    )
     played = np.concatenate(replay.played)
     classes = np.concatenate(replay.outcomes)[played]
     chunk = windows.actions.shape[2]
@@ -78,8 +84,9 @@ def gates(found: Mapping[str, float]) -> dict[str, bool]:
     return dict(zip(GATES, values, strict=True))
 
 
-def play(model: WorldModel, windows: Windows, seed: int = 0) -> Replay:
-    """Imagine recorded episodes with their own actions, each frame from those imagined before it."""
+def play(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measure") -> Replay:
+    """Imagine recorded episodes with their own actions, each frame from those imagined before it; `draw` keys the
+    noise."""
     history, rows, replay = model.history, np.arange(len(windows.instructions)), Replay()
     mind = take_rows(part(windows, 0, history), rows)
     for step in range(windows.actions.shape[1] - history + 1):
@@ -87,7 +94,7 @@ def play(model: WorldModel, windows: Windows, seed: int = 0) -> Replay:
             getattr(windows, name)[:, history - 1 + step] for name in ("actions", "executed", "outcomes")
         )
         seen = frames_of(windows, history + step)
-        imagined = model.imagine(mind, actions, _noise(windows, seed, step)).numpy()
+        imagined = model.imagine(mind, actions, _noise(windows, seed, step, draw)).numpy()
         replay.played.append(executed.any(1))
         replay.imagined.append(imagined)
         replay.real.append(seen)
@@ -119,9 +126,9 @@ def psnr(one: Array, other: Array, mask: Array | None = None) -> float:
 # ------------------------------------------------------------------------------------------------------ inside
 
 
-def _noise(windows: Windows, seed: int, step: int) -> Noise:
+def _noise(windows: Windows, seed: int, step: int, draw: str = "measure") -> Noise:
     return Noise(
-        seed, "world-model/measure", windows.states.tolist(), windows.seeds.tolist(), [step] * len(windows.states)
+        seed, f"world-model/{draw}", windows.states.tolist(), windows.seeds.tolist(), [step] * len(windows.states)
     )
 
 
@@ -170,6 +177,22 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
         "action_error": float(table[0].mean() / table[1:].mean()),
         "action_accuracy": float((table[0] < table[1:].min(0)).mean()),
     }
+
+
+def _disagreement(one: Replay, other: Replay) -> dict[str, float]:
+    """Of the same episodes, imagined with other noise; `other` may be of the first of them only."""
+    found: dict[str, float] = {}
+    chances: list[Array] = []
+    for k, played in enumerate(other.played, start=1):
+        rows = np.flatnonzero(played)
+        if not len(rows):
+            continue
+        first, second = (_stacked(replay.imagined[k - 1], rows).astype(np.float32) for replay in (one, other))
+        found[f"disagreement/{k}"] = float(np.abs(first - second).mean())
+        chunk = (other.chances[k - 1].shape[1] - 1) // 2
+        won, won_again = (replay.chances[k - 1][rows, 1 : chunk + 1].sum(1) for replay in (one, other))
+        chances.append(np.abs(won - won_again))
+    return found | {"outcome_disagreement": float(np.concatenate(chances).mean()) if chances else float("nan")}
 
 
 def _whole_episodes(replay: Replay, chunk: int) -> dict[str, float]:
