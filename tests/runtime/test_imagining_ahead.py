@@ -92,13 +92,10 @@ def real_steps_in(folder, name) -> int:
     return sum(start < at < end for start, end in spans for at in begun)
 
 
-@pytest.mark.parametrize(
-    ("world", "lag", "sign"), [(ORACLE, 2, signal.SIGTERM), (EDM, 1, signal.SIGKILL)], ids=["stopped", "killed"]
-)
-def test_stopped_or_killed_and_resumed_it_equals_a_whole_run(simulated, tmp_path, world, lag, sign) -> None:
+def test_killed_and_resumed_it_equals_a_whole_run(simulated, tmp_path) -> None:
     """The tickets that were played ahead are played again."""
-    folder, results, expected = simulated[lag]
-    changes = {"world_model": world, "asynchrony": {"max_lag": lag, "swap": "pinned"}, **APART}
+    folder, results, expected = simulated[1]
+    changes = {"world_model": EDM, "asynchrony": {"max_lag": 1, "swap": "pinned"}, **APART}
     parse_spec(small(**changes)).dump(tmp_path / "spec.yaml")
     killed, lines = tmp_path / "killed", tmp_path / "killed" / "metrics.jsonl"
     command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(tmp_path / "spec.yaml"), "--folder", str(killed)]
@@ -106,24 +103,20 @@ def test_stopped_or_killed_and_resumed_it_equals_a_whole_run(simulated, tmp_path
     while process.poll() is None and not (lines.exists() and len(lines.read_text().splitlines()) > 2):
         time.sleep(0.005)
     time.sleep(random.Random(time.time_ns()).random() * 0.3)
-    process.send_signal(sign)
-    said, _ = process.communicate(timeout=60)
-    assert sign == signal.SIGKILL or "saved in" in said, said
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
     again, _ = practise(killed, True, **changes)
     assert_alike(learnt(read_metrics(killed)), learnt(expected))
     assert_same_weights(killed, folder)
     assert practice_of(again) == practice_of(results)
 
 
-@pytest.mark.parametrize(
-    "placement",
-    [{"type": "disaggregated", "sim_workers": 2}, {"type": "collocated", "workers": 2}],
-    ids=["sim workers", "collocated"],
-)
-def test_several_workers_with_simulators_give_the_same_numbers(tmp_path, placement) -> None:
+def test_several_workers_with_simulators_give_the_same_numbers(tmp_path) -> None:
     """The world model is in the first, and is fitted to the episodes of all."""
     _, expected = practise(tmp_path / "one")
-    again, found = practise(tmp_path / "two", runtime={"backend": "ray"}, placement=placement)
+    again, found = practise(
+        tmp_path / "two", runtime={"backend": "ray"}, placement={"type": "collocated", "workers": 2}
+    )
     assert_alike(learnt(found), learnt(expected))
     assert_same_weights(tmp_path / "two", tmp_path / "one")
     assert again["practice"]["imagined_episodes"] == 96
