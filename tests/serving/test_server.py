@@ -29,7 +29,14 @@ import vla_rl  # noqa: E402
 from vla_rl.core.errors import UserError  # noqa: E402
 from vla_rl.core.plan import Window  # noqa: E402
 from vla_rl.serving.policy import Policy  # noqa: E402
-from vla_rl.serving.server import MAX_CLIENTS, PolicyServer, Settings, read_api_key, serve_policy  # noqa: E402
+from vla_rl.serving.server import (  # noqa: E402
+    MAX_CLIENTS,
+    PolicyServer,
+    Settings,
+    check_address,
+    read_api_key,
+    serve_policy,
+)
 from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap  # noqa: E402
 from vla_rl.toolkit.models.openpi import MAX_FRAME, pack, unpack  # noqa: E402
 
@@ -338,8 +345,13 @@ def test_clients_that_vanish_leave_nothing(policy):
 
 
 def test_a_port_that_is_taken(policy):
-    with served(policy) as server, pytest.raises(UserError, match=r"cannot listen on 127.0.0.1:\d+: .*another --port"):
-        serve_policy(policy, Settings(port=server.settings.port), lambda port: None)
+    said = r"cannot listen on 127.0.0.1:\d+: another program does, .*choose another --port"
+    with served(policy) as server:
+        with pytest.raises(UserError, match=said):
+            serve_policy(policy, Settings(port=server.settings.port), lambda port: None)
+        with pytest.raises(UserError, match=said):
+            check_address("127.0.0.1", server.settings.port)
+    check_address("127.0.0.1", 0)
 
 
 def test_roboarena(policy):

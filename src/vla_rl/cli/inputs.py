@@ -24,7 +24,7 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
 
 def checkpoint_of(path: Path) -> Path | None:
     """The checkpoint folder that a path means; None for a spec file. Raises CheckpointError."""
-    if os.path.isfile(path):  # noqa: PTH113 - as above
+    if os.path.isfile(path) or path.suffix in (".yaml", ".yml"):  # noqa: PTH113 - as above
         return None
     from vla_rl.runtime.run_folder.folder import checkpoint_in
 

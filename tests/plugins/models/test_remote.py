@@ -31,6 +31,7 @@ from vla_rl.plugins.models.remote import RemoteConfig, build
 from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.start import start
 from vla_rl.serving.policy import Policy
+from vla_rl.toolkit import waiting
 from vla_rl.toolkit.models.key_maps import PRESETS
 from vla_rl.toolkit.models.openpi import pack
 
@@ -247,6 +248,21 @@ def test_servers_of_others(policy, greeting, reply, message):
         server.shutdown()
 
 
+def test_who_waits_says_for_whom(policy, monkeypatch):
+    """For a server that is not there yet, and for one that has gone."""
+    said = []
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.1)
+    with waiting.listening(lambda: said.extend(work.title for work in waiting.works_now())):
+        with pytest.raises(UserError, match="did not answer"):
+            remote("ws://127.0.0.1:9", policy.info, timeout_s=0.5)
+        with served(policy) as server:
+            url = url_of(server)
+            model = remote(url, policy.info, timeout_s=0.5)
+        with pytest.raises(UserError, match="did not answer"):
+            choose(model, observation(policy.info))
+    assert set(said) == {"waiting for the policy: ws://127.0.0.1:9", f"waiting for the policy: {url}"}
+
+
 def test_a_server_that_hangs_is_given_up(policy, monkeypatch):
     go = threading.Event()
     with served(policy) as server:
@@ -314,8 +330,11 @@ def test_vla_rl_eval_of_a_url(run, policy, tmp_path):
         (["--dialect", "openpy"], "there is no 'openpy'; did you mean 'openpi'?"),
         (["--keys", "nowhere.yaml"], "'nowhere.yaml' is neither a file nor one of the key maps libero, droid, aloha"),
         (["--api-key-file", "nowhere"], "the key in nowhere cannot be read"),
+        (["--port", "0", "--device", "cuda:99"], "there is no device 'cuda:99' for the policy; torch sees: cpu"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000: Cannot assign requested address; --host is"),
     ],
 )
 def test_vla_rl_serve_says_what_is_wrong(run, arguments, message):
+    """Before a model is loaded."""
     done = CliRunner().invoke(app, ["serve", str(run), *arguments])
     assert done.exit_code == 2 and message in done.output
