@@ -29,3 +29,8 @@ def checkpoint_of(path: Path) -> Path | None:
     from vla_rl.runtime.run_folder.folder import checkpoint_in
 
     return checkpoint_in(path)
+
+
+def name_of(checkpoint: Path | None, what: object) -> str:
+    """How tables call a policy: RUN/step_..., wherever the run lies; without a checkpoint as it was given."""
+    return f"{checkpoint.parents[1].name}/{checkpoint.name}" if checkpoint else str(what)
