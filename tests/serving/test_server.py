@@ -7,6 +7,8 @@ import json
 import logging
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -342,6 +344,35 @@ def test_clients_that_vanish_leave_nothing(policy):
         while server._clients and time.monotonic() < until:
             time.sleep(0.01)
         assert not server._clients and MAX_CLIENTS > 20
+
+
+def test_a_client_that_is_killed_leaves_nothing(policy):
+    """Another process, while it asks one thing after another."""
+    asks = """
+import sys
+from websockets.sync.client import connect
+with connect(sys.argv[1], compression=None) as socket:
+    socket.recv()
+    request = sys.stdin.buffer.read()
+    while True:
+        socket.send(request)
+        socket.recv()
+"""
+    request = request_of(sight(policy, 0))
+    with served(policy) as server:
+        command = [sys.executable, "-c", asks, f"ws://127.0.0.1:{server.settings.port}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as client:
+            client.stdin.write(pack(request))
+            client.stdin.close()
+            until = time.monotonic() + WAIT
+            while server.asked < 20 and time.monotonic() < until:
+                time.sleep(0.01)
+            client.kill()
+        while server._clients and time.monotonic() < until:
+            time.sleep(0.01)
+        assert server.asked >= 20 and not server._clients
+        with Client(server) as other:
+            assert np.array_equal(other.infer(request)["actions"], policy.act(**sight(policy, 0)))
 
 
 def test_a_port_that_is_taken(policy):
