@@ -48,6 +48,16 @@ def test_the_lifecycle_names_every_hook() -> None:
     assert drawn <= known, f"no such hooks: {drawn - known}"
 
 
+def test_nothing_is_documented_twice() -> None:
+    """A name with two anchors is a warning of the strict build, unless one of the two says that it is a copy."""
+    entry = re.compile(r"^::: (\S+)\n((?: {4}.*\n)*)", flags=re.MULTILINE)
+    found = [e for page in sorted((DOCS / "reference").glob("*.md")) for e in entry.findall(page.read_text() + "\n")]
+    names = [name for name, options in found if "skip_local_inventory: true" not in options]
+    whole = [name for name, options in found if "show_submodules: true" in options]
+    twice = [name for name in names if names.count(name) > 1 or any(name.startswith(f"{w}.") for w in whole)]
+    assert len(names) > 100 and not twice, "add `skip_local_inventory: true` to the options of one"
+
+
 if __name__ == "__main__":
     file = DOCS / "hooks.md"
     hand_written = file.read_text().partition(FIRST_SECTION)[0]

@@ -111,6 +111,10 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
     (tmp_path / "results.json").write_text('{"success": 1}')
     with pytest.raises(UserError, match="is no evaluation"):
         episodes(tmp_path / "results.json")
+    with pytest.raises(
+        UserError, match=r"nowhere.json does not exist; `vla-rl eval RUN --output .*nowhere.json` writes it"
+    ):
+        episodes(tmp_path / "nowhere.json")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no evaluation"):
         episodes(tmp_path / "empty")

@@ -170,6 +170,13 @@ def test_an_upload_that_is_refused_leaves_the_folder(hub, trained, tmp_path):
     assert (tmp_path / "given" / "README.md").is_file()
 
 
+def test_a_hub_that_cannot_be_reached(hub, trained, tmp_path):
+    hub.address = "http://127.0.0.1:9"
+    status, said = push(hub, trained, tmp_path / "given")
+    assert status == 2 and "me/toy could not be uploaded to http://127.0.0.1:9: " in said and "Traceback" not in said
+    assert (tmp_path / "given" / "README.md").is_file()
+
+
 def test_only_pi0_and_pi05_have_openpis_layout(trained, tmp_path):
     status, said = export(trained, "--to", tmp_path / "given", "--format", "openpi")
     assert status == 2 and "openpi's layout is of pi0 and pi05" in said and not (tmp_path / "given").exists()

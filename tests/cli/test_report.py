@@ -183,6 +183,7 @@ def test_a_resumed_run_counts_each_step_once(tmp_path):
 def test_axes():
     assert ticks(0.0, 1.0, 5) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert ticks(13, 13, 3)
+    assert ticks(0.417, 0.485, 3) == pytest.approx([0.42, 0.44, 0.46, 0.48]), "0.45 alone gives no scale"
     assert [number(v) for v in (0, 0.00031, 1234.5, 1e6, -0.5)] == ["0", "3e-4", "1,234", "1e6", "-0.5"]
     many = [Point(step=i, rate=0.5, low=0.4, high=0.6, n=9) for i in range(5000)]
     line = re.search(r'class="line" d="([^"]*)"', success_chart(many, [], 4999, SCREEN))

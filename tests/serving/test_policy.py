@@ -133,6 +133,12 @@ def test_what_cannot_be_opened_says_why(run, tmp_path):
     with pytest.raises(UserError, match="neither a run with a checkpoint nor"):
         vla_rl.open_policy(tmp_path)
     copy = shutil.copytree(run, tmp_path / "copy", symlinks=True)
+    with pytest.raises(
+        UserError, match=r"nowhere does not exist; give RUN, .*\n  runs with a checkpoint in .*: copy; "
+    ):
+        vla_rl.open_policy(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"step_000007 does not exist; .*\n  in .*checkpoints there are: step_000001; "):
+        vla_rl.open_policy(copy / "checkpoints" / "step_000007")
     with pytest.raises(SpecError, match="unknown key"):
         vla_rl.open_policy(copy, overrides=["model.binss=3"])
     with pytest.raises(CheckpointError, match=r"learner.pt holds the weights of another model"):

@@ -7,6 +7,8 @@ import json
 import logging
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -29,7 +31,14 @@ import vla_rl  # noqa: E402
 from vla_rl.core.errors import UserError  # noqa: E402
 from vla_rl.core.plan import Window  # noqa: E402
 from vla_rl.serving.policy import Policy  # noqa: E402
-from vla_rl.serving.server import MAX_CLIENTS, PolicyServer, Settings, read_api_key, serve_policy  # noqa: E402
+from vla_rl.serving.server import (  # noqa: E402
+    MAX_CLIENTS,
+    PolicyServer,
+    Settings,
+    check_address,
+    read_api_key,
+    serve_policy,
+)
 from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap  # noqa: E402
 from vla_rl.toolkit.models.openpi import MAX_FRAME, pack, unpack  # noqa: E402
 
@@ -337,9 +346,43 @@ def test_clients_that_vanish_leave_nothing(policy):
         assert not server._clients and MAX_CLIENTS > 20
 
 
+def test_a_client_that_is_killed_leaves_nothing(policy):
+    """Another process, while it asks one thing after another."""
+    asks = """
+import sys
+from websockets.sync.client import connect
+with connect(sys.argv[1], compression=None) as socket:
+    socket.recv()
+    request = sys.stdin.buffer.read()
+    while True:
+        socket.send(request)
+        socket.recv()
+"""
+    request = request_of(sight(policy, 0))
+    with served(policy) as server:
+        command = [sys.executable, "-c", asks, f"ws://127.0.0.1:{server.settings.port}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as client:
+            client.stdin.write(pack(request))
+            client.stdin.close()
+            until = time.monotonic() + WAIT
+            while server.asked < 20 and time.monotonic() < until:
+                time.sleep(0.01)
+            client.kill()
+        while server._clients and time.monotonic() < until:
+            time.sleep(0.01)
+        assert server.asked >= 20 and not server._clients
+        with Client(server) as other:
+            assert np.array_equal(other.infer(request)["actions"], policy.act(**sight(policy, 0)))
+
+
 def test_a_port_that_is_taken(policy):
-    with served(policy) as server, pytest.raises(UserError, match=r"cannot listen on 127.0.0.1:\d+: .*another --port"):
-        serve_policy(policy, Settings(port=server.settings.port), lambda port: None)
+    said = r"cannot listen on 127.0.0.1:\d+: another program does, .*choose another --port"
+    with served(policy) as server:
+        with pytest.raises(UserError, match=said):
+            serve_policy(policy, Settings(port=server.settings.port), lambda port: None)
+        with pytest.raises(UserError, match=said):
+            check_address("127.0.0.1", server.settings.port)
+    check_address("127.0.0.1", 0)
 
 
 def test_roboarena(policy):

@@ -62,15 +62,15 @@ def main(
 def upload(folder: Path, repository: str, public: bool) -> str:
     """To huggingface.co, or `HF_ENDPOINT`, as whoever is logged in (`hf auth login`, or HF_TOKEN). -> its address."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     api = HfApi()
     try:
         address = api.create_repo(repository, private=not public, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Exported by vla-rl")
-    except (HfHubHTTPError, HFValidationError, OSError) as exc:
+    except Exception as exc:  # those of a connection are of the HTTP library that this version of the hub's client uses
         raise UserError(
-            f"{repository} could not be uploaded: {str(exc).strip()}\n  log in with `hf auth login`, or set HF_TOKEN "
-            f"to a token that may write there; {folder} is whole, and may be uploaded by hand"
+            f"{repository} could not be uploaded to {api.endpoint}: {str(exc).strip()}\n  see that it can be reached, "
+            f"and log in with `hf auth login`, or set HF_TOKEN to a token that may write there; {folder} is whole, and "
+            f"may be uploaded by hand"
         ) from exc
     return str(address)

@@ -24,8 +24,13 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
 
 def checkpoint_of(path: Path) -> Path | None:
     """The checkpoint folder that a path means; None for a spec file. Raises CheckpointError."""
-    if os.path.isfile(path):  # noqa: PTH113 - as above
+    if os.path.isfile(path) or path.suffix in (".yaml", ".yml"):  # noqa: PTH113 - as above
         return None
     from vla_rl.runtime.run_folder.folder import checkpoint_in
 
     return checkpoint_in(path)
+
+
+def name_of(checkpoint: Path | None, what: object) -> str:
+    """How tables call a policy: RUN/step_..., wherever the run lies; without a checkpoint as it was given."""
+    return f"{checkpoint.parents[1].name}/{checkpoint.name}" if checkpoint else str(what)

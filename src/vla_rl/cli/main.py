@@ -143,7 +143,7 @@ def evaluate(
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
     with --benchmark on all suites that the field reports, beside published figures."""
-    from vla_rl.cli.inputs import checkpoint_of
+    from vla_rl.cli.inputs import checkpoint_of, name_of
 
     checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
     source = checkpoint.parents[1] if checkpoint else what
@@ -154,7 +154,7 @@ def evaluate(
     measure(
         lambda changes: _load(source, [*changes, *(overrides or ())])[0],
         checkpoint,
-        policy or str(checkpoint or what),
+        policy or name_of(checkpoint, what),
         source if (source / "spec.yaml").is_file() else Path(),
         output=output,
         benchmark=benchmark,

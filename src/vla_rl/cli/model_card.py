@@ -91,7 +91,9 @@ def _success(run: Gathered, found: Mapping[str, Any]) -> str:
     acts = "the likeliest actions" if section.get("greedy", True) else "sampled actions"
     limit = (run.spec.get("rollout") or {}).get("max_steps")
     steps = f"at most {limit} steps" if limit else "the simulator's own step limit"
-    said = f"States of the `eval` split, {section.get('repeats', 1)} episode(s) of each; {acts}; {steps}."
+    repeats = section.get("repeats", 1)
+    each = "one episode of each" if repeats == 1 else f"{repeats} episodes of each"
+    said = f"States of the `eval` split, {each}; {acts}; {steps}."
     return "\n".join([*table, "", said])
 
 

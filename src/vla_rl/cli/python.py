@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self
 
-from vla_rl.cli.inputs import checkpoint_of, read_spec
+from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def benchmark(
     return play(
         chosen,
         chosen.chosen(list(suites) or None),
-        policy or str(what),
+        policy or name_of(checkpoint, what if isinstance(what, str | Path) else "the model of a spec"),
         checkpoint,
         lambda changes: read_spec(source, [*_served(policy), *changes, *overrides])[0],
         lambda spec, weights: evaluate(spec, weights),

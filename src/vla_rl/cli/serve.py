@@ -38,12 +38,13 @@ def main(
     from vla_rl.runtime.status_line import shown
     from vla_rl.serving.dialects import DIALECTS
     from vla_rl.serving.policy import open_policy
-    from vla_rl.serving.server import OWN_MACHINE, Settings, read_api_key, serve_policy
+    from vla_rl.serving.server import OWN_MACHINE, Settings, check_address, read_api_key, serve_policy
     from vla_rl.toolkit.models.key_maps import read_key_map
 
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format="%(asctime)s %(message)s")
     api_key = None if api_key_file is None else read_api_key(api_key_file)
     named = None if keys is None else read_key_map(keys)
+    check_address(host, port)
     with shown():
         policy = open_policy(what, device=device, greedy=greedy, overrides=overrides)
     if resize:

@@ -214,12 +214,22 @@ def open_policy(
     checkpoint = checkpoint_in(Path(folder))
     spec = load_spec(checkpoint.parents[1] / "spec.yaml", overrides)
     state, info = read_state(checkpoint), read_env_info(checkpoint)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = checked_device(device)
     algorithm = build_algorithm(spec, device)
     model = build_model(spec, info, device, state.scaling, algorithm, hook_modules(spec.plugins))
     load_trained(model, checkpoint / "trainer")
     digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
     return Policy(model=model, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
+
+
+def checked_device(name: str | None) -> str:
+    """`name`, or the default of None. Raises UserError where torch has no such device."""
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if name not in (*there, *("cuda" for _ in there[1:])):
+        raise UserError(f"there is no device {name!r} for the policy; torch sees: {', '.join(there)}")
+    return name
 
 
 def _image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Array:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from errno import EADDRINUSE
 from http import HTTPStatus
 from importlib.util import find_spec
 from itertools import count
@@ -126,9 +128,7 @@ class PolicyServer:
                 logger=quiet,
             )
         except OSError as exc:
-            raise UserError(
-                f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}; choose another --port"
-            ) from exc
+            raise _nobody_can_listen(settings.host, settings.port, exc) from exc
         answering = asyncio.create_task(self._batcher.run())
         try:
             async with server:
@@ -159,9 +159,9 @@ class PolicyServer:
         return None
 
     async def _connection(self, connection: ServerConnection) -> None:
-        who, number = str(connection.remote_address), next(self._numbers)
+        who, number = _name(connection), next(self._numbers)
         self._clients.add(connection)
-        logger.info("%s came", who)
+        logger.info("%s connected", who)
         try:
             with suppress(ConnectionClosed):
                 await self._converse(connection, number)
@@ -169,7 +169,8 @@ class PolicyServer:
             if self.recorder is not None:
                 await self.recorder.end(number)
             self._clients.discard(connection)
-            logger.info("%s left; %d chunks, %d of them clipped", who, self.policy.acted, self.policy.clipped)
+            answers, clipped = self.policy.acted, self.policy.clipped
+            logger.info("%s left; answered %d requests of all clients, %d clipped", who, answers, clipped)
 
     async def _converse(self, connection: ServerConnection, number: int) -> None:
         dialect = self._speaks(self._about, self._keys, self.policy.info)
@@ -220,12 +221,45 @@ class PolicyServer:
         if not known:
             logger.error("a request failed", exc_info=error)
         text = str(error) if known else FAILED
-        logger.warning("%s was refused: %s", connection.remote_address, text)
+        logger.warning("%s was refused: %s", _name(connection), text)
         frame, closes = dialect.refusal(text)
         await connection.send(frame)
         if closes:
             await connection.close(1011, "refused")
         return closes
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises UserError where nobody can listen; so that it is known before a model is loaded."""
+
+    async def listen() -> None:
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
+        server.close()
+        await server.wait_closed()
+
+    try:
+        asyncio.run(listen())
+    except OSError as exc:
+        raise _nobody_can_listen(host, port, exc) from exc
+
+
+def _nobody_can_listen(host: str, port: int, error: OSError) -> UserError:
+    if error.errno == EADDRINUSE:
+        return UserError(
+            f"cannot listen on {host}:{port}: another program does, perhaps another `vla-rl serve`; stop that one, or "
+            f"choose another --port (0: a free one)"
+        )
+    why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+    return UserError(
+        f"cannot listen on {host}:{port}: {why}; --host is an address of this machine (127.0.0.1; 0.0.0.0: all), "
+        f"--port one that you may use (1024 and above)"
+    )
+
+
+def _name(connection: ServerConnection) -> str:
+    """Of a client, in logs."""
+    host, port, *_ = connection.remote_address or ("a client that is gone", 0)
+    return f"{host}:{port}"
 
 
 def recorder_of(folder: Path, policy: Policy) -> SessionRecorder:

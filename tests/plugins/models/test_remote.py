@@ -31,6 +31,7 @@ from vla_rl.plugins.models.remote import RemoteConfig, build
 from vla_rl.runtime.checks import check_spec
 from vla_rl.runtime.start import start
 from vla_rl.serving.policy import Policy
+from vla_rl.toolkit import waiting
 from vla_rl.toolkit.models.key_maps import PRESETS
 from vla_rl.toolkit.models.openpi import pack
 
@@ -66,42 +67,72 @@ def choose(model, obs):
     return model.sample_chunk(obs, Noise(0, "any", range(len(obs)), [0] * len(obs), [0] * len(obs)), True).actions
 
 
+def episodes(given, checkpoint=None):
+    """All that an evaluation knows of each episode, and the actions that the simulator was given."""
+    driver = start(parse_spec(given))
+    taken, sim = [], driver.backend.worker.roles["sim"]
+    step = sim.step
+
+    @functools.wraps(step)
+    def noted(lane, actions, tickets):
+        taken.append(actions)
+        return step(lane, actions, tickets)
+
+    sim.step = noted
+    try:
+        if checkpoint is not None:
+            driver.load(checkpoint)
+        found = driver.evaluate(0)
+    finally:
+        driver.close()
+    return found.episodes, [actions for actions in taken if actions is not None]
+
+
+def are_equal(here, there, count):
+    """What `episodes` gave twice."""
+    assert here[0] == there[0] and len(here[0]) == count
+    assert len(here[1]) == len(there[1]) > 3
+    assert all(np.array_equal(a, b) for a, b in zip(here[1], there[1], strict=True))
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_episodes_equal_those_of_the_policy_here(run, policy, algorithm):
-    """All that an evaluation knows of each, and the actions: of a policy here, and through a websocket."""
+    """Of a policy here, and through a websocket."""
 
-    def episodes(model, checkpoint):
+    def of(model):
         changes = {"algorithm": {"type": algorithm}, "rollout": {"chunk": 4, "episodes": 8, "group_size": 4}}
-        driver = start(parse_spec(spec(model=model, **changes)))
-        taken, sim = [], driver.backend.worker.roles["sim"]
-        step = sim.step
-
-        @functools.wraps(step)
-        def noted(lane, actions, tickets):
-            taken.append(actions)
-            return step(lane, actions, tickets)
-
-        sim.step = noted
-        try:
-            if checkpoint is not None:
-                driver.load(checkpoint)
-            found = driver.evaluate(0)
-        finally:
-            driver.close()
-        return found.episodes, [actions for actions in taken if actions is not None]
+        return spec(model=model, **changes)
 
     trained = run / "checkpoints" / "last" / "trainer"
-    here, actions = episodes({"type": "linear"}, trained if algorithm == "grpo" else None)
+    here = episodes(of({"type": "linear"}), trained if algorithm == "grpo" else None)
     if algorithm == "ppo":  # an untrained model, with a critic that a remote one has not
         policy = vla_rl.open_policy(run)
         fresh = start(parse_spec(spec()))
         policy.model.load_weights(fresh.backend.worker.roles["policy"].model.weights())
         fresh.close()
     with served(policy) as server:
-        there, asked = episodes({"type": "remote", "url": url_of(server)}, None)
-    assert here == there and len(here) == 16
-    assert len(actions) == len(asked) > 3
-    assert all(np.array_equal(a, b) for a, b in zip(actions, asked, strict=True))
+        are_equal(here, episodes(of({"type": "remote", "url": url_of(server)})), 16)
+
+
+@pytest.mark.sim
+def test_episodes_on_libero_equal_those_of_the_policy_here(tmp_path):
+    """Of a small trained policy on the real simulator."""
+    pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
+    changes = {
+        "env": {
+            "type": "libero",
+            "suite": "libero_spatial",
+            "tasks": [0],
+            "num_envs": 2,
+            "cameras": {"agentview": 64, "wrist": 64},
+        },
+        "rollout": {"chunk": 4, "episodes": 2, "group_size": 2, "max_steps": 16},
+    }
+    run = train(tmp_path / "run", model={"type": "film_resnet"}, **changes)
+    policy = vla_rl.open_policy(run)
+    here = episodes(spec(model={"type": "film_resnet"}, **changes), run / "checkpoints" / "last" / "trainer")
+    with served(policy) as server:
+        are_equal(here, episodes(spec(model={"type": "remote", "url": url_of(server)}, **changes)), 2)
 
 
 @pytest.mark.parametrize("connections", [1, 3, 16])
@@ -247,6 +278,21 @@ def test_servers_of_others(policy, greeting, reply, message):
         server.shutdown()
 
 
+def test_who_waits_says_for_whom(policy, monkeypatch):
+    """For a server that is not there yet, and for one that has gone."""
+    said = []
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.1)
+    with waiting.listening(lambda: said.extend(work.title for work in waiting.works_now())):
+        with pytest.raises(UserError, match="did not answer"):
+            remote("ws://127.0.0.1:9", policy.info, timeout_s=0.5)
+        with served(policy) as server:
+            url = url_of(server)
+            model = remote(url, policy.info, timeout_s=0.5)
+        with pytest.raises(UserError, match="did not answer"):
+            choose(model, observation(policy.info))
+    assert set(said) == {"waiting for the policy: ws://127.0.0.1:9", f"waiting for the policy: {url}"}
+
+
 def test_a_server_that_hangs_is_given_up(policy, monkeypatch):
     go = threading.Event()
     with served(policy) as server:
@@ -314,8 +360,11 @@ def test_vla_rl_eval_of_a_url(run, policy, tmp_path):
         (["--dialect", "openpy"], "there is no 'openpy'; did you mean 'openpi'?"),
         (["--keys", "nowhere.yaml"], "'nowhere.yaml' is neither a file nor one of the key maps libero, droid, aloha"),
         (["--api-key-file", "nowhere"], "the key in nowhere cannot be read"),
+        (["--port", "0", "--device", "cuda:99"], "there is no device 'cuda:99' for the policy; torch sees: cpu"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000: Cannot assign requested address; --host is"),
     ],
 )
 def test_vla_rl_serve_says_what_is_wrong(run, arguments, message):
+    """Before a model is loaded."""
     done = CliRunner().invoke(app, ["serve", str(run), *arguments])
     assert done.exit_code == 2 and message in done.output

@@ -38,12 +38,14 @@ def _table(benchmark: Benchmark, policy: str, found: Mapping[str, Result]) -> st
         mean = known.mean if known.mean is not None else mean_of(known.rates, benchmark.mean)
         figures = [_percent(known.rates.get(name)) for name in order]
         rows += _row(escape(known.policy), [*figures, *([_percent(mean)] if means else []), escape(known.source)])
-    note = (
-        f"Mean of {', '.join(benchmark.mean)}. " if benchmark.mean else ""
-    ) + "Published figures are as their source reports them; none was run here."
+    notes = ["In %, ours with 95 % intervals."]
+    if benchmark.mean:
+        notes.append(f"Mean of {', '.join(benchmark.mean)}.")
+    if benchmark.published:
+        notes.append("Published figures are as their source reports them; none was run here.")
     return (
         f'<div class="card"><div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
-        f'<p class="note">{escape(note)}</p></div>'
+        f'<p class="note">{escape(" ".join(notes))}</p></div>'
     )
 
 

@@ -91,6 +91,8 @@ def _read(file: Path) -> Iterator[tuple[tuple[str, str, int, int], bool]]:
         suite = result.get("suite", "")
         for episode in result["episodes"]:
             yield (suite, episode["task"], episode["state"], episode["episode"]), episode["success_once"]
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist; `vla-rl eval RUN --output {file}` writes it") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise UserError(
             f"{file} is no evaluation ({type(exc).__name__}: {exc}): give what `vla-rl eval --output FILE` or "

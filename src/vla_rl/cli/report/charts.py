@@ -80,7 +80,7 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
     low, high = min(values), max(values)
     room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     frame = Frame(
-        width=300, height=150, left=46, right=8, top=10, bottom=24, x=_range(pairs), y=(low - room, high + room)
+        width=250, height=125, left=46, right=8, top=10, bottom=24, x=_range(pairs), y=(low - room, high + room)
     )
     parts = [*_grid(frame, ticks(*frame.y, 3), number, "")]
     if band:
@@ -91,12 +91,13 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers between two."""
+    """About so many round numbers between two, and two of them at least: one alone gives no scale."""
     span = (high - low) or 1.0
     size = 10 ** math.floor(math.log10(span / count))
     step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)
     first = math.ceil(low / step)
-    return [step * i for i in range(first, math.floor(high / step) + 1)]
+    found = [step * i for i in range(first, math.floor(high / step) + 1)]
+    return found if len(found) > 1 or high == low else ticks(low, high, count + 1)
 
 
 def number(value: float) -> str:

@@ -64,10 +64,10 @@ def _tiles(run: Gathered) -> Iterator[tuple[str, str, str, str]]:
     if after is None and run.evaluations:
         after = _rate(run.evaluations[-1])
     if after:
-        interval = f"{100 * after['low']:.1f} to {100 * after['high']:.1f} %, n = {after['n']}"
+        interval = f"{100 * after['low']:.1f} to {100 * after['high']:.1f} %, n\u00a0=\u00a0{after['n']}"
         yield "success", f"{100 * after['rate']:.1f} %", interval, _judged(after, before)
     if before:
-        interval = f"{100 * before['low']:.1f} to {100 * before['high']:.1f} %, n = {before['n']}"
+        interval = f"{100 * before['low']:.1f} to {100 * before['high']:.1f} %, n\u00a0=\u00a0{before['n']}"
         yield "before training", f"{100 * before['rate']:.1f} %", interval, ""
     speed = [value for _, value in run.series("throughput/env_steps_per_s")]
     if speed:
@@ -112,7 +112,7 @@ def _learning(run: Gathered) -> str:
                 f'<figure><figcaption title="{escape(name)}">{escape(label)}<b>{number(pairs[-1][1])}</b></figcaption>'
                 f"{small_chart(label, pairs)}</figure>"
             )
-    return section("Learning", f'<div class="multiples">{figures}</div>') if figures else ""
+    return section("Learning, over training steps", f'<div class="multiples">{figures}</div>') if figures else ""
 
 
 def _time(run: Gathered) -> str:

@@ -247,14 +247,30 @@ def read_state(checkpoint: Path) -> State:
 
 
 def checkpoint_in(path: Path) -> Path:
-    """The checkpoint folder that a path means: itself, or the newest one of a run. Raises UserError."""
+    """The checkpoint folder that a path means: itself, or the newest one of a run. Raises UserError, which names those
+    that are there."""
     newest = RunFolder(path).latest() if (path / "spec.yaml").is_file() else None
     folder = (newest or path).resolve()
     if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
+        said = "is neither a run with a checkpoint nor a checkpoint of a run" if path.exists() else "does not exist"
         raise UserError(
-            f"{path} is neither a run with a checkpoint nor a checkpoint of a run (RUN/checkpoints/step_...)"
+            f"{path} {said}; give RUN, or RUN/checkpoints/step_...\n  {_checkpoints_near(path)}; `vla-rl run` makes one"
         )
     return folder
+
+
+def _checkpoints_near(path: Path) -> str:
+    """What there is instead, in words: beside a checkpoint that is not there, or runs in the folder or beside it."""
+    if path.parent.name == "checkpoints" and path.parent.is_dir():
+        names = sorted(found.name for found in path.parent.glob("step_*"))
+        return f"in {path.parent} there are: {', '.join(names[-5:]) or 'none'}"
+    places = (path, path.parent, Path("runs"))
+    for place in places:
+        runs = sorted(found.parents[1].name for found in place.glob(f"*/checkpoints/{LAST}"))
+        if runs:
+            return f"runs with a checkpoint in {place}: {', '.join(runs[:8])}{' ...' if len(runs) > 8 else ''}"
+    where = " and ".join(dict.fromkeys(str(place) for place in places[1:]))
+    return f"there is no run with a checkpoint in {where}"
 
 
 def _json(data: Any) -> str:

@@ -36,7 +36,10 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
         raise UserError(f"{asset_id!r} cannot name statistics; give a name such as physical-intelligence/libero")
     widths = {raw.get("max_action_dim", 32), raw.get("max_state_dim", 32)}
     if len(widths) > 1:
-        raise UserError(f"{folder} pads actions and state to {sorted(widths)} numbers; openpi has one width for both")
+        raise UserError(
+            f"{folder} pads actions and state to {sorted(widths)} numbers; openpi has one width for both, so only "
+            f"--format own can hold it"
+        )
     told = folder / "state_in_prompt.json"
     if told.is_file() and read_json(told).get("state_in_prompt") == "padded":
         raise UserError(f"prompts of {folder} hold a padded state (model.state_in_prompt), as openpi's never do")

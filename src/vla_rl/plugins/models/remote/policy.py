@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -22,6 +22,7 @@ from vla_rl.plugins.models.remote.config import RemoteConfig
 from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim, simulator_of
 from vla_rl.toolkit.models.key_maps import KeyMap, read_key_map, write_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack, unpack
+from vla_rl.toolkit.waiting import waiting
 
 Array = np.ndarray[Any, Any]
 PAUSE_S = 0.2
@@ -74,6 +75,10 @@ class RemotePolicy(VLAModel):
 
     def _ask(self, frames: Sequence[bytes]) -> list[bytes]:
         """The reply to each. What a server that went away has not answered is asked again when it is back."""
+        with waiting("waiting for the policy", about=self._config.url) as note:
+            return self._asked(frames, note)
+
+    def _asked(self, frames: Sequence[bytes], note: Callable[[int], None]) -> list[bytes]:
         replies: dict[int, bytes] = {}
         until = monotonic() + self._config.timeout_s
         while left := [row for row in range(len(frames)) if row not in replies]:
@@ -97,27 +102,29 @@ class RemotePolicy(VLAModel):
             if len(replies) > before:
                 until = monotonic() + self._config.timeout_s
             elif trouble is not None:
-                self._wait(until, trouble)
+                self._wait(until, trouble, note)
         return [replies[row] for row in range(len(frames))]
 
     def _reach(self) -> None:
         """Connect to a server that may still be loading its model."""
         until = monotonic() + self._config.timeout_s
-        while True:
-            try:
-                self._line(0)
-                return
-            except (OSError, WebSocketException) as exc:
-                self._wait(until, exc)
+        with waiting("waiting for the policy", about=self._config.url) as note:
+            while True:
+                try:
+                    self._line(0)
+                    return
+                except (OSError, WebSocketException) as exc:
+                    self._wait(until, exc, note)
 
-    def _wait(self, until: float, trouble: Exception) -> None:
+    def _wait(self, until: float, trouble: Exception, note: Callable[[int], None]) -> None:
         """Before another attempt. Raises UserError when there was enough time for them."""
         if monotonic() >= until:
             url, seconds = self._config.url, self._config.timeout_s
             raise UserError(
                 f"the policy at {url} did not answer within {seconds:g} s: {trouble or type(trouble).__name__}; is it "
-                f"served there? (model.timeout_s waits longer)"
+                f"served there, as by `vla-rl serve RUN`? model.timeout_s={10 * seconds:g} waits longer"
             ) from trouble
+        note(0)
         sleep(PAUSE_S)
 
     def _line(self, line: int) -> ClientConnection:
