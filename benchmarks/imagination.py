@@ -48,6 +48,7 @@ FEW = [
     f"rollout.episodes={EPISODES}",
     f"env.num_envs={EPISODES}",
     "train.lr_schedule=constant",
+    "train.lr_warmup_steps=5",
     f"train.checkpoint_every={EVERY}",
     f"eval.every={EVERY}",
 ]
