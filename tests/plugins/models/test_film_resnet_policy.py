@@ -68,6 +68,15 @@ def test_greedy_takes_the_most_likely_bin() -> None:
     assert torch.equal(tokens, model._act(model.module, obs)[0].argmax(-1))
 
 
+def test_or_the_middle_of_the_probability() -> None:
+    model, obs = policy(greedy="median"), observation(3)
+    tokens = model.sample_chunk(obs, noise(3), True).replay["tokens"]
+    shares = model._act(model.module, obs)[0].exp().cumsum(-1)
+    upto = shares.gather(-1, tokens[..., None])[..., 0]
+    below = torch.where(tokens > 0, shares.gather(-1, (tokens[..., None] - 1).clamp(min=0))[..., 0], 0)
+    assert (upto > 0.5 - 1e-6).all() and (below < 0.5 + 1e-6).all()
+
+
 def test_all_inputs_matter() -> None:
     model, obs = policy(), observation(2)
     base = model._act(model.module, obs)[0]

@@ -22,6 +22,16 @@ def choose(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
     return log_probs.argmax(-1) if uniforms is None else inverse_cdf(log_probs, uniforms)
 
 
+def median(log_probs: Tensor) -> Tensor:
+    """int64 [...]: of bins [..., bins] in the order of what they mean, the first up to which lies more than half of the
+    probability.
+
+    That is what a policy does on the whole. Its mode is not, where probability is spread over neighbours of which
+    reinforcement learning has raised one, far from the middle.
+    """
+    return inverse_cdf(log_probs, log_probs.new_full(log_probs.shape[:-1], 0.5))
+
+
 def entropy(log_probs: Tensor) -> Tensor:
     """[..., bins] -> [...], nats."""
     return -(log_probs.exp() * log_probs).sum(-1)

@@ -50,6 +50,7 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy
         statistics=_measured(context, setup) or (_plain(env, setup) if folder is None else read_statistics(folder)),
         instructions=[task.instruction for task in env.tasks],
         temperature=context.temperature,
+        greedy=config.greedy,
         shift=config.shift,
         smoothing=config.smoothing,
         seed=context.seed,

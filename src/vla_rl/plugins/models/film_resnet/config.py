@@ -8,6 +8,7 @@ from attrs import Attribute, field, frozen
 from attrs.validators import deep_iterable, ge, in_, le, min_len
 
 DTYPES = ("float32", "bfloat16")
+GREEDY = ("mode", "median")
 GROUP = 8
 """Channels that are normalised together."""
 
@@ -71,6 +72,9 @@ class FilmResnetConfig:
     """Imitation moves each picture by up to so many pixels each way, at random, with its edge repeated (DrQ)."""
     smoothing: float = field(default=0.7, validator=[ge(0.0), le(8.0)])
     """Imitation aims at a Gaussian of this deviation, in bins, around the demonstrated number; 0: at its bin alone."""
+    greedy: str = field(default="mode", validator=in_(GREEDY))
+    """What a greedy policy does with the probabilities of the bins: the likeliest, or the median. After reinforcement
+    learning the median is nearer to the policy that was trained; of a clone, the mode."""
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """The critic, when the algorithm asks for one."""
     dtype: str = field(default="float32", validator=in_(DTYPES))

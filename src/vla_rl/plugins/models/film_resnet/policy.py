@@ -26,7 +26,7 @@ from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.scaling import Scaler
-from vla_rl.toolkit.models.tokens import choose, entropy
+from vla_rl.toolkit.models.tokens import entropy, inverse_cdf, median
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
@@ -47,6 +47,7 @@ class FilmResnetPolicy(VLAModel):
         statistics: Statistics,
         instructions: Sequence[str],
         temperature: float,
+        greedy: str,
         shift: int,
         smoothing: float,
         seed: int,
@@ -59,7 +60,8 @@ class FilmResnetPolicy(VLAModel):
         self.codec = BinCodec(statistics.action, setup.network.bins, device)
         self._state = None if statistics.state is None else Scaler(statistics.state, device)
         self._words = Words(setup.network.words, device, instructions)
-        self._temperature, self._shift, self._smoothing, self._seed = temperature, shift, smoothing, seed
+        self._temperature, self._greedy = temperature, greedy
+        self._shift, self._smoothing, self._seed = shift, smoothing, seed
         self._device, self._dtype = device, dtype
         self._reference = deepcopy(module).requires_grad_(False)
         self._reference.value_head = None
@@ -73,8 +75,10 @@ class FilmResnetPolicy(VLAModel):
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         log_probs, values = self._act(self.module, obs)
-        uniforms = None if greedy else as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device)
-        bins = choose(log_probs, uniforms)
+        if greedy:
+            bins = median(log_probs) if self._greedy == "median" else log_probs.argmax(-1)
+        else:
+            bins = inverse_cdf(log_probs, as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device))
         return Chunk(
             actions=self.codec.decode(bins), log_probs=_of(log_probs, bins), values=values, replay={"tokens": bins}
         )
