@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,9 +132,10 @@ class Installation:
         wheel, checkout = "robotwin.description.instructions", "description.utils.generate_episode_instructions"
         module = importlib.import_module(wheel if self.root is None else checkout)
         generate: Callable[..., Any] = module.generate_episode_descriptions
+        own = {"seed": key} if "seed" in signature(generate).parameters else {}
         with kept_randomness():
-            random.seed(key)
-            found = generate(task, [dict(things)], max_descriptions=1)
+            random.seed(key)  # for those that draw from the global generator, which other threads may use as well
+            found = generate(task, [dict(things)], max_descriptions=1, **own)
         texts = found[0][self.config.instruction_type] if found else []
         return str(texts[0]) if texts else self.full_description(task)
 
