@@ -215,6 +215,14 @@ def test_nothing_is_printed_and_no_generator_moves(
         assert (random.random(), np.random.random()) == expected  # noqa: NPY002
 
 
+def test_words_do_not_follow_a_generator_that_others_use(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = build_robotwin("vector", num_envs=1)
+    monkeypatch.setattr(random, "seed", lambda key: None)  # as if another thread drew at once
+    assert (
+        len({env.reset(np.array([0]), np.array([FIRST["train"]]), np.array([0])).instructions for _ in range(6)}) == 1
+    )
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_rows_change_tasks(api: str, build_robotwin: Any) -> None:
     tasks = (TASK, "place_empty_cup")
