@@ -73,8 +73,8 @@ class FilmResnetConfig:
     smoothing: float = field(default=0.7, validator=[ge(0.0), le(8.0)])
     """Imitation aims at a Gaussian of this deviation, in bins, around the demonstrated number; 0: at its bin alone."""
     greedy: str = field(default="mode", validator=in_(GREEDY))
-    """What a greedy policy does with the probabilities of the bins: the likeliest, or the median. After reinforcement
-    learning the median is nearer to the policy that was trained; of a clone, the mode."""
+    """What a greedy policy does with the probabilities of the bins: the likeliest, or the median. On LIBERO
+    the median did better after reinforcement learning, and the mode for a clone."""
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """The critic, when the algorithm asks for one."""
     dtype: str = field(default="float32", validator=in_(DTYPES))

@@ -26,7 +26,7 @@ from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.scaling import Scaler
-from vla_rl.toolkit.models.tokens import entropy, inverse_cdf, median
+from vla_rl.toolkit.models.tokens import choose, entropy, median
 
 if TYPE_CHECKING:
     from vla_rl.core.types import Array
@@ -75,10 +75,11 @@ class FilmResnetPolicy(VLAModel):
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         log_probs, values = self._act(self.module, obs)
-        if greedy:
-            bins = median(log_probs) if self._greedy == "median" else log_probs.argmax(-1)
+        if greedy and self._greedy == "median":
+            bins = median(log_probs)
         else:
-            bins = inverse_cdf(log_probs, as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device))
+            uniforms = None if greedy else as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device)
+            bins = choose(log_probs, uniforms)
         return Chunk(
             actions=self.codec.decode(bins), log_probs=_of(log_probs, bins), values=values, replay={"tokens": bins}
         )
