@@ -212,7 +212,7 @@ def serve(
     resize: Annotated[bool, typer.Option("--resize", help="Scale images to the size of training.")] = False,
     prompt: Annotated[str | None, typer.Option(help="The instruction of requests that have none.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="Let in only who has the key in this file.")] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw actions; else choose the likeliest.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw actions; else act greedily.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that are inferred together.")] = 16,
     max_wait: Annotated[float, typer.Option(min=0, help="Milliseconds that a request waits for others.")] = 2.0,

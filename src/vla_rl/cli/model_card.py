@@ -88,7 +88,7 @@ def _success(run: Gathered, found: Mapping[str, Any]) -> str:
             low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
             table.append(f"| {name} | {mid:.1f} % | {low:.1f} to {high:.1f} | {rate['n']} |")
     section = run.spec.get("eval") or {}
-    acts = "the likeliest actions" if section.get("greedy", True) else "sampled actions"
+    acts = "greedy actions" if section.get("greedy", True) else "sampled actions"
     limit = (run.spec.get("rollout") or {}).get("max_steps")
     steps = f"at most {limit} steps" if limit else "the simulator's own step limit"
     repeats = section.get("repeats", 1)

@@ -66,7 +66,7 @@ class VLAModel(ABC):
     @hookspec(firstresult=True)
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         """Choose a chunk for each row, without gradient. `noise` hands out keyed uniforms and normals a row (tokens
-        are drawn by inverse CDF); `greedy` takes the mode. `log_probs` are those of the distribution sampled."""
+        are drawn by inverse CDF); `greedy` takes the mode, or the like. `log_probs`: of the distribution sampled."""
 
     @abstractmethod
     @hookspec(firstresult=True)

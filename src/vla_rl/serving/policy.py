@@ -205,7 +205,7 @@ def open_policy(
     Args:
         folder: RUN (its newest checkpoint) or RUN/checkpoints/step_...; its files are compared with their hashes.
         device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
-        greedy: choose the likeliest actions; else sample as in training.
+        greedy: draw nothing (for most models: the likeliest actions); else sample as in training.
         overrides: changes of the run's spec, such as `model.checkpoint=...` where that lies elsewhere now.
 
     Raises UserError: CheckpointError for a checkpoint that is damaged, incomplete or of another model, SpecError,

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
     ("values", "config"),
     [
         ("none", {"use_state": False, "cameras": ("camera1",), "smoothing": 0.0}),
-        ("chunk", {"shift": 0, "value_head": ValueHeadConfig(hidden=(), detach=False)}),
+        ("chunk", {"shift": 0, "greedy": "median", "value_head": ValueHeadConfig(hidden=(), detach=False)}),
         ("action", {"network": attrs.evolve(SMALL, image_size=48, channels=(16,), blocks=2, state_waves=0)}),
     ],
 )

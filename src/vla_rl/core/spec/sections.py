@@ -302,7 +302,7 @@ class EvalSpec:
     repeats: int = field(default=1, validator=v.ge(1))
     """Runs over every state, each with its own seeds."""
     greedy: bool = True
-    """Take the most likely action, or sample as in training."""
+    """Act without drawing (for most models: the most likely actions), or sample as in training."""
     before: bool = True
     """Evaluate at step 0 too."""
 
