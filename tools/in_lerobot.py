@@ -150,6 +150,7 @@ def _smolvla(sizes: Any, policy: Any) -> Any:
             "num_attention_heads": sizes.heads,
             "num_key_value_heads": sizes.kv_heads,
             "head_dim": sizes.head_dim,
+            "rms_norm_eps": 1e-5,  # as config.json of the public SmolVLM2 says; LlamaConfig's default is 1e-6
             "vocab_size": sizes.vocab,
             "pad_token_id": 0,
         },
