@@ -54,18 +54,17 @@ class Line:
     def send(self, message: bytes, while_full: Callable[[], None] | None = None) -> None:
         """Give the whole message; `while_full` takes in what the other end says meanwhile, so that two that send to
         each other do not wait for each other."""
+        rest = memoryview(LENGTH.pack(len(message)) + message)  # as one: whoever waits is not woken for the length
         with self._sending:
-            for part in (LENGTH.pack(len(message)), message):
-                if while_full is None:
-                    self.connection.sendall(part)
-                    continue
-                rest = memoryview(part)
-                while rest:
-                    try:
-                        rest = rest[self.connection.send(rest, socket.MSG_DONTWAIT) :]
-                    except BlockingIOError:
-                        if readable([self], 0.01):
-                            while_full()
+            if while_full is None:
+                self.connection.sendall(rest)
+                return
+            while rest:
+                try:
+                    rest = rest[self.connection.send(rest, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    if readable([self], 0.01):
+                        while_full()
 
     def receive(self) -> bytearray:
         """Wait for the next message. Raises EOFError when the other end is gone."""

@@ -45,6 +45,14 @@ class Shared:
     """(offset, bytes) of each array."""
 
 
+@frozen(kw_only=True, slots=True)
+class Small:
+    """A value with its arrays beside it, which need not be looked for again."""
+
+    header: bytes
+    arrays: Sequence[bytearray]
+
+
 class Outbox:
     """The simulator's end, one a lane; what was put is overwritten by what is put next. The memory has no name of its
     own, so that it goes with the processes, however they end."""
@@ -60,7 +68,7 @@ class Outbox:
         header = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         arrays = [buffer.raw() for buffer in buffers]
         if sum(array.nbytes for array in arrays) <= SMALL:
-            return pickle.dumps(value, protocol=5)
+            return pickle.dumps(Small(header=header, arrays=[bytearray(array) for array in arrays]), protocol=5)
         if not shared:
             return value
         spans, end = [], 0
@@ -107,6 +115,8 @@ class Inbox:
         if not isinstance(message, bytes):
             return message
         value = pickle.loads(message)  # noqa: S301 - from our own actors
+        if isinstance(value, Small):
+            return pickle.loads(value.header, buffers=value.arrays)  # noqa: S301 - from our own actors
         if not isinstance(value, Shared):
             return value
         if value.key != self.key:

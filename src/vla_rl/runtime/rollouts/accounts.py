@@ -49,9 +49,11 @@ class Accounts:
         truncated = to_numpy(result.truncated).astype(bool)
         executed = to_numpy(result.executed).astype(bool)
         executed[broken] = False
-        idle = np.setdiff1d(np.flatnonzero(active & ~executed.any(1)), broken)
-        if len(idle):
-            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active rows {idle.tolist()}")
+        idle = active & ~executed.any(1)
+        idle[broken] = False
+        if idle.any():
+            rows = np.flatnonzero(idle).tolist()
+            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active rows {rows}")
         if self.ignore_terminations:
             terminated = np.zeros_like(terminated)
         limit = active[:, None] & (remaining[:, None] == np.arange(1, width + 1))

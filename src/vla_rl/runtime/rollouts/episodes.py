@@ -99,6 +99,8 @@ class Episodes:
         )
         n = self.rows
         self.starts: list[Start | None] = [None] * n  # of the running episode, or of the last one
+        self.identity = np.zeros((n, 4), np.int64)  # its number, key, episode and version
+        self.of_stream = [False] * n
         self.limit = np.zeros(n, np.int64)  # of its steps
         self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began, or was gone on with
         self.since: list[list[Array]] = [[] for _ in range(n)]  # chunks of a stream's running episode
@@ -114,7 +116,7 @@ class Episodes:
         self.waiting: deque[Start] = deque()
         self.takes.clear()
         self.active = np.zeros(self.rows, bool)
-        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]  # of the running ticket
+        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]  # of the running ticket; [N, ...]
         self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # of its episodes
         self.frames: dict[int, list[dict[str, Array]]] = {}
         self.recorded: dict[int, dict[str, Array]] = {}
@@ -141,13 +143,14 @@ class Episodes:
         record, ends, executed = self.accounts.add(self.active, remaining, result, broken)
         self.env_steps += executed
         for row in rows:
-            self.records[row].append({key: array[row] for key, array in record.items()})
-            if self._start(row).row is not None:
+            self.records[row].append(record)
+            if self.of_stream[row]:
                 self.since[row].append(chosen[row])
+        moved = np.setdiff1d(rows, broken) if len(broken) else rows
         if self.watch is not None:
-            self.watch.moved(np.setdiff1d(rows, broken), chosen, record, self.accounts.at_end, result.obs)
+            self.watch.moved(moved, chosen, record, self.accounts.at_end, result.obs)
         retaken = [self._take_back(int(row)) for row in broken]
-        self.takes.add(rows[~np.isin(rows, broken)], chosen, result, record["valid"])
+        self.takes.add(moved, chosen, result, record["valid"])
 
         last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
         self._keep_frames(rows, result.obs)
@@ -163,7 +166,7 @@ class Episodes:
         over = np.flatnonzero(ends & ~last)
         finished = [self._hand_over(int(row), result.obs) for row in np.flatnonzero(last & self.active)]
         self.obs, self.obs_rows = result.obs, np.arange(self.rows)
-        self._renew(np.unique(np.concatenate([over, broken, self._fill()])))
+        self._renew(np.concatenate([over, broken, self._fill()]))
         return self._request(valued_of, final, finished, retaken)
 
     def _fill(self) -> Array:
@@ -203,6 +206,8 @@ class Episodes:
 
     def _play(self, row: Any, start: Start) -> None:
         self.starts[row], self.limit[row] = start, self.limits[start.state.task]
+        self.identity[row] = start.number, start.key, start.episode, start.version
+        self.of_stream[row] = start.row is not None
 
     def _hand_over(self, row: int, obs: Observation) -> Finished:
         """The ticket that a row is done with; the row is free then. `obs`: of all rows."""
@@ -215,7 +220,7 @@ class Episodes:
             self.going_on[row] = obs.take(np.array([row]))
         return Finished(
             number=start.number,
-            light={key: np.stack([record[key] for record in records]) for key in records[0]},
+            light={key: np.stack([record[key][row] for record in records]) for key in records[0]},
             episodes=tuple(self.ended[row]),
             frames=self.recorded.pop(row, None),
             after=after,
@@ -288,10 +293,6 @@ class Episodes:
         """Actions before the step limit, int64 [N]; of rows that are not active 0."""
         return np.where(active, self.limit - self.accounts.steps, 0)
 
-    def _left(self, row: Any) -> int:
-        """Actions of the running episode before its step limit."""
-        return int(self.limit[row] - self.accounts.steps[row])
-
     def _finish(self, row: int, record: dict[str, Array]) -> None:
         self.ended[row].append(self.accounts.close(row, self._start(row), bool(record["truncated"][row].any())))
         self.takes.end(row, self.ended[row][-1])
@@ -300,15 +301,15 @@ class Episodes:
             self.recorded[row] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
 
     def _keep_frames(self, rows: Array, obs: Observation) -> None:
-        for row in rows:
-            if int(row) in self.frames:
-                self.frames[int(row)].append({name: to_numpy(obs.images[name][int(row)]) for name in self.cameras})
+        for row in self.frames.keys() & set(rows.tolist()) if self.frames else ():
+            self.frames[row].append({name: to_numpy(obs.images[name][row]) for name in self.cameras})
 
     def _renew(self, rows: Array) -> None:
         """Let rows go on where their stream stands, or else from a reset; and put the observation from which they do so
         in the place of the one they have."""
         if not len(rows):
             return
+        rows = np.unique(rows)
         kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.rows), rows))
         found = [(kept, self.obs.take(kept))] if len(kept) else []
         found += [(np.array([row]), self.going_on.pop(row)) for row in rows.tolist() if row in self.going_on]
@@ -340,15 +341,15 @@ class Episodes:
         return np.array(sorted(row for row in faults if active[row]), np.int64)
 
     def _take_back(self, row: int) -> tuple[int, int]:
-        """Forget what the ticket has of the running episode. -> (ticket, chunk steps of it that stand)."""
+        """Forget what a ticket has of the running episode. -> (ticket, chunk steps of it that stand)."""
         del self.records[row][self.begun[row] :], self.since[row][self.before[row] :]
         return self._start(row).number, int(self.begun[row])
 
-    def _ends_next(self, row: Any) -> bool:
-        """Whether a row's ticket surely ends with the next chunk."""
+    def _ending(self, rows: Array, played: Sequence[int]) -> int:
+        """How many of these rows, with so many chunk steps, surely end their tickets with the next one."""
         if self.chunk_steps is not None:
-            return len(self.records[row]) + 1 == self.chunk_steps
-        return self._left(row) <= self.chunk
+            return sum(count + 1 == self.chunk_steps for count in played)
+        return int(np.count_nonzero(self.limit[rows] - self.accounts.steps[rows] <= self.chunk))
 
     def _start(self, row: Any) -> Start:
         start: Start | None = self.starts[row]
@@ -367,28 +368,29 @@ class Episodes:
         again: Sequence[tuple[int, int]] = (),
     ) -> Request:
         positions = np.flatnonzero(self.active)
-        place = {int(row): i for i, row in enumerate(self.obs_rows)}
-        wanted = np.array([place[int(p)] for p in positions], np.int64)
-        starts = [self._start(row) for row in positions]
+        number, key, episode, version = self.identity[positions].T.copy()
+        played = [len(self.records[row]) for row in positions.tolist()]
         obs = None
         if len(positions):
-            whole = np.array_equal(wanted, np.arange(len(self.obs)))
-            obs = self._counted(self.obs if whole else self.obs.take(wanted), positions)
+            order = np.argsort(self.obs_rows)
+            places = order[np.searchsorted(self.obs_rows, positions, sorter=order)]
+            whole = np.array_equal(positions, self.obs_rows)
+            obs = self._counted(self.obs if whole else self.obs.take(places), positions)
         return Request(
             positions=positions,
             obs=obs,
-            numbers=np.array([s.number for s in starts], np.int64),
-            keys=np.array([s.key for s in starts], np.int64),
-            episodes=np.array([s.episode for s in starts], np.int64),
+            numbers=number,
+            keys=key,
+            episodes=episode,
             chunks=self.accounts.chunks[positions],
-            versions=np.array([s.version for s in starts], np.int64),
+            versions=version,
             final_numbers=np.array([s.number for s in valued], np.int64),
             final_versions=np.array([s.version for s in valued], np.int64),
             final=final,
             finished=tuple(finished),
             again=tuple(again),
-            steps=sum(len(self.records[row]) for row in positions),
-            ending=sum(map(self._ends_next, positions)),
+            steps=sum(played),
+            ending=self._ending(positions, played),
             waiting=len(self.waiting),
             seconds=self.seconds,
             env_steps=self.env_steps,
