@@ -207,7 +207,7 @@ def test_a_run_whose_ray_is_killed_says_so_and_can_be_resumed(begin, train, tmp_
     assert stopped(process, family) == 2
     output = (tmp_path / "output").read_text()
     assert "Ray's raylet ended" in output and "Traceback" not in output
-    _, expected = train("whole", **slow)
+    _, expected = train("whole", **ROWS_APART)
     train(resume=True, **slow)
     assert read_metrics(tmp_path / "run") == expected
 
@@ -224,8 +224,8 @@ def test_a_run_whose_ray_is_killed_goes_on_with_another_one(train, tmp_path, mon
         wait(self)
 
     monkeypatch.setattr(RayBackend, "_wait_on", kill_once)
-    changes = {"env": {"latency_s": 1.0}, "train": {"steps": 2, "checkpoint_every": 1}, "eval": {"before": False}}
-    _, metrics = train(runtime={"backend": "ray"}, **changes)
+    changes = {"train": {"steps": 2, "checkpoint_every": 1}, "eval": {"before": False}}
+    _, metrics = train(runtime={"backend": "ray"}, env={"latency_s": 0.3}, **changes)
     monkeypatch.undo()
     _, expected = train("whole", **changes)
     assert killed and metrics == expected
@@ -233,9 +233,11 @@ def test_a_run_whose_ray_is_killed_goes_on_with_another_one(train, tmp_path, mon
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["local", RAY])
-def test_killed_at_random_moments_a_run_loses_and_leaves_nothing(backend):
+def test_killed_at_a_random_moment_a_run_loses_and_leaves_nothing(backend):
+    """By the other signals the tests above end it."""
+    moment = ["--signal", "SIGKILL", "--moments", "1", "--seed", str(time.time_ns())]
     done = subprocess.run(
-        [sys.executable, str(KILLS), "--backend", backend, "--moments", "1", "--seed", str(time.time_ns())],
+        [sys.executable, str(KILLS), "--backend", backend, *moment],
         capture_output=True,
         text=True,
         check=False,
