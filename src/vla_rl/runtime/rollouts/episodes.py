@@ -100,7 +100,6 @@ class Episodes:
         n = self.rows
         self.starts: list[Start | None] = [None] * n  # of the running episode, or of the last one
         self.identity = np.zeros((n, 4), np.int64)  # its number, key, episode and version
-        self.of_stream = [False] * n
         self.limit = np.zeros(n, np.int64)  # of its steps
         self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began, or was gone on with
         self.since: list[list[Array]] = [[] for _ in range(n)]  # chunks of a stream's running episode
@@ -144,7 +143,7 @@ class Episodes:
         self.env_steps += executed
         for row in rows:
             self.records[row].append(record)
-            if self.of_stream[row]:
+            if self._start(row).row is not None:
                 self.since[row].append(chosen[row])
         moved = np.setdiff1d(rows, broken) if len(broken) else rows
         if self.watch is not None:
@@ -207,7 +206,6 @@ class Episodes:
     def _play(self, row: Any, start: Start) -> None:
         self.starts[row], self.limit[row] = start, self.limits[start.state.task]
         self.identity[row] = start.number, start.key, start.episode, start.version
-        self.of_stream[row] = start.row is not None
 
     def _hand_over(self, row: int, obs: Observation) -> Finished:
         """The ticket that a row is done with; the row is free then. `obs`: of all rows."""
@@ -301,7 +299,7 @@ class Episodes:
             self.recorded[row] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
 
     def _keep_frames(self, rows: Array, obs: Observation) -> None:
-        for row in self.frames.keys() & set(rows.tolist()) if self.frames else ():
+        for row in self.frames.keys() & rows.tolist():
             self.frames[row].append({name: to_numpy(obs.images[name][row]) for name in self.cameras})
 
     def _renew(self, rows: Array) -> None:
@@ -341,7 +339,7 @@ class Episodes:
         return np.array(sorted(row for row in faults if active[row]), np.int64)
 
     def _take_back(self, row: int) -> tuple[int, int]:
-        """Forget what a ticket has of the running episode. -> (ticket, chunk steps of it that stand)."""
+        """Forget what the ticket has of the running episode. -> (ticket, chunk steps of it that stand)."""
         del self.records[row][self.begun[row] :], self.since[row][self.before[row] :]
         return self._start(row).number, int(self.begun[row])
 
@@ -372,10 +370,9 @@ class Episodes:
         played = [len(self.records[row]) for row in positions.tolist()]
         obs = None
         if len(positions):
-            order = np.argsort(self.obs_rows)
-            places = order[np.searchsorted(self.obs_rows, positions, sorter=order)]
             whole = np.array_equal(positions, self.obs_rows)
-            obs = self._counted(self.obs if whole else self.obs.take(places), positions)
+            of = self.obs if whole else self.obs.take((positions[:, None] == self.obs_rows).argmax(1))
+            obs = self._counted(of, positions)
         return Request(
             positions=positions,
             obs=obs,
