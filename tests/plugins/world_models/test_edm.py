@@ -12,6 +12,7 @@ import torch
 from attrs import evolve
 
 from vla_rl import Context, EnvInfo, Noise, TaskInfo, UserError, Windows, build, load
+from vla_rl.plugins.world_models.edm.motion import LeastSquares, Motion
 from vla_rl.toolkit.world_models.measures import psnr
 from vla_rl.toolkit.world_models.windows import frames_of, part, take_rows
 
@@ -23,7 +24,7 @@ INFO = EnvInfo(
     action_high=(1.0, 4.0),
     tasks=(TaskInfo(name="push", instruction="push it", max_steps=8),),
 )
-SMALL = {"history": 2, "fold": 4, "channels": (32, 32), "depths": (1, 1), "condition": 32, "heads": 16}
+SMALL = {"history": 2, "fold": 4, "channels": (32, 32), "depths": (1, 1), "condition": 32, "heads": 8}
 SMALL |= {
     "evaluations": 1,
     "residual": True,
@@ -84,14 +85,14 @@ def test_the_preset_diamond_has_the_size_of_diamond():
     """4.41 million parameters (paper), of which the embedding of actions is another here."""
     info = evolve(INFO, cameras={"top": (64, 64)}, state_dim=0)
     model = build("world_model", "edm", load("world_model", "edm").config(), Context(env=info, chunk=1))
-    count = sum(p.numel() for p in model.module["denoiser"].parameters())
+    count = sum(p.numel() for p in model.module["networks"].denoiser.parameters())
     assert count == pytest.approx(4.41e6, rel=0.005)
 
 
 def test_the_preset_tiny_has_about_two_million_parameters():
     plugin, info = load("world_model", "edm"), evolve(INFO, cameras={"top": (64, 64), "wrist": (64, 64)})
     model = build("world_model", "edm", plugin.config(**plugin.presets["tiny"]), Context(env=info, chunk=4))
-    assert 1.5e6 < sum(p.numel() for p in model.module["denoiser"].parameters()) < 2.5e6
+    assert 1.5e6 < sum(p.numel() for p in model.module["networks"].denoiser.parameters()) < 2.5e6
 
 
 def test_folding_and_unfolding_lose_nothing():
@@ -177,13 +178,16 @@ def test_measuring_changes_nothing_and_says_the_losses():
     found = model.measure(windows, noise(8))
     assert set(found) == {"denoising", "state", "outcome"} and all(value > 0 for value in found.values())
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.module.state_dict().values(), strict=True))
-    assert trained(model, windows, 0, 1)[0]["denoising"] == pytest.approx(found["denoising"], rel=1e-5)
+    still = make(residual=False)
+    assert trained(still, windows, 0, 1)[0]["denoising"] == pytest.approx(
+        make(residual=False).measure(windows, noise(8))["denoising"], rel=1e-5
+    )
 
 
 def test_it_learns_32_windows_by_heart():
     """Actions move the square, which a copy of the frame before does not; ends follow from frames and instruction."""
     model, windows = make(), pushed(32, frames=3)
-    trained(model, windows, 0, 150)
+    trained(model, windows, 0, 250)
     start, actions, real = part(windows, 0, 2), windows.actions[:, 1], frames_of(windows, 2)
     after = model.imagine(start, actions, noise(32)).numpy()
     copied = frames_of(windows, 1)
@@ -193,6 +197,68 @@ def test_it_learns_32_windows_by_heart():
     assert np.abs(after.state - real.state).mean() < 0.3 * np.abs(copied.state - real.state).mean()
     chances = model.outcome(start, actions, after)
     assert (chances.argmax(1) == windows.outcomes[:, 1]).mean() > 0.9
+
+
+def test_it_looks_where_the_robot_makes_pixels_change():
+    """The square is at 8 (1 + state) pixels from the left and in row 7, whatever the second number of the state says;
+    what both cameras show of it is linear in the state, and so is the state in the actions."""
+    model, windows = make(), pushed(32, frames=3)
+    trained(model, windows, 0, 4)
+    states = torch.tensor([[[-0.5, 0.0]], [[0.25, 0.0]]])
+    found = model.module["motion"].places[0](states)[:, 0]
+    assert found == pytest.approx(np.array([[-0.4375, -0.0625], [0.3125, -0.0625]]), abs=0.15)
+
+
+def test_pictures_shift_as_far_as_their_camera_goes():
+    """A camera that moves over a landscape by 4 pixels an action, one that stands still, and one that sees nothing."""
+    draws = np.random.default_rng(0)
+    land = torch.from_numpy(draws.uniform(-1, 1, (3, 12, 16))).float()
+    land = torch.nn.functional.interpolate(land[None], (96, 128), mode="bilinear")[0]
+    steps = torch.from_numpy(draws.integers(-1, 2, (40, CHUNK, 2))).float()
+    moves = 4 * steps.sum(1).long()
+    starts = torch.from_numpy(draws.integers(20, 40, (40, 2)))
+    nothing, still = torch.zeros(3, 32, 48), land[:, :32, :48]
+
+    def seen(corners: torch.Tensor) -> torch.Tensor:
+        views = [torch.cat((land[:, y : y + 32, x : x + 48], still, nothing)) for x, y in corners.tolist()]
+        return torch.stack(views)
+
+    motion, played, state = Motion(3, 2, 0), torch.full((40,), CHUNK), torch.zeros(40, 0)
+    before, after, chunk = seen(starts), seen(starts + moves), steps.flatten(1)
+    for rows in (slice(0, 20), slice(20, 40)):
+        pair = before[rows], after[rows]
+        motion.observe(chunk[rows], state[rows], state[rows], played[rows], pair)
+    moved = motion.followed(before, motion.path(chunk, state))
+    assert torch.equal(moved[:, :, 8:-8, 8:-8], after[:, :, 8:-8, 8:-8])
+    assert torch.equal(moved[:, 3:], before[:, 3:])
+
+
+def test_least_squares_are_of_all_that_counted_in_any_batches():
+    draws = np.random.default_rng(0)
+    x, counted = torch.from_numpy(draws.normal(size=(40, 3))).float(), torch.arange(40) % 4 > 0
+    y = x @ torch.tensor([[1.0, 2.0], [0.0, -1.0], [3.0, 0.5]]) + torch.tensor([0.25, -4.0])
+    once, parts = LeastSquares(3, 2), LeastSquares(3, 2)
+    wrong = torch.where(counted[:, None], y, 100.0)
+    once.observe(x, wrong, counted)
+    for rows in (slice(0, 1), slice(1, 25), slice(25, 40)):
+        parts.observe(x[rows], wrong[rows], counted[rows])
+    assert torch.allclose(once(x), y, atol=0.01) and torch.allclose(parts(x), once(x), atol=1e-4)
+    parts.observe(x, wrong, torch.zeros(40, dtype=torch.bool))
+    assert torch.allclose(parts(x), once(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("keys", [{"precision": "bfloat16"}, {}], ids=["bfloat16", "no state"])
+def test_it_learns_without_a_state_and_in_bfloat16(keys):
+    info = INFO if keys else evolve(INFO, state_dim=0)
+    model, windows = make(info=info, **keys), pushed(32, frames=3)
+    if not keys:
+        windows = evolve(windows, state=np.zeros((32, 3, 0), np.float32))
+    losses = trained(model, windows, 0, 60)
+    assert losses[-1]["outcome"] < 0.5 * losses[0]["outcome"] and losses[-1]["denoising"] < losses[0]["denoising"]
+    start, real = part(windows, 0, 2), frames_of(windows, 2)
+    after = model.imagine(start, windows.actions[:, 1], noise(32)).numpy()
+    assert (after.state is None) == (not keys)
+    assert psnr(after.images["top"], real.images["top"]) > psnr(np.roll(after.images["top"], 1, 0), real.images["top"])
 
 
 def test_what_it_cannot_be_built_for_is_said():

@@ -9,12 +9,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import Context, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.plugins.world_models.edm.networks import Denoiser, Heads
+from vla_rl.plugins.world_models.edm.heads import Heads
+from vla_rl.plugins.world_models.edm.motion import CHANGED, Motion
+from vla_rl.plugins.world_models.edm.networks import Denoiser
 from vla_rl.toolkit.world_models import diffusion as D
 
 if TYPE_CHECKING:
@@ -24,9 +27,18 @@ if TYPE_CHECKING:
 MAX_GRADIENT = 1.0
 SIGMAS = (2e-3, 5.0, 7)
 """Of the sampler: smallest and largest noise level, rho."""
+AVERAGED = 50
+"""Updates that the running mean of all weights looks back on."""
 BATCH = 128
 """Rows that are imagined at once."""
-CHANGED = 2 * 8 / 255
+
+
+class Networks(nn.Module):
+    """What is trained by steps."""
+
+    def __init__(self, denoiser: Denoiser, heads: Heads) -> None:
+        super().__init__()
+        self.denoiser, self.heads = denoiser, heads
 
 
 class EDM(WorldModel):
@@ -46,34 +58,30 @@ class EDM(WorldModel):
         self.device = torch.device(context.device)
         self._low = torch.tensor(info.action_low, device=self.device)
         self._span = torch.tensor(info.action_high, device=self.device) - self._low
-        grid, frame = max(next(iter(sizes))) // config.fold, 3 * len(info.cameras) * config.fold**2
-        chunk, self._classes = context.chunk * info.action_dim + 1, 1 + 2 * context.chunk
+        frame, chunk = 3 * len(info.cameras) * config.fold**2, context.chunk * info.action_dim + 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(context.seed, "world-model/edm"))
             size, history = config.condition, config.history
             denoiser = Denoiser(frame, history, chunk, info.state_dim, config.channels, config.depths, size)
-            heads = Heads(frame, history * chunk, history, info.state_dim, self._classes, config.heads, size // 2, grid)
-        self.module = nn.ModuleDict({"denoiser": denoiser, "heads": heads}).to(self.device)
-        self._denoiser, self._heads = denoiser, heads
-        groups = [
-            group
-            for network, lr in ((denoiser, config.lr), (heads, config.heads_lr))
-            for group in _groups(network, lr, config.weight_decay)
-        ]
-        self._optimizer = torch.optim.AdamW(groups, eps=1e-8)
+            heads = Heads(len(info.cameras), info.action_dim, info.state_dim, config.heads, size)
+        motion = Motion(len(info.cameras), info.action_dim, info.state_dim)
+        networks = Networks(denoiser, heads)
+        average = AveragedModel(networks, avg_fn=_running_mean).requires_grad_(False)
+        self.module = nn.ModuleDict({"networks": networks, "average": average, "motion": motion}).to(self.device)
+        self._networks, self._average, self._motion = networks, average, motion
+        self._averaged: Networks = average.module  # type: ignore[assignment]
+        self._optimizers = {
+            "denoiser": torch.optim.AdamW(_groups(denoiser, config.lr, config.weight_decay), eps=1e-8),
+            "heads": torch.optim.AdamW(_groups(heads, config.heads_lr, config.heads_weight_decay), eps=1e-5),
+        }
         self._updates = 0
 
     def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
-        losses = self._losses(windows, noise)
-        self._optimizer.zero_grad()
-        sum(losses.values(), torch.zeros((), device=self.device)).backward()
-        norm = nn.utils.clip_grad_norm_(self._denoiser.parameters(), MAX_GRADIENT)
-        nn.utils.clip_grad_norm_(self._heads.parameters(), MAX_GRADIENT)
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["full_lr"] * min(1.0, (self._updates + 1) / max(self.config.warm_up, 1))
-        self._optimizer.step()
+        losses = self._losses(windows, noise, learn=True)
+        norm = self._step("denoiser", losses["denoising"])
+        self._average.update_parameters(self._networks)
         self._updates += 1
-        metrics = {name: loss.detach() for name, loss in losses.items()} | {"grad_norm": norm.detach()}
+        metrics = {name: loss.detach() for name, loss in losses.items()} | {"grad_norm": norm}
         return {name: float(value) for name, value in metrics.items()}
 
     @torch.no_grad()
@@ -89,10 +97,12 @@ class EDM(WorldModel):
             rows = slice(first, first + BATCH)
             past, state = self._frames(windows, rows), self._tensor(windows.state[rows, -1])
             chunks = self._chunks(windows, rows, actions)
-            after = self._sample(start[rows].to(self.device), past, chunks, state)
-            features = self._heads.look(past[:, -1], after, chunks, state, windows.instructions[rows])
+            after = self._sample(start[rows].to(self.device), self._followed(past, chunks, state), chunks, state)
+            path = self._motion.path(chunks[:, -1, :-1], state)
+            features = self._averaged.heads(self._pixels(past[:, -1]), path, windows.instructions[rows])
             frames.append(after)
-            states.append(self._heads.next_state(features, chunks[:, -1], state))
+            whole = torch.full((len(after),), actions.shape[1], device=self.device)
+            states.append(self._averaged.heads.next_state(features, path, whole))
         images, told = self._images(torch.cat(frames), windows), torch.cat(states).cpu().numpy()
         return Observation(images=images, instructions=windows.instructions, state=told if told.shape[1] else None)
 
@@ -102,60 +112,100 @@ class EDM(WorldModel):
         for first in range(0, len(windows.instructions), BATCH):
             rows = slice(first, first + BATCH)
             before, state = self._frames(windows, rows)[:, -1], self._tensor(windows.state[rows, -1])
-            following = self._folded([to_numpy(after.images[name])[rows, None] for name in self.cameras])[:, 0]
-            chunks = self._chunks(windows, rows, actions)
-            features = self._heads.look(before, following, chunks, state, windows.instructions[rows])
-            then = state if after.state is None else self._tensor(to_numpy(after.state)[rows])
-            found.append(self._heads.logits(features, then).softmax(-1))
+            path = self._motion.path(self._chunks(windows, rows, actions)[:, -1, :-1], state)
+            features = self._averaged.heads(self._pixels(before), path, windows.instructions[rows])
+            found.append(self._averaged.heads.logits(features).softmax(-1))
         chances: Array = torch.cat(found).cpu().numpy()
         return chances
 
     def training_state(self) -> Mapping[str, Any]:
-        return {"optimizer": _on_host(self._optimizer.state_dict()), "updates": self._updates}
+        optimizers = {name: _on_host(optimizer.state_dict()) for name, optimizer in self._optimizers.items()}
+        return {"optimizers": optimizers, "updates": self._updates}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
         self._updates = state["updates"]
 
     # ------------------------------------------------------------------------------------------------ inside
 
-    def _losses(self, windows: Windows, noise: Noise) -> dict[str, Tensor]:
-        """DIAMOND's: the first frame from recorded ones, those that follow from the model's own prediction of it, in
-        which there is no gradient. The heads learn on recorded and predicted frames alike."""
-        K, every = self.history, slice(None)
-        frames, state = self._frames(windows, every), self._tensor(windows.state)
-        chunks = self._chunks(windows, every)
+    def _step(self, network: str, loss: Tensor) -> Tensor:
+        """-> the norm of its gradient."""
+        optimizer = self._optimizers[network]
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self._networks.get_submodule(network).parameters(), MAX_GRADIENT)
+        for group in optimizer.param_groups:
+            group["lr"] = group["full_lr"] * min(1.0, (self._updates + 1) / max(self.config.warm_up, 1))
+        optimizer.step()
+        return norm.detach()
+
+    def _losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
+        """With `learn` the motion is observed, and the heads take their steps, which cost little beside the
+        denoiser's."""
+        recorded = self._frames(windows, slice(None))
+        if learn:
+            self._observe(windows, recorded)
+        networks = self._networks if learn else self._averaged
+        denoising, predicted = self._denoising(networks.denoiser, windows, recorded, noise)
+        found = self._of_heads(networks.heads, windows, recorded, predicted, noise if learn else None)
+        return {"denoising": denoising} | found
+
+    def _observe(self, windows: Windows, recorded: Tensor) -> None:
+        chunks, state = self._chunks(windows, slice(None)), self._tensor(windows.state)
+        played = torch.from_numpy(windows.executed.sum(-1)).to(self.device)
+        for t in range(self.history - 1, recorded.shape[1] - 1):
+            pair = self._pixels(recorded[:, t]), self._pixels(recorded[:, t + 1])
+            self._motion.observe(chunks[:, t, :-1], state[:, t], state[:, t + 1], played[:, t], pair)
+
+    def _denoising(self, denoiser: Denoiser, windows: Windows, recorded: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """-> DIAMOND's loss, and the frames: the first predicted from recorded ones, those that follow from the model's
+        own prediction of it, in which there is no gradient."""
+        K, frames, state = self.history, recorded, self._tensor(windows.state)
+        chunks = self._chunks(windows, slice(None))
         played = torch.from_numpy(windows.executed.any(-1)).to(self.device)
-        outcomes = torch.from_numpy(windows.outcomes).to(self.device)
-        rollout = frames.shape[1] - K
-        losses = dict.fromkeys(("denoising", "state", "outcome"), torch.zeros((), device=self.device))
-        recorded = frames.clone()
+        rollout, loss = frames.shape[1] - K, torch.zeros((), device=self.device)
         for i in range(rollout):
             draws = [torch.from_numpy(noise.normals(*shape)) for shape in ((), (frames.shape[2], 1, 1))]
             draws.append(torch.from_numpy(noise.normals(*frames.shape[2:])))
             level, offset, normals = (draw.to(self.device) for draw in draws)
-            real = played[:, K - 1 + i]
             past, target, so_far = frames[:, i : K + i], recorded[:, K + i], chunks[:, i : K + i]
-            before, then = state[:, K - 1 + i], state[:, K + i]
+            past = self._followed(past, so_far, state[:, K - 1 + i])
             sigma = D.training_sigmas(level, self.config.sigma_loc, self.config.sigma_scale)
             noisy = D.apply_noise(target, sigma, offset, normals, D.SIGMA_OFFSET_NOISE)
             c = D.compute_conditioners(sigma)
-            output = self._denoiser(noisy, c, past, so_far, before) + self._anchor(past, c)
+            output = self._output(denoiser, noisy, c, past, so_far, state[:, K - 1 + i])
             error = (output - D.network_target(target, noisy, c)).square()
             if self.config.changed_weight:
-                changed = (target - recorded[:, K + i - 1]).abs() > CHANGED
-                error = error * (1 + self.config.changed_weight * changed)
-            losses["denoising"] = losses["denoising"] + _mean(error, real) / rollout
+                error = error * (1 + self.config.changed_weight * _changed(recorded, K + i))
+            loss = loss + _mean(error, played[:, K - 1 + i]) / rollout
             predicted = D.wrap_model_output(noisy, output, c)
-            for earlier, later in ((recorded[:, K + i - 1], target), (past[:, -1], predicted)):
-                features = self._heads.look(earlier, later, so_far, before, windows.instructions)
-                error = (self._heads.next_state(features, so_far[:, -1], before) - then).square()
-                if error.shape[1]:
-                    losses["state"] = losses["state"] + _mean(error, real) / rollout
-                error = F.cross_entropy(self._heads.logits(features, then), outcomes[:, K - 1 + i], reduction="none")
-                losses["outcome"] = losses["outcome"] + _mean(error, real) / (2 * rollout)
             frames = torch.cat((frames[:, : K + i], predicted[:, None], frames[:, K + i + 1 :]), dim=1)
-        return losses
+        return loss, frames
+
+    def _of_heads(
+        self, heads: Heads, windows: Windows, recorded: Tensor, predicted: Tensor, learning: Noise | None
+    ) -> dict[str, Tensor]:
+        """They see recorded and predicted frames alike; with noise to learn with they take a step on each."""
+        K, state = self.history, self._tensor(windows.state)
+        chunks = self._chunks(windows, slice(None))
+        outcomes = torch.from_numpy(windows.outcomes).to(self.device)
+        steps = torch.from_numpy(windows.executed.sum(-1)).to(self.device)
+        found: dict[str, list[Tensor]] = {"state": [], "outcome": []}
+        for t in range(K - 1, recorded.shape[1] - 1):
+            path, count = self._motion.path(chunks[:, t, :-1], state[:, t]), steps[:, t]
+            for frames in (recorded, predicted)[: 1 if t < K else 2]:
+                features = heads(self._pixels(frames[:, t]), path, windows.instructions, learning)
+                missed = (heads.next_state(features, path, count.clamp(min=1)) - state[:, t + 1]).square()
+                ended = F.cross_entropy(heads.logits(features), outcomes[:, t], reduction="none")
+                losses = {"outcome": _mean(ended, count > 0)}
+                if missed.shape[1]:
+                    losses["state"] = _mean(missed, count > 0)
+                if learning is not None:
+                    self._step("heads", torch.stack(list(losses.values())).sum())
+                for name, loss in losses.items():
+                    found[name].append(loss.detach())
+        return {name: torch.stack(each).mean() for name, each in found.items() if each}
 
     def _sample(self, x: Tensor, past: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
         low, high, rho = SIGMAS
@@ -163,13 +213,18 @@ class EDM(WorldModel):
 
         def denoise(noisy: Tensor, sigma: Tensor) -> Tensor:
             c = D.compute_conditioners(sigma)
-            return D.wrap_model_output(noisy, self._denoiser(noisy, c, past, chunks, state) + self._anchor(past, c), c)
+            return D.wrap_model_output(noisy, self._output(self._averaged.denoiser, noisy, c, past, chunks, state), c)
 
         return D.quantised(D.sample(denoise, x, sigmas) + 1e-4)  # by rounding a level may have come out too low
 
-    def _anchor(self, past: Tensor, c: D.Conditioners) -> Tensor | float:
-        """With `residual`, what makes a network that says nothing predict the frame before where noise hides all."""
-        return (1 - c.c_skip) / c.c_out * past[:, -1] if self.config.residual else 0.0
+    def _output(
+        self, denoiser: Denoiser, noisy: Tensor, c: D.Conditioners, past: Tensor, chunks: Tensor, state: Tensor
+    ) -> Tensor:
+        """Of the network. With `residual`, one that says nothing predicts the frame before where noise hides all."""
+        low = getattr(torch, self.config.precision)
+        with torch.autocast(self.device.type, low, enabled=low is not torch.float32):
+            output: Tensor = denoiser(noisy, c, past, chunks, state).float()
+        return output + (1 - c.c_skip) / c.c_out * past[:, -1] if self.config.residual else output
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.as_tensor(to_numpy(array), dtype=torch.float32).to(self.device)
@@ -190,8 +245,20 @@ class EDM(WorldModel):
         flat = F.pixel_unshuffle(frames.flatten(0, 1), self.config.fold)
         return flat.reshape(*frames.shape[:2], *flat.shape[1:])
 
+    def _followed(self, past: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
+        """With `residual`: the last of past frames is shifted as far as its cameras go."""
+        if not self.config.residual:
+            return past
+        path = self._motion.path(chunks[:, -1, :-1], state)
+        last = F.pixel_unshuffle(self._motion.followed(self._pixels(past[:, -1]), path), self.config.fold)
+        return torch.cat((past[:, :-1], last[:, None]), dim=1)
+
+    def _pixels(self, frames: Tensor) -> Tensor:
+        """[B, channels, H / fold, W / fold] -> [B, cameras 3, H, W]."""
+        return F.pixel_shuffle(frames, self.config.fold)
+
     def _images(self, frames: Tensor, windows: Windows) -> dict[str, Any]:
-        pixels = F.pixel_shuffle(frames, self.config.fold).add(1).div(2).mul(255).round().byte().cpu()
+        pixels = self._pixels(frames).add(1).div(2).mul(255).round().byte().cpu()
         parts = pixels.reshape(len(pixels), len(self.cameras), 3, *pixels.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
         return {name: np.ascontiguousarray(parts[:, i]) for i, name in enumerate(self.cameras)}
 
@@ -218,12 +285,21 @@ def _groups(module: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
     ]
 
 
+def _running_mean(mean: Tensor, new: Tensor, count: int | Tensor) -> Tensor:
+    return mean + (new - mean) / (count + 1).clamp(max=AVERAGED)  # type: ignore[union-attr]
+
+
 def _on_host(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _on_host(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_on_host(part) for part in value]
     return value.cpu() if isinstance(value, Tensor) else value
+
+
+def _changed(frames: Tensor, t: int) -> Tensor:
+    """Where frame t of [B, T, channels, H, W] is not what the one before it was."""
+    return (frames[:, t] - frames[:, t - 1]).abs() > CHANGED
 
 
 def _mean(errors: Tensor, rows: Tensor) -> Tensor:

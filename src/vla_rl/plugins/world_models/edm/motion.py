@@ -1,0 +1,162 @@
+"""What follows from actions by least squares, and need not be learnt by steps: where the robot goes, where in each
+picture that is, and how far each camera's picture shifts with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor, nn
+
+CHANGED = 2 * 8 / 255
+"""Colours, from -1 to 1, that differ by more have changed."""
+RIDGE, TINY = 1e-4, 1e-12
+"""What least squares add to the mean square of an input: a share of itself, and enough for one that is always 0."""
+PICTURE = 64
+"""Larger pictures are made smaller, to so many pixels of their larger side."""
+
+
+class LeastSquares(nn.Module):
+    """y = W x + b by least squares over all pairs that were seen; 0 before."""
+
+    weight: Tensor
+    moments: Tensor
+    products: Tensor
+    seen: Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(inputs + 1, outputs))
+        self.register_buffer("moments", torch.zeros(inputs + 1, inputs + 1))
+        self.register_buffer("products", torch.zeros(inputs + 1, outputs))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight[:-1] + self.weight[-1]
+
+    def observe(self, x: Tensor, y: Tensor, counted: Tensor) -> None:
+        """Pairs x [B, inputs], y [B, outputs], of which those count that are true in bool [B]."""
+        kept = F.pad(x[counted], (0, 1), value=1.0)
+        self.seen += len(kept)
+        share = len(kept) / self.seen.clamp(min=1)
+        self.moments.lerp_(kept.T @ kept / max(len(kept), 1), share)
+        self.products.lerp_(kept.T @ y[counted] / max(len(kept), 1), share)
+        moments = self.moments.double()
+        ridge = torch.diag(RIDGE * moments.diagonal() + TINY)
+        self.weight.copy_(torch.linalg.solve(moments + ridge, self.products.double()))
+
+
+@frozen(eq=False, kw_only=True)
+class Path:
+    """Where a chunk leads, action by action."""
+
+    steps: Tensor
+    """[B, C, A]"""
+    start: Tensor
+    poses: Tensor
+    """Before the chunk, and after each action: [B, P], [B, C, P]."""
+    places: tuple[Tensor, ...]
+    """Of each camera: where in its picture that is, [B, C, 2]."""
+
+
+class Motion(nn.Module):
+    """Poses are the states; without a state, what the actions add up to since the picture."""
+
+    def __init__(self, cameras: int, actions: int, state: int) -> None:
+        super().__init__()
+        self.actions, pose = actions, state or actions
+        self.moved = LeastSquares(actions, state) if state else None
+        self.places: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
+        """Of poses, in pictures whose sides go from -1 to 1: the middle of the pixels that change, half of which show
+        where the robot was and half where it is. Linear: right for a camera that looks down on a table, and near
+        enough for many others."""
+        self.shifts: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
+        """Of changes of poses: by how much pictures shift. 0 for cameras that stand still."""
+
+    def path(self, chunk: Tensor, state: Tensor) -> Path:
+        """Of chunks [B, C A] from states [B, S]."""
+        steps = chunk.unflatten(1, (-1, self.actions))
+        if self.moved is None:
+            start, poses = torch.zeros_like(steps[:, 0]), steps.cumsum(1)
+        else:
+            start, poses = state, state[:, None] + self.moved(steps).cumsum(1)
+        return Path(steps=steps, start=start, poses=poses, places=tuple(place(poses) for place in self.places))
+
+    def followed(self, pictures: Tensor, path: Path) -> Tensor:
+        """Pictures [B, cameras 3, H, W], each shifted as far as its camera goes on the path; by whole pixels, so that
+        nothing blurs."""
+        moved = []
+        for picture, shift in zip(pictures.chunk(len(self.shifts), dim=1), self.shifts, strict=True):
+            sides = torch.tensor(picture.shape[:1:-1], device=picture.device)
+            by = (shift(path.poses[:, -1] - path.start) * sides / 2).round() * 2 / sides
+            still = torch.eye(2, device=picture.device).expand(len(by), -1, -1)
+            grid = F.affine_grid(torch.cat((still, -by[:, :, None]), dim=2), list(picture.shape), align_corners=False)
+            moved.append(F.grid_sample(picture, grid, "nearest", "border", align_corners=False))
+        return torch.cat(moved, dim=1)
+
+    def observe(self, chunk: Tensor, state: Tensor, then: Tensor, played: Tensor, pair: tuple[Tensor, Tensor]) -> None:
+        """Chunks [B, C A] of which so many actions were played (int64 [B], may be 0), the states before and after, and
+        the pictures before and after, [B, cameras 3, H, W]."""
+        steps, real = chunk.unflatten(1, (-1, self.actions)), played > 0
+        if self.moved is not None:
+            counted = torch.arange(steps.shape[1], device=chunk.device) < played[:, None]
+            mean = (steps * counted[:, :, None]).sum(1) / played.clamp(min=1)[:, None]
+            self.moved.observe(mean, (then - state) / played.clamp(min=1)[:, None], real)
+        path = self.path(chunk, state)
+        end = path.poses[torch.arange(len(played), device=chunk.device), played.clamp(min=1) - 1]
+        cameras = zip(*(at_most(pictures, PICTURE).chunk(len(self.places), dim=1) for pictures in pair), strict=True)
+        for (before, after), place, shift in zip(cameras, self.places, self.shifts, strict=True):
+            changed = (after - before).abs() > CHANGED
+            share = changed.float().mean(1).flatten(1)
+            whole = share.sum(1)
+            middle = share @ _cells(before) / whole.clamp(min=1e-6)[:, None]
+            place.observe((path.start + end) / 2, middle, real & (whole > 0))
+            by, sure = _shift(before, after)
+            shift.observe(end - path.start, by, real & sure)
+
+
+def at_most(x: Tensor, side: int) -> Tensor:
+    """Pictures [B, D, H, W] whose larger side has so many pixels at most."""
+    larger = max(x.shape[2:])
+    if larger <= side:
+        return x
+    return F.interpolate(x, [max(1, n * side // larger) for n in x.shape[2:]], mode="area")
+
+
+def _cells(x: Tensor) -> Tensor:
+    """Middles of the pixels of [.., H, W] in a picture whose sides go from -1 to 1: x and y, [H W, 2]."""
+    down, right = ((torch.arange(n, device=x.device) + 0.5) / n * 2 - 1 for n in x.shape[-2:])
+    return torch.stack(torch.meshgrid(right, down, indexing="xy"), dim=-1).reshape(-1, 2)
+
+
+def _shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much [B, 3, H, W] have to shift to be most alike, x and y as shares of half a side, [B, 2]; and whether
+    that explains half of the difference or more, bool [B]. Of what comes into view nothing is explained. By Fourier
+    transforms, all shifts by up to a quarter of the picture at once."""
+    height, width = before.shape[2:]
+    size = (height + height // 4, width + width // 4)  # so that what goes out on one side does not come in on another
+
+    def spectrum(x: Tensor) -> Tensor:
+        found: Tensor = torch.fft.rfft2(x, s=size)
+        return found
+
+    def correlation(spectrum: Tensor) -> Tensor:
+        """At (y, x): sums of the first picture times what of the second is y and x further."""
+        sums: Tensor = torch.fft.irfft2(spectrum, s=size)
+        return sums
+
+    one, other, ones = spectrum(before), spectrum(after), spectrum(torch.ones_like(before[:1, 0]))
+    squares = [spectrum(x.square().sum(1)) for x in (before, after)]
+    products = (one.conj() * other).sum(1)
+    errors = correlation(squares[0].conj() * ones + ones.conj() * squares[1] - 2 * products)
+    area = correlation(ones.conj() * ones)
+    ways = [torch.cat((torch.arange(n // 4 + 1), torch.arange(-(n // 4), 0))) for n in (height, width)]
+    rows, columns = (way.to(before.device) for way in ways)
+    errors, shared = (x[:, rows][:, :, columns].flatten(1) for x in (errors, area))
+    still, at = errors[:, 0], (errors / shared).argmin(1)
+    left = errors.gather(1, at[:, None])[:, 0] + still * (1 - shared[0, at] / (height * width))
+    sure = (still > height * width * CHANGED**2) & ((at == 0) | (left < still / 2))
+    y, x = rows[at // len(columns)], columns[at % len(columns)]
+    return torch.stack((x * 2 / width, y * 2 / height), dim=1).to(before), sure
