@@ -27,7 +27,7 @@ class EDMConfig:
     evaluations: int = field(default=3, validator=validators.ge(1))
     """Of the network, for one prediction: 1 will do where what follows is certain."""
     residual: bool = False
-    """Predict what changes: the frame before takes the place that noise leaves."""
+    """Predict what changes: the frame before, shifted as far as its camera goes, takes the place that noise leaves."""
     sigma_loc: float = -0.4
     sigma_scale: float = field(default=1.2, validator=POSITIVE)
     """Mean and deviation of the logarithm of noise levels in training."""
@@ -44,6 +44,7 @@ class EDMConfig:
     """Optimiser steps over which both rates rise."""
     weight_decay: float = field(default=1e-2, validator=NOT_NEGATIVE)
     heads_weight_decay: float = field(default=0.1, validator=NOT_NEGATIVE)
+    """Again of the denoiser, and of the network that tells state and outcome."""
 
     def __attrs_post_init__(self) -> None:
         if len(self.channels) != len(self.depths):

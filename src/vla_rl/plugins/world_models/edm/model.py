@@ -28,13 +28,13 @@ MAX_GRADIENT = 1.0
 SIGMAS = (2e-3, 5.0, 7)
 """Of the sampler: smallest and largest noise level, rho."""
 AVERAGED = 50
-"""Updates that the running mean of all weights looks back on."""
+"""Updates that the running mean of all weights looks back on: it is what imagines."""
 BATCH = 128
 """Rows that are imagined at once."""
 
 
 class Networks(nn.Module):
-    """What is trained by steps."""
+    """What is trained by gradients; motion is not."""
 
     def __init__(self, denoiser: Denoiser, heads: Heads) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class EDM(WorldModel):
     def _output(
         self, denoiser: Denoiser, noisy: Tensor, c: D.Conditioners, past: Tensor, chunks: Tensor, state: Tensor
     ) -> Tensor:
-        """Of the network. With `residual`, one that says nothing predicts the frame before where noise hides all."""
+        """Of the denoiser. With `residual`, one that says nothing predicts the last frame where noise hides all."""
         low = getattr(torch, self.config.precision)
         with torch.autocast(self.device.type, low, enabled=low is not torch.float32):
             output: Tensor = denoiser(noisy, c, past, chunks, state).float()
