@@ -39,12 +39,10 @@ class EDMConfig:
     """What the denoiser multiplies in. bfloat16 is faster where the hardware has it: GPUs, CPUs with AMX."""
     lr: float = field(default=1e-4, validator=POSITIVE)
     heads_lr: float = field(default=1e-4, validator=POSITIVE)
-    """Of the denoiser, and of the network that tells state and outcome."""
-    warm_up: int = field(default=100, validator=validators.ge(0))
-    """Optimiser steps over which both rates rise."""
     weight_decay: float = field(default=1e-2, validator=NOT_NEGATIVE)
     heads_weight_decay: float = field(default=0.1, validator=NOT_NEGATIVE)
-    """Again of the denoiser, and of the network that tells state and outcome."""
+    warm_up: int = field(default=100, validator=validators.ge(0))
+    """Rates and decays of the denoiser and of the heads; and optimiser steps over which both rates rise."""
 
     def __attrs_post_init__(self) -> None:
         if len(self.channels) != len(self.depths):
@@ -59,5 +57,4 @@ def build(config: EDMConfig, context: Context) -> Any:
     return EDM(config, context)
 
 
-SUMMARY = "Experimental: diffusion of the next frames (DIAMOND), with heads for state and outcome"
-plugin = Plugin(config=EDMConfig, build=build, summary=SUMMARY, presets=PRESETS)
+plugin = Plugin(config=EDMConfig, build=build, summary="Experimental: frames by diffusion (DIAMOND)", presets=PRESETS)
