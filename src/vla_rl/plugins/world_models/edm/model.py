@@ -16,7 +16,7 @@ from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import Context, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.plugins.world_models.edm.heads import Heads
-from vla_rl.plugins.world_models.edm.motion import CHANGED, Motion
+from vla_rl.plugins.world_models.edm.motion import CHANGED, Motion, Path
 from vla_rl.plugins.world_models.edm.networks import Denoiser
 from vla_rl.toolkit.world_models import diffusion as D
 
@@ -97,8 +97,8 @@ class EDM(WorldModel):
             rows = slice(first, first + BATCH)
             past, state = self._frames(windows, rows), self._tensor(windows.state[rows, -1])
             chunks = self._chunks(windows, rows, actions)
-            after = self._sample(start[rows].to(self.device), self._followed(past, chunks, state), chunks, state)
             path = self._motion.path(chunks[:, -1, :-1], state)
+            after = self._sample(start[rows].to(self.device), self._followed(past, path), chunks, state)
             features = self._averaged.heads(self._pixels(past[:, -1]), path, windows.instructions[rows])
             frames.append(after)
             whole = torch.full((len(after),), actions.shape[1], device=self.device)
@@ -141,14 +141,14 @@ class EDM(WorldModel):
         return norm.detach()
 
     def _losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
-        """With `learn` the motion is observed, and the heads take their steps, which cost little beside the
-        denoiser's."""
+        """With `learn` the heads take their steps, which cost little beside the denoiser's, and then the motion is
+        observed."""
         recorded = self._frames(windows, slice(None))
-        if learn:
-            self._observe(windows, recorded)
         networks = self._networks if learn else self._averaged
         denoising, predicted = self._denoising(networks.denoiser, windows, recorded, noise)
         found = self._of_heads(networks.heads, windows, recorded, predicted, noise if learn else None)
+        if learn:
+            self._observe(windows, recorded)
         return {"denoising": denoising} | found
 
     def _observe(self, windows: Windows, recorded: Tensor) -> None:
@@ -170,7 +170,7 @@ class EDM(WorldModel):
             draws.append(torch.from_numpy(noise.normals(*frames.shape[2:])))
             level, offset, normals = (draw.to(self.device) for draw in draws)
             past, target, so_far = frames[:, i : K + i], recorded[:, K + i], chunks[:, i : K + i]
-            past = self._followed(past, so_far, state[:, K - 1 + i])
+            past = self._followed(past, self._motion.path(so_far[:, -1, :-1], state[:, K - 1 + i]))
             sigma = D.training_sigmas(level, self.config.sigma_loc, self.config.sigma_scale)
             noisy = D.apply_noise(target, sigma, offset, normals, D.SIGMA_OFFSET_NOISE)
             c = D.compute_conditioners(sigma)
@@ -245,11 +245,10 @@ class EDM(WorldModel):
         flat = F.pixel_unshuffle(frames.flatten(0, 1), self.config.fold)
         return flat.reshape(*frames.shape[:2], *flat.shape[1:])
 
-    def _followed(self, past: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
+    def _followed(self, past: Tensor, path: Path) -> Tensor:
         """With `residual`: the last of past frames is shifted as far as its cameras go."""
         if not self.config.residual:
             return past
-        path = self._motion.path(chunks[:, -1, :-1], state)
         last = F.pixel_unshuffle(self._motion.followed(self._pixels(past[:, -1]), path), self.config.fold)
         return torch.cat((past[:, :-1], last[:, None]), dim=1)
 
