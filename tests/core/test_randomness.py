@@ -24,3 +24,18 @@ def test_a_row_draws_the_same_in_any_batch():
 
 def test_an_empty_batch_draws_nothing():
     assert Noise(0, "action", [], [], []).uniforms(2).shape == (0, 2)
+
+
+def test_calls_go_on_in_each_stream_whoever_draws_between():
+    """As one generator for each sample would, by numbers of 32 bits of which an odd count leaves half a word."""
+    keys = [3, 4], [0, 1], [7, 7]
+    own, other = Noise(1, "action", *keys), Noise(2, "evaluation", *keys)
+    drawn = []
+    for _ in range(3):
+        drawn += [own.uniforms(3), own.normals(2, 5)]
+        other.normals(1)
+    for sample, key in enumerate(zip(*keys, strict=True)):
+        alone = generator(1, "action", *key)
+        for uniforms, normals in zip(drawn[::2], drawn[1::2], strict=True):
+            assert np.array_equal(uniforms[sample], alone.random(3, np.float32))
+            assert np.array_equal(normals[sample], alone.standard_normal((2, 5), np.float32))

@@ -39,11 +39,11 @@ SHORT = {"before": False, "episodes_per_task": 1}
 ACTING = Mode(purpose="action", greedy=False, keep=True)
 
 
-def request(**fields):
-    """What a lane asks for that has nothing else to say."""
-    none = np.zeros(0, np.int64)
+def request(obs, *, positions, numbers, versions):
+    """What a lane asks for, at the first chunk of episodes, that has nothing else to say."""
+    asking = np.stack([positions, numbers, numbers, 0 * numbers, 0 * numbers, versions])
     nothing = {"finished": (), "again": (), "steps": 0, "ending": 0, "waiting": 0, "seconds": 0.0, "env_steps": 0}
-    return Request(**fields, keys=fields["numbers"], final_numbers=none, final_versions=none, final=None, **nothing)
+    return Request(asking=asking, obs=obs, ended=np.zeros((2, 0), np.int64), final=None, **nothing)
 
 
 def learner_of(model, algorithm):
@@ -191,10 +191,8 @@ def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
         return [(name, tensor + version) for name, tensor in start]
 
     def acting(version):
-        asked = [np.array([number]) for number in (0, 0, 0, version)]
-        keys = dict(zip(("numbers", "episodes", "chunks", "versions"), asked, strict=True))
-        obs = synthetic.observation(synthetic.env_info(), 1)
-        policy.act(ACTING, (0,), request(positions=np.array([0]), obs=obs, **keys))
+        obs, first = synthetic.observation(synthetic.env_info(), 1), np.array([0])
+        policy.act(ACTING, (0,), request(obs, positions=first, numbers=first, versions=np.array([version])))
         return used.pop()
 
     used = []
@@ -323,8 +321,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
 
     def act(rows):
         rows = np.array(rows)
-        keys = {"numbers": rows, "episodes": 0 * rows, "chunks": 0 * rows, "versions": 0 * rows - 1}
-        policy.act(ACTING, (0,), request(positions=rows, obs=obs.take(rows), **keys))
+        policy.act(ACTING, (0,), request(obs.take(rows), positions=rows, numbers=rows, versions=0 * rows - 1))
 
     act([0, 1, 2])
     policy.load(1, Publisher().publish(donor, 1, True))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from vla_rl.runtime.backends import wire
 from vla_rl.runtime.backends.wire import SMALL, Inbox, Outbox
@@ -93,3 +94,27 @@ def test_a_message_says_where_its_arrays_are():
     shared = pickle.loads(outbox.put(value_of(10**6), shared=True))
     assert Path(shared.path).exists() and all(offset % wire.ALIGNMENT == 0 for offset, _ in shared.spans)
     outbox.close()
+
+
+def test_memory_of_copies_is_used_again_but_not_while_anybody_refers_to_it():
+    outbox, inbox = Outbox(), Inbox()
+    values = [value_of(4 * SMALL, seed) for seed in range(4)]
+    kept = [inbox.take(outbox.put(value, shared=True)) for value in values]
+    assert all(map(same, kept, values)) and len(inbox.pool.blocks) == 4
+    view, tensor = kept[0]["image"][5:9], torch.from_numpy(kept[1]["image"])
+    there = {block.ctypes.data for block in inbox.pool.blocks}
+    del kept
+    found = inbox.take(outbox.put(value_of(4 * SMALL, 9), shared=True))
+    assert same(found, value_of(4 * SMALL, 9)) and found["image"].ctypes.data in there
+    assert np.array_equal(view, values[0]["image"][5:9]) and np.array_equal(tensor, values[1]["image"])
+    further = [inbox.take(outbox.put(value_of(4 * SMALL, seed), shared=True)) for seed in (10, 11)]
+    assert len(inbox.pool.blocks) == 5, "one of the four was free beside the first"
+    assert np.array_equal(view, values[0]["image"][5:9]) and np.array_equal(tensor, values[1]["image"])
+    assert all(map(same, further, [value_of(4 * SMALL, 10), value_of(4 * SMALL, 11)]))
+
+
+def test_memory_of_another_size_is_given_back():
+    outbox, inbox = Outbox(), Inbox()
+    for size in (16, 4, 64):
+        inbox.take(outbox.put(value_of(size * SMALL), shared=True))
+        assert [block.nbytes for block in inbox.pool.blocks] == [size * SMALL]

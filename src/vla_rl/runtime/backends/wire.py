@@ -10,16 +10,25 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from mmap import mmap
 from pathlib import Path
+from sys import getrefcount
 from typing import Any
 
+import numpy as np
 from attrs import frozen
+
+Array = np.ndarray[Any, Any]
 
 SMALL = 64 * 1024
 """Bytes of arrays that go in the message itself."""
 ALIGNMENT = 64
+LOOKS = 8
+"""Blocks that a `Pool` looks at before it makes another."""
+UNUSED = 2
+"""References to such a block that nobody uses: the one that looks, and the one with which it asks."""
 
 
 def here() -> tuple[str, str] | None:
@@ -109,6 +118,7 @@ class Inbox:
     def __init__(self) -> None:
         self.key = ""
         self.memory: mmap | None = None
+        self.pool = Pool()
 
     def take(self, message: Any) -> Any:
         """What was put. Arrays are copies, for records to keep."""
@@ -125,5 +135,37 @@ class Inbox:
             os.close(file)
         assert self.memory is not None
         with memoryview(self.memory) as view:
-            arrays = [bytearray(view[offset : offset + size]) for offset, size in value.spans]
+            parts = [view[offset : offset + size] for offset, size in value.spans]
+            arrays = [self.pool.copy(part) if part.nbytes > SMALL else bytearray(part) for part in parts]
         return pickle.loads(value.header, buffers=arrays)  # noqa: S301 - from our own actors
+
+
+class Pool:
+    """Memory for copies, which is used again when nobody refers to what was in it: pages that are new to a process take
+    several times as long to fill as it takes to copy into old ones, and the system gets back what is freed at the end
+    of a rollout."""
+
+    def __init__(self) -> None:
+        self.blocks: deque[Array] = deque()
+        """In the order in which they were filled."""
+
+    def copy(self, data: memoryview) -> Array:
+        """-> uint8 [n], with this in it."""
+        block = self._free(data.nbytes)
+        if block is None:
+            block = np.empty(data.nbytes, np.uint8)
+            self.blocks.append(block)
+        copied = block[: data.nbytes]
+        copied[:] = np.frombuffer(data, np.uint8)
+        return copied
+
+    def _free(self, size: int) -> Array | None:
+        """A block of that size or little more, if one is found soon; free ones of other sizes leave."""
+        for _ in range(min(LOOKS, len(self.blocks))):
+            block = self.blocks.popleft()
+            if getrefcount(block) > UNUSED:
+                self.blocks.append(block)
+            elif size <= block.nbytes <= 2 * size:
+                self.blocks.append(block)
+                return block
+        return None

@@ -101,10 +101,7 @@ class PolicyRole:
         actions: dict[int, Array] = {}
         if busy:
             obs = Observation.concat([request.obs for _, request in busy if request.obs is not None])
-            wanted = np.concatenate([request.versions for _, request in busy])
-            keys = [
-                np.concatenate([getattr(request, key) for _, request in busy]) for key in ("keys", "episodes", "chunks")
-            ]
+            _, _, *keys, wanted = np.concatenate([request.asking for _, request in busy], axis=1)
 
             def sample(rows: Array) -> Chunk:
                 noise = Noise(self.seed, mode.purpose, *(key[rows].tolist() for key in keys))
@@ -222,6 +219,8 @@ class PolicyRole:
         if self.lag and not self.past:
             self._remember()
         newest, found = self.version, []
+        if (wanted < 0).all():
+            return [(rows := np.arange(len(wanted)), newest, act(rows))]
         wanted = np.where(wanted < 0, newest, wanted)
         past = dict(self.past)
         try:

@@ -366,7 +366,9 @@ class Episodes:
         again: Sequence[tuple[int, int]] = (),
     ) -> Request:
         positions = np.flatnonzero(self.active)
-        number, key, episode, version = self.identity[positions].T.copy()
+        asking = np.empty((6, len(positions)), np.int64)
+        asking[0], asking[[1, 2, 3, 5]] = positions, self.identity[positions].T
+        asking[4] = self.accounts.chunks[positions]
         played = [len(self.records[row]) for row in positions.tolist()]
         obs = None
         if len(positions):
@@ -374,15 +376,9 @@ class Episodes:
             of = self.obs if whole else self.obs.take((positions[:, None] == self.obs_rows).argmax(1))
             obs = self._counted(of, positions)
         return Request(
-            positions=positions,
+            asking=asking,
             obs=obs,
-            numbers=number,
-            keys=key,
-            episodes=episode,
-            chunks=self.accounts.chunks[positions],
-            versions=version,
-            final_numbers=np.array([s.number for s in valued], np.int64),
-            final_versions=np.array([s.version for s in valued], np.int64),
+            ended=np.array([[s.number for s in valued], [s.version for s in valued]], np.int64),
             final=final,
             finished=tuple(finished),
             again=tuple(again),

@@ -75,22 +75,13 @@ class Finished:
 class Request:
     """What a policy is asked to do for one lane (act on `obs`, value `final`), and what the last chunk step brought."""
 
-    positions: Array
-    """int64 [R]: lane rows that want a chunk; empty when the lane has nothing to play."""
+    asking: Array
+    """int64 [6, R], of the rows that want a chunk, as one array for the way: `positions`, `numbers`, `keys`,
+    `episodes`, `chunks`, `versions`."""
     obs: Observation | None
     """Of these R rows."""
-    numbers: Array
-    """int64 [R]: their tickets."""
-    keys: Array
-    episodes: Array
-    chunks: Array
-    """int64 [R] each: key of the noise."""
-    versions: Array
-    """int64 [R]: of the weights that act; below 0: the newest."""
-    final_numbers: Array
-    """int64 [F]: tickets whose last chunk needs a bootstrap value."""
-    final_versions: Array
-    """int64 [F]: of the weights that value it; below 0: the newest."""
+    ended: Array
+    """int64 [2, F], of those whose last chunk needs a bootstrap value: `final_numbers`, `final_versions`."""
     final: Observation | None
     """Of these F rows: final observation where truncated, next observation at the end of a ticket."""
     finished: tuple[Finished, ...]
@@ -115,6 +106,49 @@ class Request:
     """What broke and was repaired."""
 
     @property
+    def positions(self) -> Array:
+        """int64 [R]: lane rows that want a chunk; empty when the lane has nothing to play."""
+        return _row(self.asking, 0)
+
+    @property
+    def numbers(self) -> Array:
+        """int64 [R]: their tickets."""
+        return _row(self.asking, 1)
+
+    @property
+    def keys(self) -> Array:
+        """int64 [R]: with `episodes` and `chunks`, [R] too, key of the noise."""
+        return _row(self.asking, 2)
+
+    @property
+    def episodes(self) -> Array:
+        return _row(self.asking, 3)
+
+    @property
+    def chunks(self) -> Array:
+        return _row(self.asking, 4)
+
+    @property
+    def versions(self) -> Array:
+        """int64 [R]: of the weights that act; below 0: the newest."""
+        return _row(self.asking, 5)
+
+    @property
+    def final_numbers(self) -> Array:
+        """int64 [F]: tickets whose last chunk needs a bootstrap value."""
+        return _row(self.ended, 0)
+
+    @property
+    def final_versions(self) -> Array:
+        """int64 [F]: of the weights that value it; below 0: the newest."""
+        return _row(self.ended, 1)
+
+    @property
     def done(self) -> bool:
         """The lane has nothing to play."""
         return not len(self.positions)
+
+
+def _row(of: Array, index: int) -> Array:
+    row: Array = of[index]
+    return row
