@@ -255,6 +255,26 @@ def test_tasks_alike_take_turns_in_a_row(env: Any) -> None:
 
 
 @pytest.mark.sim
+def test_a_camera_in_the_hand_and_the_place_of_the_goal(env: Any) -> None:
+    changes = {"robot": "panda_wristcam", "cameras": {"hand_camera": SIZE}, "goals_in_state": True}
+    both = make(task=None, tasks=("PickCube-v1", "PushCube-v1"), **changes)
+    assert both.info.state_dim == 16 + 3 and tuple(both.info.cameras) == ("hand_camera",)
+    seen = both.reset(ROW, np.array([3]), ROW)
+    goal = scene_of(both).env.goal_site.pose.p.numpy()
+    assert np.array_equal(seen.state[:, 16:], goal) and goal[0, 2] > 0
+    own = env.reset(ROW, np.array([3]), ROW).state
+    assert np.array_equal(seen.state[:, :6], own[:, :6]) and np.array_equal(scene_of(env).env.goal_site.pose.p, goal)
+    red, green, blue = seen.images["hand_camera"][0].reshape(-1, 3).astype(int).T
+    assert ((red > 150) & (green < 60) & (blue < 60)).any(), "the hand sees the cube"
+    assert not both.reset(ROW, np.array([1_000_003]), ROW).state[:, 16:].any()
+    both.close()
+    assert both.info.notes[-2:] == (
+        "goals_in_state: the state ends with the place of the goal",
+        "robot: panda_wristcam in place of the tasks' own",
+    )
+
+
+@pytest.mark.sim
 def test_two_arms_are_one_robot(env: Any) -> None:
     pair = make(task="TwoRobotStackCube-v1", max_steps=9)
     assert (pair.info.action_dim, pair.info.state_dim, pair.info.tasks[0].max_steps) == (14, 32, 9)

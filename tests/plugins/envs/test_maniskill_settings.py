@@ -73,6 +73,11 @@ def make(**changes: Any) -> Any:
             {"task": "PickCubeWidowXAI-v1"},
             "asks: 'Robot widowxai has .*\n.*mani_skill.utils.download_asset widowxai -y",
         ),
+        (
+            {"robot": "panda_wristcm"},
+            r"no robot for PickCube-v1; did you mean 'panda_wristcam'\?\n  there are: panda, .*panda_wristcam",
+        ),
+        ({"task": "TwoRobotPickCube-v1", "robot": "panda"}, "'panda' is no robot for TwoRobotPickCube-v1"),
         ({"backend": "gpu"}, "backend: gpu needs a CUDA device"),
     ],
 )
@@ -130,6 +135,8 @@ def test_numbers_of_an_action_are_known_where_a_panda_arm_acts() -> None:
     assert (
         plugin.action_dim(ManiSkillConfig(tasks=("StackCube-v1", "PickCube-v1"), control_mode="pd_ee_delta_pos")) == 4
     )
+    assert plugin.action_dim(ManiSkillConfig(task="PickCube-v1", robot="panda_wristcam")) == 7
+    assert plugin.action_dim(ManiSkillConfig(task="PickCube-v1", robot="fetch")) is None
     assert plugin.action_dim(ManiSkillConfig(task="PushT-v1")) is None
     assert plugin.action_dim(ManiSkillConfig(task="PickCube-v1", control_mode="pd_joint_vel")) is None
 

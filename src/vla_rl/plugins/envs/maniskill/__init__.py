@@ -37,6 +37,12 @@ class ManiSkillConfig:
     show_goals: bool = True
     """Draw goals that ManiSkill hides from cameras (PickCube's green sphere): a policy without them cannot know where
     to go. false: the pixels of ManiSkill's own benchmarks."""
+    goals_in_state: bool = False
+    """The state ends with the place of the goal, x, y and z in metres, as in the observations of ManiSkill's own visual
+    baselines: how far away a green sphere in the air is, one camera hardly shows. 0 for tasks whose observations have
+    none."""
+    robot: str | None = None
+    """A robot in place of the tasks' own, as ManiSkill names it: panda_wristcam is a Panda arm with a `hand_camera`."""
     processes: SharedProcesses = field(factory=SharedProcesses)
     """Processes of the rows, with `backend: cpu`."""
     rows_apart = property(checks.rows_apart)

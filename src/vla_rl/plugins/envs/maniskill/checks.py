@@ -20,6 +20,8 @@ from vla_rl.toolkit.envs.settings import check_camera_size
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 NAME_OF_A_TASK = re.compile(r"""["']([\w{}.-]+-v\d+)["']""")
+WRIST_CAMERA = "panda_wristcam"
+"""A Panda arm with a camera in its hand."""
 SHOWN = 5
 """Names in a message before it says how many more there are."""
 
@@ -53,7 +55,7 @@ def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> N
 
 def action_dim(config: Any) -> int | None:
     """Numbers of an action where the tasks are known to have one Panda arm, else None."""
-    if all(task in PANDA_TASKS for task in chosen_tasks(config)):
+    if config.robot in (None, "panda", WRIST_CAMERA) and all(task in PANDA_TASKS for task in chosen_tasks(config)):
         return PANDA_ACTIONS.get(config.control_mode)
     return None
 

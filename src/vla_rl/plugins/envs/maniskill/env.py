@@ -18,7 +18,7 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
-from vla_rl.plugins.envs.maniskill.checks import check_task, chosen_tasks, registered
+from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, chosen_tasks, registered
 from vla_rl.plugins.envs.maniskill.rows import MakeRow
 from vla_rl.plugins.envs.maniskill.scene import Place, Recipe, Scene
 from vla_rl.plugins.envs.maniskill.states import states_of
@@ -94,7 +94,10 @@ def examine(config: ManiSkillConfig, place: Place) -> list[Examined]:
     for name in chosen_tasks(config):
         check_task(name, config.instructions)
         try:
-            scene = Scene(Recipe(task=name, show_goals=False), evolve(place, physics="physx_cpu"))
+            if config.robot is not None:
+                _demand(config.robot, _robots(name), f"robot for {name}")
+            recipe = Recipe(task=name, show_goals=False, goals_in_state=config.goals_in_state, robot=config.robot)
+            scene = Scene(recipe, evolve(place, physics="physx_cpu"))
         except UserError:
             raise
         except Exception as exc:
@@ -125,8 +128,8 @@ def _examine(scene: Scene, config: ManiSkillConfig) -> Examined:
     words = own_words[0] if own_words else config.instructions.get(name) or INSTRUCTIONS[name]
     placements = len(getattr(env, "xyz_configs", ())) * len(getattr(env, "quat_configs", ()))
     return Examined(
-        recipe=Recipe(
-            task=name,
+        recipe=evolve(
+            scene.recipe,
             control_mode=config.control_mode,
             cameras={camera: _camera(env, name, camera, size) for camera, size in config.cameras.items()},
             dense=config.reward == "dense",
@@ -152,6 +155,15 @@ def _camera(env: Any, task: str, camera: str, size: int) -> dict[str, Any]:
     return change
 
 
+def _robots(task: str) -> list[str]:
+    """That a task is made for; where that is a Panda arm, one with a camera in its hand serves as well."""
+    from mani_skill.agents.registration import REGISTERED_AGENTS
+
+    made_for = registered()[task].cls.SUPPORTED_ROBOTS or REGISTERED_AGENTS
+    names = [robot for robot in made_for if isinstance(robot, str)]
+    return [*names, *({WRIST_CAMERA} if "panda" in names else ())]
+
+
 def _demand(name: str, known: Iterable[str], what: str) -> None:
     if name not in known:
         raise UserError(f"{name!r} is no {what}{did_you_mean(name, known)}\n  there are: {', '.join(known)}")
@@ -165,16 +177,19 @@ def _info(tasks: Sequence[Examined]) -> EnvInfo:
             raise UserError(
                 f"maniskill: tasks of one spec need robots alike in state and actions, these differ: {shapes}"
             )
-    drawn = [task.info.name for task in tasks if task.goals_drawn]
+    recipe, drawn = first.recipe, [task.info.name for task in tasks if task.goals_drawn]
+    notes = {
+        f"show_goals: markers that ManiSkill hides from cameras are drawn in {', '.join(drawn)}": bool(drawn),
+        "goals_in_state: the state ends with the place of the goal": recipe.goals_in_state,
+        f"robot: {recipe.robot} in place of the tasks' own": recipe.robot is not None,
+    }
     return EnvInfo(
-        cameras={name: (change["height"], change["width"]) for name, change in first.recipe.cameras.items()},
+        cameras={name: (change["height"], change["width"]) for name, change in recipe.cameras.items()},
         state_dim=first.state_dim,
         action_low=first.low,
         action_high=first.high,
         tasks=tuple(task.info for task in tasks),
-        notes=(f"show_goals: markers that ManiSkill hides from cameras are drawn in {', '.join(drawn)}",)
-        if drawn
-        else (),
+        notes=tuple(note for note, holds in notes.items() if holds),
     )
 
 

@@ -29,6 +29,9 @@ class Recipe:
     dense: bool = False
     """Whether steps give ManiSkill's normalized_dense reward, else success as 0 or 1."""
     show_goals: bool = True
+    goals_in_state: bool = False
+    robot: str | None = None
+    """None: the task's own."""
     placements: int = 0
     """Fixed placements of things among which the task chooses, rather than drawing them at random; 0: it draws."""
 
@@ -77,6 +80,7 @@ class Scene:
             render_backend=place.render,
             sensor_configs=deepcopy(dict(recipe.cameras)),
             **spec.default_kwargs,
+            **({} if recipe.robot is None else {"robot_uids": recipe.robot}),
         )
         self.device: torch.device = self.env.device
         self._stream = Stream(self.device)
@@ -126,10 +130,14 @@ class Scene:
 
     def state(self) -> Tensor:
         """Proprioception, float32 [N, S]: of each robot the positions of its joints [rad, m], then of those that have a
-        hand its position [m] and quaternion (w first) in the world."""
+        hand its position [m] and quaternion (w first) in the world; with `goals_in_state` the place of the goal [m]."""
         joints = [agent.robot.get_qpos() for agent in self.agents]
         hands = [getattr(agent, "tcp_pose", None) for agent in self.agents]
-        return torch.cat(joints + [hand.raw_pose for hand in hands if hand is not None], dim=1).float()
+        parts = joints + [hand.raw_pose for hand in hands if hand is not None]
+        if self.recipe.goals_in_state:
+            extra = self.env._get_obs_extra(self.env.get_info())
+            parts.append(extra.get("goal_pos", torch.zeros(self.num_envs, 3, device=self.device)))
+        return torch.cat(parts, dim=1).float()
 
     def instructions(self) -> list[str] | None:
         """In the task's own words, if it has any: one a row."""
