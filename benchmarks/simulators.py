@@ -316,9 +316,70 @@ def metaworld(options: argparse.Namespace) -> Figures:
     return metaworld_chunks(84) | metaworld_chunks(224) | metaworld_parts()
 
 
+# --------------------------------------------------------------------------------------------------- maniskill
+
+MANISKILL_CHUNK = 4
+
+
+def maniskill_env(size: int, cameras: tuple[str, ...], fast_render: bool) -> Any:
+    """PickCube with one row in this process."""
+    from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+
+    config = ManiSkillConfig(
+        task="PickCube-v1",
+        robot="panda_wristcam" if "hand_camera" in cameras else None,
+        cameras=dict.fromkeys(cameras, size),
+        control_mode="pd_ee_delta_pos",
+        backend="cpu",
+        fast_render=fast_render,
+    )
+    return plugin.build(config, Context(num_envs=1, chunk=MANISKILL_CHUNK))
+
+
+def maniskill_chunks(size: int, *cameras: str) -> Figures:
+    """Chunks of 4 and resets, with whole meshes and with simplified ones, and by how much the pictures differ."""
+    draw, nothing, row = np.random.default_rng(0), np.zeros((1, MANISKILL_CHUNK, 4), np.float32), np.zeros(1, int)
+    envs = {"exact": maniskill_env(size, cameras, False), "fast_render": maniskill_env(size, cameras, True)}
+    state = np.array([envs["exact"].reset_states("train")[0].id])
+
+    def actions() -> Array:
+        return draw.uniform(-1, 1, nothing.shape).astype(np.float32)
+
+    chunks = {n: lambda e=env: e.chunk_step(actions(), np.array([True]), False) for n, env in envs.items()}
+    resets = {n: lambda e=env: e.reset(row, state, row) for n, env in envs.items()}
+    again = side_by_side(resets, rounds=7)
+    side_by_side(chunks, rounds=2)
+    times = side_by_side(chunks, rounds=9)  # of the 50 actions of an episode
+    shown = [np.stack([image[0] for image in env.reset(row, state, row).images.values()]) for env in envs.values()]
+    for env in envs.values():
+        env.close()
+    key = f"maniskill_{size}px_{len(cameras)}_cameras"
+    return (
+        {f"{key}_steps_per_second_{name}": MANISKILL_CHUNK / median(times[name]) for name in times}
+        | {f"{key}_ratio": ratio(times, "exact", "fast_render")}
+        | {f"{key}_reset_ms_{name}": 1e3 * median(again[name]) for name in again}
+        | {f"{key}_pixels_apart_percent": 100 * (np.abs(np.subtract(*shown, dtype=int)).max(-1) > 16).mean()}
+    )
+
+
+def maniskill(options: argparse.Namespace) -> Figures:
+    """PickCube, drawn by a software driver or by a GPU where there is one."""
+    from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
+
+    use_unpacked_driver()
+    figures: Figures = {}
+    for size in (64, 128, 224):
+        figures |= maniskill_chunks(size, "base_camera") | maniskill_chunks(size, "base_camera", "hand_camera")
+    return figures
+
+
 # ---------------------------------------------------------------------------------------------------- all of them
 
-SECTIONS: dict[str, Callable[[argparse.Namespace], Figures]] = {"libero": libero, "metaworld": metaworld}
+SECTIONS: dict[str, Callable[[argparse.Namespace], Figures]] = {
+    "libero": libero,
+    "metaworld": metaworld,
+    "maniskill": maniskill,
+}
 
 
 def main() -> None:

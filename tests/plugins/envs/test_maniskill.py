@@ -275,6 +275,37 @@ def test_a_camera_in_the_hand_and_the_place_of_the_goal(env: Any) -> None:
 
 
 @pytest.mark.sim
+def test_simplified_meshes_look_alike_and_nothing_else_changes(env: Any) -> None:
+    changes = {"robot": "panda_wristcam", "cameras": {"base_camera": 2 * SIZE, "hand_camera": 2 * SIZE}}
+    pair = [make(**changes, fast_render=fast) for fast in (False, True)]
+    whole, simple = (play(one, 3, pressing(103)) for one in pair)
+    for one, other in zip(whole, simple, strict=True):
+        assert np.array_equal(one.state, other.state)
+        for name, image in one.images.items():
+            apart = np.abs(image.astype(int) - other.images[name]).max(-1)
+            assert (apart > 16).mean() < 0.03, "pixels that differ"
+    assert any(
+        not np.array_equal(one.images["base_camera"], other.images["base_camera"])
+        for one, other in zip(whole, simple, strict=True)
+    )
+    again = play(pair[1], 3, pressing(103))
+    assert all(map(same, simple, again))
+    drawn = [triangles_of(scene_of(one).env.scene.sub_scenes[0], "panda_link") for one in pair]
+    assert drawn[1] < drawn[0] / 4
+    assert pair[1].info.notes[-2] == "fast_render: meshes are drawn simplified"
+    for one in pair:
+        one.close()
+
+
+def triangles_of(scene: Any, name: str) -> int:
+    from sapien import render
+
+    named = [entity for entity in scene.entities if name in entity.name]
+    bodies = filter(None, (entity.find_component_by_type(render.RenderBodyComponent) for entity in named))
+    return sum(len(part.triangles) for body in bodies for shape in body.render_shapes for part in shape.parts)
+
+
+@pytest.mark.sim
 def test_two_arms_are_one_robot(env: Any) -> None:
     pair = make(task="TwoRobotStackCube-v1", max_steps=9)
     assert (pair.info.action_dim, pair.info.state_dim, pair.info.tasks[0].max_steps) == (14, 32, 9)

@@ -37,6 +37,9 @@ class ManiSkillConfig:
     show_goals: bool = True
     """Draw goals that ManiSkill hides from cameras (PickCube's green sphere): a policy without them cannot know where
     to go. false: the pixels of ManiSkill's own benchmarks."""
+    fast_render: bool = False
+    """Draw robots from simplified meshes: on processors several times as fast, and slightly other pixels, so not for
+    reported results."""
     goals_in_state: bool = False
     """The state ends with the place of the goal, x, y and z in metres, as in the observations of ManiSkill's own visual
     baselines: how far away a green sphere in the air is, one camera hardly shows. 0 for tasks whose observations have

@@ -59,6 +59,10 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
         raise UserError(
             f"maniskill: {name} loads other things for each episode, which a batch cannot; take backend: cpu"
         )
+    if config.fast_render:
+        raise UserError(
+            "maniskill: fast_render is for scenes of one row, on processors; leave it out with backend: gpu"
+        )
     info = evolve(info, deterministic=False)  # PhysX on a GPU adds up in any order
     return BatchEnv(info, states, Scene(recipes[0], place, context.num_envs), place, context.chunk)
 
@@ -134,6 +138,7 @@ def _examine(scene: Scene, config: ManiSkillConfig) -> Examined:
             cameras={camera: _camera(env, name, camera, size) for camera, size in config.cameras.items()},
             dense=config.reward == "dense",
             show_goals=config.show_goals,
+            fast_render=config.fast_render,
             placements=placements,
         ),
         info=TaskInfo(name=name, instruction=words, max_steps=limit, instruction_varies=own_words is not None),
@@ -180,6 +185,7 @@ def _info(tasks: Sequence[Examined]) -> EnvInfo:
     recipe, drawn = first.recipe, [task.info.name for task in tasks if task.goals_drawn]
     notes = {
         f"show_goals: markers that ManiSkill hides from cameras are drawn in {', '.join(drawn)}": bool(drawn),
+        "fast_render: meshes are drawn simplified": recipe.fast_render,
         "goals_in_state: the state ends with the place of the goal": recipe.goals_in_state,
         f"robot: {recipe.robot} in place of the tasks' own": recipe.robot is not None,
     }

@@ -14,6 +14,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from vla_rl.plugins.envs.maniskill.checks import registered
+from vla_rl.plugins.envs.maniskill.meshes import simplify
 from vla_rl.plugins.envs.maniskill.stream import Stream
 
 
@@ -29,6 +30,7 @@ class Recipe:
     dense: bool = False
     """Whether steps give ManiSkill's normalized_dense reward, else success as 0 or 1."""
     show_goals: bool = True
+    fast_render: bool = False
     goals_in_state: bool = False
     robot: str | None = None
     """None: the task's own."""
@@ -207,6 +209,9 @@ def _quiet(kind: Any, recipe: Recipe) -> Any:
 
         def _setup_sensors(self, options: Any) -> None:
             super()._setup_sensors(options)
+            if recipe.fast_render:
+                for scene in self.scene.sub_scenes:
+                    simplify(scene)
             if recipe.show_goals:
                 self._hidden_objects.clear()
             for name in set(self._sensors) - set(recipe.cameras):
