@@ -116,12 +116,17 @@ def libero_steps(task: Any, state: Array) -> Figures:
 
 def libero_chunks(task: Any, state: Array) -> Figures:
     """Chunks of 8 with two cameras: the official environment draws every step, ours the last one."""
-    with libero_official(task, state, cameras=True) as official, libero_scene(task, state) as ours:
+    with (
+        libero_official(task, state, cameras=True) as official,
+        libero_scene(task, state) as ours,
+        libero_scene(task, state, fast_render=True) as fast,
+    ):
         seen: dict[str, Any] = {}
         show = libero_shown(official)
         players = {
             "official": Player(lambda action: show() or seen.update(official.step(action)[0])),
             "exact": Player(ours.step, then=lambda: seen.update(ours=ours.images())),
+            "fast_render": Player(fast.step, then=fast.images),
         }
         times = side_by_side(players | {"limit": libero_limit(official)}, rounds=7)
         mine = seen["ours"]
@@ -130,6 +135,7 @@ def libero_chunks(task: Any, state: Array) -> Figures:
         )
     return {f"libero_chunk_ms_{name}": median(times[name]) * 1e3 for name in times} | {
         "libero_chunk_ratio": ratio(times, "official", "exact"),
+        "libero_chunk_ratio_fast_render": ratio(times, "official", "fast_render"),
         "libero_chunk_share_of_limit": ratio(times, "limit", "exact"),
         "libero_chunk_pictures_identical": float(identical),
     }

@@ -180,6 +180,36 @@ def test_fast_physics_differs_by_the_warm_start_alone() -> None:
     fast.close()
 
 
+@pytest.mark.sim
+def test_fast_render_draws_simpler_meshes_and_changes_nothing_else() -> None:
+    import mujoco
+
+    from vla_rl.plugins.envs.libero.meshes import CHANGED, simplified
+
+    exact, suite = build("libero_spatial", 0)
+    fast, _ = build("libero_spatial", 0, fast_render=True)
+    seen = []
+    for scene in (exact, fast):
+        scene.place(0, suite.initial_states(0)[0], 10)
+        scene.step(np.array([0.3, 0.1, -0.3, 0, 0, 0, 1]))
+        seen.append((scene.simulator_state(), scene.images()))
+    assert np.array_equal(seen[0][0], seen[1][0])
+    for camera, image in seen[0][1].items():
+        apart = np.abs(image.astype(int) - seen[1][1][camera]).max(-1)
+        assert 0 < (apart > 16).mean() < 0.08, f"pixels of {camera} that differ"
+    model = fast._model
+    whole = {name: getattr(model, name).copy() for name in CHANGED}
+    bowl = model.geom("akita_black_bowl_1_g0").dataid[0]
+    with simplified(model):
+        assert model.mesh_facenum.sum() < whole["mesh_facenum"].sum() / 2
+        assert model.mesh_facenum[bowl] < whole["mesh_facenum"][bowl] / 4
+        copied = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
+    copied.free()
+    assert all(np.array_equal(getattr(model, name), array) for name, array in whole.items())
+    exact.close()
+    fast.close()
+
+
 def resident(switches: int, resets: int) -> list[float]:
     """Memory of this process after each task switch and its resets [MiB]: two tasks in turn, one row."""
     config = LiberoConfig(suite="libero_spatial", tasks=(0, 1), cameras={"agentview": SIZE}, settle_steps=1)

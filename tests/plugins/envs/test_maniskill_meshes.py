@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.plugins.envs.maniskill.meshes import clustered
+from vla_rl.plugins.envs.maniskill.meshes import normals_of
+from vla_rl.toolkit.envs.meshes import clustered
 
 Array = np.ndarray[Any, Any]
 
@@ -25,9 +26,12 @@ def sphere(rings: int) -> tuple[Array, Array]:
 
 def test_a_shape_keeps_its_place_and_its_outside() -> None:
     vertices, triangles = sphere(60)
-    points, faces, normals = clustered(vertices, triangles, 0.2)
+    mesh = clustered(vertices, triangles, 10)
+    points, faces, normals = mesh.vertices, mesh.triangles, normals_of(vertices, triangles, mesh)
     assert 100 < len(points) < 700 and len(faces) < len(triangles) / 8
-    assert faces.dtype == np.uint32 and points.dtype == normals.dtype == np.float32
+    assert points.dtype == normals.dtype == np.float32
+    assert np.array_equal(mesh.into[triangles[mesh.kept]], faces)
+    assert np.abs(points[mesh.into] - vertices).max() < 0.2
     assert np.abs(np.linalg.norm(points, axis=1) - 1).max() < 0.05
     assert (normals * points).sum(1).min() > 0.95
     corners = points[faces]
@@ -37,16 +41,17 @@ def test_a_shape_keeps_its_place_and_its_outside() -> None:
 
 def test_small_cells_change_nothing_and_large_ones_leave_nothing() -> None:
     vertices, triangles = sphere(8)
-    points, faces, _ = clustered(vertices, triangles, 1e-3)
+    mesh = clustered(vertices, triangles, 2000)
+    points, faces = mesh.vertices, mesh.triangles
     area = np.linalg.norm(np.cross(*(points[faces[:, i]] - points[faces[:, 0]] for i in (1, 2))), axis=1).sum() / 2
     whole = np.linalg.norm(np.cross(*(vertices[triangles[:, i]] - vertices[triangles[:, 0]] for i in (1, 2))), axis=1)
     assert np.isclose(area, whole.sum() / 2, rtol=1e-5)
-    assert not len(clustered(vertices + 5, triangles, 10.0)[1])
+    assert not len(clustered(vertices, triangles, 1).triangles)
 
 
 def test_two_sides_of_a_sheet_both_stay() -> None:
     square = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], float)
     above, below = [[0, 1, 2], [0, 2, 3]], [[2, 1, 0], [3, 2, 0]]
     sheet = np.concatenate([square + [0, 0, 1e-3], square])
-    faces = clustered(sheet, np.array(above + [[a + 4 for a in t] for t in below]), 0.5)[1]
+    faces = clustered(sheet, np.array(above + [[a + 4 for a in t] for t in below]), 8).triangles
     assert len(faces) == 4

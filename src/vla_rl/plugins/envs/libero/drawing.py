@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from weakref import WeakValueDictionary
@@ -14,6 +15,7 @@ import mujoco
 import numpy as np
 
 from vla_rl.plugins.envs.libero.compiled import Kept
+from vla_rl.plugins.envs.libero.meshes import simplified
 from vla_rl.plugins.envs.libero.suites import Array
 
 MOST_GEOMS = 1000
@@ -69,18 +71,22 @@ def textures(pictures: Sequence[str | None], kept: Kept) -> list[Texture | None]
 class Camera:
     """Draws one model as robosuite does: visual meshes only."""
 
-    def __init__(self, model: mujoco.MjModel, shown: Sequence[Texture | None], largest: int) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, shown: Sequence[Texture | None], largest: int, simple: bool = False
+    ) -> None:
         """
         Args:
             shown: by texture number; None: the model's own.
             largest: height or width of the largest picture.
+            simple: draw simplified meshes.
         """
         if not model.light_castshadow.any():
             model.vis.quality.shadowsize = 0  # its map would take 64 MiB
         model.vis.global_.offwidth = model.vis.global_.offheight = largest
         gl_context().make_current()
         self._model, self.textures = model, tuple(texture for texture in shown if texture is not None)
-        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        with simplified(model) if simple else nullcontext():
+            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         self._own = self._context.texture.copy()
         for number, texture in enumerate(shown):
             if texture is not None:

@@ -103,7 +103,7 @@ class Scene:
 
     Args:
         cameras: name -> height and width in pixels.
-        fast_render: no reflections.
+        fast_render: no reflections, simplified meshes.
         fast_physics: one solver pass in each sub-step, see `stepping`.
         device: torch's name of the device on which the first scene of a process has all of them drawn.
         kept: where compiled models are.
@@ -143,7 +143,9 @@ class Scene:
         self._env.sim.reset = self._reset_simulator
         self._loop = ControlLoop(self._env, fast_physics)
         self._draw, self._start = lru_cache(REMEMBERED)(self._drawn), lru_cache(REMEMBERED)(self._started)
-        self._camera = Camera(self._model, textures(pictures, kept), max(cameras.values())) if cameras else None
+        self._camera = None
+        if cameras:
+            self._camera = Camera(self._model, textures(pictures, kept), max(cameras.values()), fast_render)
         self._film = mujoco.MjData(self._model)
         self._developed: Seen | None = None
 

@@ -1,5 +1,5 @@
-"""Simpler meshes in the place of those that are drawn. A Panda arm has 135,000 triangles, and a processor spends nine
-tenths of a small picture on them."""
+"""Simpler meshes in the place of those that are drawn: a Panda arm has 135,000 triangles, on which a processor spends
+nine tenths of a small picture."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.toolkit.envs.meshes import Clustered, clustered
+
 Array = np.ndarray[Any, Any]
-CELL = 0.008
-"""Metres: vertices within a cube of this edge become one."""
+CELLS = 32
+"""Along the longest side of a mesh; vertices within one become one."""
 MANY = 1000
 """Triangles; shapes with fewer stay as they are."""
 
@@ -34,30 +36,13 @@ def simplify(scene: Any) -> None:
         entity.add_component(lighter)
 
 
-def clustered(vertices: Array, triangles: Array, cell: float) -> tuple[Array, Array, Array]:
-    """Vertices [V, 3] in metres and triangles [T, 3] with one vertex for those within each cube of edge `cell`, their
-    mean (Rossignac and Borrel 1993). -> float32 [V', 3], uint32 [T', 3] without those that vanish or come twice, and
-    normals float32 [V', 3], means of the old triangles by their areas."""
-    places = np.floor(vertices / cell).astype(np.int64)
-    places -= places.min(0)
-    sides = places.max(0) + 1
-    _, into, counts = np.unique(
-        np.ravel_multi_index(tuple(places.T), tuple(sides)), return_inverse=True, return_counts=True
-    )
+def normals_of(vertices: Array, triangles: Array, mesh: Clustered) -> Array:
+    """float32 [V', 3]: the mean of the old triangles' at each new vertex, by their areas."""
     corners = vertices[triangles]
-    areas = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    merged = into[triangles]
-
-    def sums(of: Array, numbers: Array) -> Array:
-        return np.stack([np.bincount(of, column, len(counts)) for column in numbers.T], axis=1)
-
-    normals = sums(merged.ravel(), areas.repeat(3, axis=0))
-    normals /= np.linalg.norm(normals, axis=1, keepdims=True).clip(1e-12)
-    kept = merged[(merged != np.roll(merged, 1, axis=1)).all(1)]
-    turns = kept.argmin(1)[:, None] + np.arange(3)  # from the smallest on; the way round says which side is outside
-    triangles = np.unique(np.take_along_axis(kept, turns % 3, axis=1), axis=0)
-    middles = sums(into, vertices) / counts[:, None]
-    return middles.astype(np.float32), triangles.astype(np.uint32), normals.astype(np.float32)
+    areas = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]).repeat(3, axis=0)
+    at = mesh.into[triangles].ravel()
+    normals = np.stack([np.bincount(at, column, len(mesh.vertices)) for column in areas.T], axis=1)
+    return (normals / np.linalg.norm(normals, axis=1, keepdims=True).clip(1e-12)).astype(np.float32)
 
 
 def _is_heavy(shape: Any) -> bool:
@@ -78,11 +63,13 @@ def _lighter(shape: Any) -> list[Any]:
     for i, part in enumerate(shape.parts):
         key = (shape.filename, tuple(scale.tolist()), i)
         if key not in _MADE:
-            _MADE[key] = clustered(np.asarray(part.vertices) * scale, np.asarray(part.triangles, np.int64), CELL)
-        vertices, triangles, normals = _MADE[key]
-        if len(triangles):
-            none = np.zeros((len(vertices), 2), np.float32)
-            lighter = render.RenderShapeTriangleMesh(vertices, triangles, normals, none, part.material)
+            vertices, triangles = np.asarray(part.vertices) * scale, np.asarray(part.triangles, np.int64)
+            mesh = clustered(vertices, triangles, CELLS)
+            _MADE[key] = mesh.vertices, mesh.triangles.astype(np.uint32), normals_of(vertices, triangles, mesh)
+        points, corners, normals = _MADE[key]
+        if len(corners):
+            none = np.zeros((len(points), 2), np.float32)
+            lighter = render.RenderShapeTriangleMesh(points, corners, normals, none, part.material)
             lighter.local_pose = shape.local_pose
             found.append(lighter)
     return found

@@ -1,0 +1,44 @@
+"""Simpler meshes for pictures: two 64-pixel ones of a LIBERO scene are 600,000 triangles, on which a processor spends
+nine tenths of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mujoco
+
+from vla_rl.toolkit.envs.meshes import clustered
+
+CELLS = 32
+"""Along the longest side of a mesh; vertices within one become one."""
+MANY = 1000
+"""Triangles; meshes with fewer stay as they are."""
+CHANGED = ("mesh_vert", "mesh_face", "mesh_facenormal", "mesh_facetexcoord", "mesh_facenum")
+
+
+@contextmanager
+def simplified(model: mujoco.MjModel) -> Iterator[None]:
+    """Meanwhile the model's meshes are simpler, for whoever copies them to a graphics card; what is simulated with it
+    afterwards is as before. Corners keep their normals and their places in textures."""
+    whole = {name: getattr(model, name).copy() for name in CHANGED}
+    try:
+        for mesh in range(model.nmesh):
+            faces, vertices = int(model.mesh_faceadr[mesh]), int(model.mesh_vertadr[mesh])
+            all_faces = slice(faces, faces + int(model.mesh_facenum[mesh]))
+            all_vertices = slice(vertices, vertices + int(model.mesh_vertnum[mesh]))
+            if model.mesh_facenum[mesh] <= MANY:
+                continue
+            simple = clustered(model.mesh_vert[all_vertices], model.mesh_face[all_faces], CELLS)
+            if not len(simple.kept):
+                continue
+            left = slice(faces, faces + len(simple.kept))
+            model.mesh_vert[vertices : vertices + len(simple.vertices)] = simple.vertices
+            model.mesh_face[left] = simple.triangles
+            for corners in (model.mesh_facenormal, model.mesh_facetexcoord):
+                corners[left] = corners[all_faces][simple.kept]
+            model.mesh_facenum[mesh] = len(simple.kept)
+        yield
+    finally:
+        for name, array in whole.items():
+            getattr(model, name)[:] = array
