@@ -63,7 +63,7 @@ def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
             states["train"] += [ResetState(id=i, task=task.name) for i in drawn]
     notes = {
         "train_states: official: training starts from the evaluation states": config.train_states == "official",
-        "fast_render: no reflections, simplified meshes: other pixels than the official simulator's": config.fast_render,
+        "fast_render: no reflections, simpler meshes: other pixels than the official simulator's": config.fast_render,
         "fast_physics: states differ from the official simulator's, typically by 2e-6": config.fast_physics,
     }
     info = EnvInfo(
