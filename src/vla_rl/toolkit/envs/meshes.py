@@ -9,6 +9,10 @@ import numpy as np
 from attrs import frozen
 
 Array = np.ndarray[Any, Any]
+MANY = 1000
+"""Triangles; meshes with fewer need not be made simpler."""
+CELLS = 32
+"""As `clustered` takes them: what is left looks alike in pictures of 224 pixels."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -25,7 +29,7 @@ class Clustered:
     """int64 [V]: what each of the old vertices became."""
 
 
-def clustered(vertices: Array, triangles: Array, cells: int) -> Clustered:
+def clustered(vertices: Array, triangles: Array, cells: int = CELLS) -> Clustered:
     """One vertex for those within each cube, their mean (Rossignac and Borrel 1993); triangles that vanish, or come
     twice the same way round, leave.
 
@@ -45,3 +49,12 @@ def clustered(vertices: Array, triangles: Array, cells: int) -> Clustered:
     _, first = np.unique(np.take_along_axis(merged[whole], turned % 3, axis=1), axis=0, return_index=True)
     kept = whole[np.sort(first)]
     return Clustered(vertices=middles.astype(np.float32), triangles=merged[kept], kept=kept, into=into)
+
+
+def normals_of(vertices: Array, triangles: Array, mesh: Clustered) -> Array:
+    """float32 [V', 3]: the mean of the old triangles' at each new vertex, by their areas."""
+    corners = vertices[triangles]
+    areas = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]).repeat(3, axis=0)
+    at = mesh.into[triangles].ravel()
+    normals = np.stack([np.bincount(at, column, len(mesh.vertices)) for column in areas.T], axis=1)
+    return (normals / np.linalg.norm(normals, axis=1, keepdims=True).clip(1e-12)).astype(np.float32)

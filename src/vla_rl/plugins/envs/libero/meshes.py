@@ -8,12 +8,8 @@ from contextlib import contextmanager
 
 import mujoco
 
-from vla_rl.toolkit.envs.meshes import clustered
+from vla_rl.toolkit.envs.meshes import MANY, clustered
 
-CELLS = 32
-"""Along the longest side of a mesh; vertices within one become one."""
-MANY = 1000
-"""Triangles; meshes with fewer stay as they are."""
 CHANGED = ("mesh_vert", "mesh_face", "mesh_facenormal", "mesh_facetexcoord", "mesh_facenum")
 
 
@@ -29,7 +25,7 @@ def simplified(model: mujoco.MjModel) -> Iterator[None]:
             all_vertices = slice(vertices, vertices + int(model.mesh_vertnum[mesh]))
             if model.mesh_facenum[mesh] <= MANY:
                 continue
-            simple = clustered(model.mesh_vert[all_vertices], model.mesh_face[all_faces], CELLS)
+            simple = clustered(model.mesh_vert[all_vertices], model.mesh_face[all_faces])
             if not len(simple.kept):
                 continue
             left = slice(faces, faces + len(simple.kept))

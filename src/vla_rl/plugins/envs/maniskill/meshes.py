@@ -7,13 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.toolkit.envs.meshes import Clustered, clustered
+from vla_rl.toolkit.envs.meshes import MANY, clustered, normals_of
 
 Array = np.ndarray[Any, Any]
-CELLS = 32
-"""Along the longest side of a mesh; vertices within one become one."""
-MANY = 1000
-"""Triangles; shapes with fewer stay as they are."""
 
 _MADE: dict[tuple[str, tuple[float, ...], int], tuple[Array, Array, Array]] = {}
 """By file, scale and part: scenes are built anew at each reset."""
@@ -36,15 +32,6 @@ def simplify(scene: Any) -> None:
         entity.add_component(lighter)
 
 
-def normals_of(vertices: Array, triangles: Array, mesh: Clustered) -> Array:
-    """float32 [V', 3]: the mean of the old triangles' at each new vertex, by their areas."""
-    corners = vertices[triangles]
-    areas = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]).repeat(3, axis=0)
-    at = mesh.into[triangles].ravel()
-    normals = np.stack([np.bincount(at, column, len(mesh.vertices)) for column in areas.T], axis=1)
-    return (normals / np.linalg.norm(normals, axis=1, keepdims=True).clip(1e-12)).astype(np.float32)
-
-
 def _is_heavy(shape: Any) -> bool:
     from sapien import render
 
@@ -64,7 +51,7 @@ def _lighter(shape: Any) -> list[Any]:
         key = (shape.filename, tuple(scale.tolist()), i)
         if key not in _MADE:
             vertices, triangles = np.asarray(part.vertices) * scale, np.asarray(part.triangles, np.int64)
-            mesh = clustered(vertices, triangles, CELLS)
+            mesh = clustered(vertices, triangles)
             _MADE[key] = mesh.vertices, mesh.triangles.astype(np.uint32), normals_of(vertices, triangles, mesh)
         points, corners, normals = _MADE[key]
         if len(corners):

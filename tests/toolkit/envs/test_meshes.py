@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.plugins.envs.maniskill.meshes import normals_of
-from vla_rl.toolkit.envs.meshes import clustered
+from vla_rl.toolkit.envs.meshes import clustered, normals_of
 
 Array = np.ndarray[Any, Any]
 
