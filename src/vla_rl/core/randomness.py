@@ -32,20 +32,15 @@ def derived_seed(seed: int, purpose: str, number: int = 0, episode: int = 0) -> 
 class Noise:
     """Random numbers for B samples; sample b draws from its own key. Successive calls go on in each stream.
 
-    One generator of the thread takes the state of each sample in turn: to make one for each takes ten times as long.
-    Where a stream stands is kept from the second call on, which makes the first one's draws again: most models call
-    once, and to ask for a state takes as long as to draw.
+    One generator of the thread takes the state of each sample in turn, and draws anew what earlier calls drew: to ask
+    it where a stream stands takes longer than the few draws of a model.
     """
 
     def __init__(self, seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):
-        key = (seed & (2**64 - 1), crc32(purpose.encode()))
-        self._states: list[dict[str, Any]] = [
-            {**_FRESH, "state": {"counter": (0, int(n), int(e), int(c)), "key": key}}
-            for n, e, c in zip(numbers, episodes, chunks, strict=True)
-        ]
-        self._called = False
-        self._first: tuple[Draw, tuple[int, ...]] | None = None
-        """The first call, until there is a second one."""
+        key, keys = (seed & (2**64 - 1), crc32(purpose.encode())), zip(numbers, episodes, chunks, strict=True)
+        counters = [(0, int(number), int(episode), int(chunk)) for number, episode, chunk in keys]
+        self._states = [{**_FRESH, "state": {"counter": counter, "key": key}} for counter in counters]
+        self._calls: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
 
     def __len__(self) -> int:
         return len(self._states)
@@ -58,23 +53,14 @@ class Noise:
         """float32 [B, *shape], standard normal."""
         return self._draw(np.random.Generator.standard_normal, shape)
 
-    def _draw(self, method: Draw, shape: tuple[int, ...]) -> Array:
-        if not hasattr(_OF_THREAD, "generator"):
-            _OF_THREAD.generator = generator(0, "")
-        own, drawn = _OF_THREAD.generator, np.empty((len(self), *shape), np.float32)
-        stream, first, again = own.bit_generator, self._first, self._called
+    def _draw(self, method: Callable[..., Any], shape: tuple[int, ...]) -> Array:
+        self._calls.append((method, shape))
+        drawn, kept = np.empty((len(self), *shape), np.float32), vars(_OF_THREAD)
+        own = kept.get("generator") or kept.setdefault("generator", generator(0, ""))
         for sample, state in enumerate(self._states):
-            stream.state = state
-            if first is not None:
-                first[0](own, first[1], np.float32)
-            drawn[sample] = method(own, shape, np.float32)
-            if again:
-                self._states[sample] = stream.state
-        self._first, self._called = None if again else (method, shape), True
+            own.bit_generator.state = state
+            drawn[sample] = [call(own, size, np.float32) for call, size in self._calls][-1]
         return drawn
 
 
-Draw = Callable[[np.random.Generator, tuple[int, ...], Any], Any]
-_FRESH = generator(0, "").bit_generator.state
-"""Of a generator that has drawn nothing."""
-_OF_THREAD = threading.local()
+_OF_THREAD, _FRESH = threading.local(), generator(0, "").bit_generator.state

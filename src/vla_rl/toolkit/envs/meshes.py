@@ -57,4 +57,6 @@ def normals_of(vertices: Array, triangles: Array, mesh: Clustered) -> Array:
     areas = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]).repeat(3, axis=0)
     at = mesh.into[triangles].ravel()
     normals = np.stack([np.bincount(at, column, len(mesh.vertices)) for column in areas.T], axis=1)
-    return (normals / np.linalg.norm(normals, axis=1, keepdims=True).clip(1e-12)).astype(np.float32)
+    lengths: Array = np.linalg.norm(normals, axis=1, keepdims=True)
+    unit: Array = (normals / lengths.clip(1e-12)).astype(np.float32)
+    return unit

@@ -29,8 +29,7 @@ class LiberoConfig:
     """Initial states per task in the train split, 1 to 500, drawn from the task's own placement regions; or "official":
     the 50 evaluation states, as some published recipes train, which results.json then says."""
     fast_render: bool = False
-    """Leave out reflections and draw simplified meshes: on processors several times as fast, and slightly other pixels,
-    so not for reported results."""
+    """No reflections, simplified meshes: faster, with slightly other pixels, so not for reported results."""
     fast_physics: bool = False
     """Solve once a physics step instead of three times: faster; states differ from the official ones, typically by
     2e-6, by millimetres where contacts amplify it."""
