@@ -344,12 +344,12 @@ def maniskill_env(size: int, cameras: tuple[str, ...], fast_render: bool) -> Any
 
 def maniskill_chunks(size: int, *cameras: str) -> Figures:
     """Chunks of 4 and resets, with whole meshes and with simplified ones, and by how much the pictures differ."""
-    draw, nothing, row = np.random.default_rng(0), np.zeros((1, MANISKILL_CHUNK, 4), np.float32), np.zeros(1, int)
+    draw, row = np.random.default_rng(0), np.zeros(1, int)
     envs = {"exact": maniskill_env(size, cameras, False), "fast_render": maniskill_env(size, cameras, True)}
     state = np.array([envs["exact"].reset_states("train")[0].id])
 
     def actions() -> Array:
-        return draw.uniform(-1, 1, nothing.shape).astype(np.float32)
+        return draw.uniform(-1, 1, (1, MANISKILL_CHUNK, 4)).astype(np.float32)
 
     chunks = {n: lambda e=env: e.chunk_step(actions(), np.array([True]), False) for n, env in envs.items()}
     resets = {n: lambda e=env: e.reset(row, state, row) for n, env in envs.items()}
