@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from vla_rl.core.randomness import Noise, generator
 
@@ -26,16 +27,17 @@ def test_an_empty_batch_draws_nothing():
     assert Noise(0, "action", [], [], []).uniforms(2).shape == (0, 2)
 
 
-def test_calls_go_on_in_each_stream_whoever_draws_between():
+@pytest.mark.parametrize("many", [5, 1001])
+def test_calls_go_on_in_each_stream_whoever_draws_between(many: int):
     """As one generator for each sample would, by numbers of 32 bits of which an odd count leaves half a word."""
     keys = [3, 4], [0, 1], [7, 7]
     own, other = Noise(1, "action", *keys), Noise(2, "evaluation", *keys)
     drawn = []
     for _ in range(3):
-        drawn += [own.uniforms(3), own.normals(2, 5)]
+        drawn += [own.uniforms(3), own.normals(2, many)]
         other.normals(1)
     for sample, key in enumerate(zip(*keys, strict=True)):
         alone = generator(1, "action", *key)
         for uniforms, normals in zip(drawn[::2], drawn[1::2], strict=True):
             assert np.array_equal(uniforms[sample], alone.random(3, np.float32))
-            assert np.array_equal(normals[sample], alone.standard_normal((2, 5), np.float32))
+            assert np.array_equal(normals[sample], alone.standard_normal((2, many), np.float32))

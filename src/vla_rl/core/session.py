@@ -42,8 +42,7 @@ class Session(ABC):
     _begun: float = field(factory=perf_counter, init=False)
     _phase: tuple[str, int, int] = field(default=("starting", 0, 0), init=False)
 
-    doing: ClassVar[str]
-    """For `Run.doing`."""
+    doing: ClassVar[str]  # for `Run.doing`
 
     @staticmethod
     @abstractmethod
@@ -132,8 +131,7 @@ class Session(ABC):
         """All of it; the rest is as in `run`."""
         state = self.state
         self._begun = perf_counter() - state.wall_seconds
-        self.runtime.progress, self.runtime.on_fault = self.progress, self._fault
-        self.runtime.tick = self._meanwhile
+        self.runtime.progress, self.runtime.on_fault, self.runtime.tick = self.progress, self._fault, self._meanwhile
         self.events.on_run_start(self.about)
         self.trace("start")
         try:

@@ -98,7 +98,7 @@ def test_the_preset_tiny_has_about_two_million_parameters():
 def test_folding_and_unfolding_lose_nothing():
     model, windows = make(), pushed(3)
     windows.images["top"][:] = np.random.default_rng(0).integers(0, 256, windows.images["top"].shape, np.uint8)
-    frames = model._frames(windows, slice(None))
+    frames = model._folded(model._batch(windows).pictures)
     assert frames.shape == (3, 4, 2 * 3 * 16, 4, 4)
     back = model._images(frames[:, 1], windows)
     assert all(np.array_equal(back[name], windows.images[name][:, 1]) for name in INFO.cameras)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from attrs import frozen
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -39,6 +40,23 @@ class Networks(nn.Module):
     def __init__(self, denoiser: Denoiser, heads: Heads) -> None:
         super().__init__()
         self.denoiser, self.heads = denoiser, heads
+
+
+@frozen(eq=False, kw_only=True)
+class Batch:
+    """Windows of B rows, as tensors."""
+
+    pictures: Tensor
+    """[B, T, cameras 3, H, W] in [-1, 1]."""
+    state: Tensor
+    """[B, T, S]"""
+    chunks: Tensor
+    """[B, T - 1, C A + 1], and of one more chunk where actions are asked about: actions in [-1, 1], and whether it was
+    played. Of a chunk that ended the episode all actions count, since nobody knows beforehand where it ends."""
+    played: Tensor
+    """int64 [B, T - 1]: actions of each chunk that were."""
+    outcomes: Tensor
+    instructions: tuple[str, ...]
 
 
 class EDM(WorldModel):
@@ -95,11 +113,11 @@ class EDM(WorldModel):
         frames, states = [], []
         for first in range(0, count, BATCH):
             rows = slice(first, first + BATCH)
-            past, state = self._frames(windows, rows), self._tensor(windows.state[rows, -1])
-            chunks = self._chunks(windows, rows, actions)
-            path = self._motion.path(chunks[:, -1, :-1], state)
-            after = self._sample(start[rows].to(self.device), self._followed(past, path), chunks, state)
-            features = self._averaged.heads(self._pixels(past[:, -1]), path, windows.instructions[rows])
+            batch = self._batch(windows, rows, actions)
+            path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
+            past = self._past(batch.pictures, path)
+            after = self._sample(start[rows].to(self.device), past, batch.chunks, batch.state[:, -1])
+            features = self._averaged.heads(batch.pictures[:, -1], path, batch.instructions)
             frames.append(after)
             whole = torch.full((len(after),), actions.shape[1], device=self.device)
             states.append(self._averaged.heads.next_state(features, path, whole))
@@ -110,10 +128,9 @@ class EDM(WorldModel):
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
         found = []
         for first in range(0, len(windows.instructions), BATCH):
-            rows = slice(first, first + BATCH)
-            before, state = self._frames(windows, rows)[:, -1], self._tensor(windows.state[rows, -1])
-            path = self._motion.path(self._chunks(windows, rows, actions)[:, -1, :-1], state)
-            features = self._averaged.heads(self._pixels(before), path, windows.instructions[rows])
+            batch = self._batch(windows, slice(first, first + BATCH), actions)
+            path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
+            features = self._averaged.heads(batch.pictures[:, -1], path, batch.instructions)
             found.append(self._averaged.heads.logits(features).softmax(-1))
         chances: Array = torch.cat(found).cpu().numpy()
         return chances
@@ -143,61 +160,63 @@ class EDM(WorldModel):
     def _losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
         """With `learn` the heads take their steps, which cost little beside the denoiser's, and then the motion is
         observed."""
-        recorded = self._frames(windows, slice(None))
+        batch = self._batch(windows)
         networks = self._networks if learn else self._averaged
-        denoising, predicted = self._denoising(networks.denoiser, windows, recorded, noise)
-        found = self._of_heads(networks.heads, windows, recorded, predicted, noise if learn else None)
+        denoising, predicted = self._denoising(networks.denoiser, batch, noise)
+        found = self._of_heads(networks.heads, batch, predicted, noise if learn else None)
         if learn:
-            self._observe(windows, recorded)
+            self._observe(batch)
         return {"denoising": denoising} | found
 
-    def _observe(self, windows: Windows, recorded: Tensor) -> None:
-        chunks, state = self._chunks(windows, slice(None)), self._tensor(windows.state)
-        played = torch.from_numpy(windows.executed.sum(-1)).to(self.device)
-        for t in range(self.history - 1, recorded.shape[1] - 1):
-            pair = self._pixels(recorded[:, t]), self._pixels(recorded[:, t + 1])
-            self._motion.observe(chunks[:, t, :-1], state[:, t], state[:, t + 1], played[:, t], pair)
+    def _observe(self, batch: Batch) -> None:
+        for t in range(self.history - 1, batch.chunks.shape[1]):
+            chunk, played, states = (
+                batch.chunks[:, t, :-1],
+                batch.played[:, t],
+                (batch.state[:, t], batch.state[:, t + 1]),
+            )
+            self._motion.observe(chunk, *states, played, (batch.pictures[:, t], batch.pictures[:, t + 1]))
 
-    def _denoising(self, denoiser: Denoiser, windows: Windows, recorded: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """-> DIAMOND's loss, and the frames: the first predicted from recorded ones, those that follow from the model's
+    def _denoising(self, denoiser: Denoiser, batch: Batch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
+        """-> DIAMOND's loss, and pictures: the first predicted from recorded ones, those that follow from the model's
         own prediction of it, in which there is no gradient."""
-        K, frames, state = self.history, recorded, self._tensor(windows.state)
-        chunks = self._chunks(windows, slice(None))
-        played = torch.from_numpy(windows.executed.any(-1)).to(self.device)
-        rollout, loss = frames.shape[1] - K, torch.zeros((), device=self.device)
-        for i in range(rollout):
-            draws = [torch.from_numpy(noise.normals(*shape)) for shape in ((), (frames.shape[2], 1, 1))]
-            draws.append(torch.from_numpy(noise.normals(*frames.shape[2:])))
+        K, pictures, predicted = self.history, batch.pictures, list(batch.pictures.unbind(1))
+        rollout, loss = pictures.shape[1] - K, torch.zeros((), device=self.device)
+        for t in range(K - 1, K - 1 + rollout):
+            so_far, state, target = (
+                batch.chunks[:, t + 1 - K : t + 1],
+                batch.state[:, t],
+                self._folded(pictures[:, t + 1]),
+            )
+            draws = [torch.from_numpy(noise.normals(*shape)) for shape in ((), (target.shape[1], 1, 1))]
+            draws.append(torch.from_numpy(noise.normals(*target.shape[1:])))
             level, offset, normals = (draw.to(self.device) for draw in draws)
-            past, target, so_far = frames[:, i : K + i], recorded[:, K + i], chunks[:, i : K + i]
-            past = self._followed(past, self._motion.path(so_far[:, -1, :-1], state[:, K - 1 + i]))
+            past = torch.stack(predicted[t + 1 - K : t + 1], dim=1)
+            past = self._past(past, self._motion.path(so_far[:, -1, :-1], state))
             sigma = D.training_sigmas(level, self.config.sigma_loc, self.config.sigma_scale)
             noisy = D.apply_noise(target, sigma, offset, normals, D.SIGMA_OFFSET_NOISE)
             c = D.compute_conditioners(sigma)
-            output = self._output(denoiser, noisy, c, past, so_far, state[:, K - 1 + i])
+            output = self._output(denoiser, noisy, c, past, so_far, state)
             error = (output - D.network_target(target, noisy, c)).square()
             if self.config.changed_weight:
-                error = error * (1 + self.config.changed_weight * _changed(recorded, K + i))
-            loss = loss + _mean(error, played[:, K - 1 + i]) / rollout
-            predicted = D.wrap_model_output(noisy, output, c)
-            frames = torch.cat((frames[:, : K + i], predicted[:, None], frames[:, K + i + 1 :]), dim=1)
-        return loss, frames
+                changed = self._folded(((pictures[:, t + 1] - pictures[:, t]).abs() > CHANGED).float())
+                error = error * (1 + self.config.changed_weight * changed)
+            loss = loss + _mean(error, batch.played[:, t] > 0) / rollout
+            predicted[t + 1] = F.pixel_shuffle(D.wrap_model_output(noisy, output, c), self.config.fold)
+        return loss, predicted
 
     def _of_heads(
-        self, heads: Heads, windows: Windows, recorded: Tensor, predicted: Tensor, learning: Noise | None
+        self, heads: Heads, batch: Batch, predicted: list[Tensor], learning: Noise | None
     ) -> dict[str, Tensor]:
-        """They see recorded and predicted frames alike; with noise to learn with they take a step on each."""
-        K, state = self.history, self._tensor(windows.state)
-        chunks = self._chunks(windows, slice(None))
-        outcomes = torch.from_numpy(windows.outcomes).to(self.device)
-        steps = torch.from_numpy(windows.executed.sum(-1)).to(self.device)
+        """They see recorded and predicted pictures alike; with noise to learn with they take a step on each."""
         found: dict[str, list[Tensor]] = {"state": [], "outcome": []}
-        for t in range(K - 1, recorded.shape[1] - 1):
-            path, count = self._motion.path(chunks[:, t, :-1], state[:, t]), steps[:, t]
-            for frames in (recorded, predicted)[: 1 if t < K else 2]:
-                features = heads(self._pixels(frames[:, t]), path, windows.instructions, learning)
-                missed = (heads.next_state(features, path, count.clamp(min=1)) - state[:, t + 1]).square()
-                ended = F.cross_entropy(heads.logits(features), outcomes[:, t], reduction="none")
+        for t in range(self.history - 1, batch.chunks.shape[1]):
+            state, then, count = batch.state[:, t], batch.state[:, t + 1], batch.played[:, t]
+            path = self._motion.path(batch.chunks[:, t, :-1], state)
+            for pictures in (batch.pictures[:, t], predicted[t])[: 1 if t < self.history else 2]:
+                features = heads(pictures, path, batch.instructions, learning)
+                missed = (heads.next_state(features, path, count.clamp(min=1)) - then).square()
+                ended = F.cross_entropy(heads.logits(features), batch.outcomes[:, t], reduction="none")
                 losses = {"outcome": _mean(ended, count > 0)}
                 if missed.shape[1]:
                     losses["state"] = _mean(missed, count > 0)
@@ -226,52 +245,52 @@ class EDM(WorldModel):
             output: Tensor = denoiser(noisy, c, past, chunks, state).float()
         return output + (1 - c.c_skip) / c.c_out * past[:, -1] if self.config.residual else output
 
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.as_tensor(to_numpy(array), dtype=torch.float32).to(self.device)
-
     def _shape(self, windows: Windows) -> tuple[int, int, int]:
         height, width = windows.images[self.cameras[0]].shape[2:4]
         fold = self.config.fold
         return 3 * len(self.cameras) * fold**2, height // fold, width // fold
 
-    def _frames(self, windows: Windows, rows: slice) -> Tensor:
-        """[B, T, channels, H, W] in [-1, 1]."""
-        return self._folded([to_numpy(windows.images[name])[rows] for name in self.cameras])
-
-    def _folded(self, cameras: list[Any]) -> Tensor:
-        """uint8 [B, T, H, W, 3] of each camera -> [B, T, channels, H / fold, W / fold] in [-1, 1]."""
-        pixels = torch.from_numpy(np.stack(cameras, axis=2)).to(self.device).float().div(255).mul(2).sub(1)
-        frames = pixels.permute(0, 1, 2, 5, 3, 4).flatten(2, 3)
-        flat = F.pixel_unshuffle(frames.flatten(0, 1), self.config.fold)
-        return flat.reshape(*frames.shape[:2], *flat.shape[1:])
-
-    def _followed(self, past: Tensor, path: Path) -> Tensor:
-        """With `residual`: the last of past frames is shifted as far as its cameras go."""
-        if not self.config.residual:
-            return past
-        last = F.pixel_unshuffle(self._motion.followed(self._pixels(past[:, -1]), path), self.config.fold)
-        return torch.cat((past[:, :-1], last[:, None]), dim=1)
-
-    def _pixels(self, frames: Tensor) -> Tensor:
-        """[B, channels, H / fold, W / fold] -> [B, cameras 3, H, W]."""
-        return F.pixel_shuffle(frames, self.config.fold)
-
-    def _images(self, frames: Tensor, windows: Windows) -> dict[str, Any]:
-        pixels = self._pixels(frames).add(1).div(2).mul(255).round().byte().cpu()
-        parts = pixels.reshape(len(pixels), len(self.cameras), 3, *pixels.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
-        return {name: np.ascontiguousarray(parts[:, i]) for i, name in enumerate(self.cameras)}
-
-    def _chunks(self, windows: Windows, rows: slice, actions: Array | None = None) -> Tensor:
-        """[B, T - 1, C A + 1], and of one more chunk where it is given: actions in [-1, 1], and whether it was
-        played. Of a chunk that ended the episode all actions count, since nobody knows beforehand where it ends."""
-        played = np.asarray(windows.executed[rows].any(-1))
-        asked = windows.actions[rows]
+    def _batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> Batch:
+        """Of these rows; with actions float32 [all rows, C, A], of a chunk that follows on the window."""
+        asked, played = windows.actions[rows], windows.executed[rows].sum(-1)
         if actions is not None:
             asked = np.concatenate([asked, to_numpy(actions)[rows, None]], axis=1)
-            played = np.concatenate([played, np.ones((len(played), 1), bool)], axis=1)
-        flags = torch.from_numpy(played).to(self.device).float()[..., None]
+            played = np.concatenate([played, np.full((len(played), 1), asked.shape[2])], axis=1)
+        steps = torch.from_numpy(played).to(self.device)
+        flags = (steps > 0).float()[..., None]
         scaled = (self._tensor(asked) - self._low) / self._span * 2 - 1
-        return torch.cat((scaled.flatten(2) * flags, flags), dim=2)
+        return Batch(
+            pictures=self._pictures([to_numpy(windows.images[name])[rows] for name in self.cameras]),
+            state=self._tensor(windows.state[rows]),
+            chunks=torch.cat((scaled.flatten(2) * flags, flags), dim=2),
+            played=steps,
+            outcomes=torch.from_numpy(windows.outcomes[rows]).to(self.device),
+            instructions=windows.instructions[rows],
+        )
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.as_tensor(to_numpy(array), dtype=torch.float32).to(self.device)
+
+    def _pictures(self, cameras: list[Any]) -> Tensor:
+        """uint8 [B, T, H, W, 3] of each camera -> [B, T, cameras 3, H, W] in [-1, 1]."""
+        pixels = torch.from_numpy(np.stack([camera.transpose(0, 1, 4, 2, 3) for camera in cameras], axis=2))
+        return pixels.to(self.device).flatten(2, 3).float().div_(255).mul_(2).sub_(1)
+
+    def _folded(self, pictures: Tensor) -> Tensor:
+        """[.., cameras 3, H, W] -> frames [.., channels, H / fold, W / fold]."""
+        return F.pixel_unshuffle(pictures, self.config.fold)
+
+    def _past(self, pictures: Tensor, path: Path) -> Tensor:
+        """Frames of pictures [B, K, cameras 3, H, W]. With `residual` the last is shifted as far as its cameras go."""
+        if self.config.residual:
+            last = self._motion.followed(pictures[:, -1], path)
+            pictures = torch.cat((pictures[:, :-1], last[:, None]), dim=1)
+        return self._folded(pictures)
+
+    def _images(self, frames: Tensor, windows: Windows) -> dict[str, Any]:
+        pixels = F.pixel_shuffle(frames, self.config.fold).add(1).div(2).mul(255).round().byte().cpu()
+        parts = pixels.reshape(len(pixels), len(self.cameras), 3, *pixels.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
+        return {name: np.ascontiguousarray(parts[:, i]) for i, name in enumerate(self.cameras)}
 
 
 def _groups(module: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
@@ -294,11 +313,6 @@ def _on_host(value: Any) -> Any:
     if isinstance(value, list):
         return [_on_host(part) for part in value]
     return value.cpu() if isinstance(value, Tensor) else value
-
-
-def _changed(frames: Tensor, t: int) -> Tensor:
-    """Where frame t of [B, T, channels, H, W] is not what the one before it was."""
-    return (frames[:, t] - frames[:, t - 1]).abs() > CHANGED
 
 
 def _mean(errors: Tensor, rows: Tensor) -> Tensor:
