@@ -1,6 +1,6 @@
 """Ablations of design choices on the built-in simulator: runs, success curves, and a picture of each comparison.
 
-    python benchmarks/ablations.py                       # everything: 99 runs of two to fifteen minutes on a core each
+    python benchmarks/ablations.py                       # everything: 111 runs of two to fifteen minutes on a core each
     python benchmarks/ablations.py --only filter lag-4   # some comparisons
     python benchmarks/ablations.py --list                # what there is
     python benchmarks/ablations.py --plot                # pictures and table of what has been run so far
@@ -23,10 +23,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
 
 Keys = Mapping[str, Any]
+EXAMPLES = Path(__file__).parent.parent / "examples"
 REACHED = 0.9
 """Success whose first step is printed."""
 
@@ -89,6 +92,14 @@ def srpo(**keys: Any) -> Keys:
     return {"algorithm": {**fixed, **keys}}
 
 
+def example(name: str, **keys: Any) -> Keys:
+    """A shipped spec with what it leaves out, so that the keys of all comparisons do not hold, and with more
+    evaluations."""
+    unset: Keys = {"rollout": {"group_size": 1, "episodes": None}, "runtime": {"backend": "ray"}}
+    often: Keys = {"eval": {"every": 10}, "hooks": [{"type": "jsonl"}]}
+    return merged(unset, yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()), often, keys)
+
+
 COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "value": (
         merged(PPO, {"rollout": PARTIAL}),
@@ -132,6 +143,17 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "lag-1": (merged(LAGGED, {"rollout": {"lag": 1}, "train": {"steps": 100}}), METHODS),
     "lag-4": (merged(LAGGED, {"rollout": {"lag": 4}, "train": {"steps": 100}}), METHODS),
     "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 240}}), METHODS),
+    "async-ppo": (
+        {},
+        {"synchronous": example("tabletop_ppo"), "max_lag 1": example("tabletop_async_ppo")},
+    ),
+    "accerl": (
+        {},
+        {
+            "synchronous": example("tabletop_accerl", asynchrony={"max_lag": 0, "replay": {"uses": 1}}),
+            "max_lag 1, two uses": example("tabletop_accerl"),
+        },
+    ),
     "srpo": (
         POOR_START,
         {

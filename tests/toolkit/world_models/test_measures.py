@@ -11,7 +11,7 @@ import pytest
 from vla_rl import Observation, WorldModel
 from vla_rl.testing.synthetic import env_info
 from vla_rl.testing.world_models import made_up_windows
-from vla_rl.toolkit.world_models.measures import GATES, gates, measure, psnr, roc_auc
+from vla_rl.toolkit.world_models.measures import GATES, gates, measure, psnr, roc_auc, roc_auc_error
 from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, put_rows, take_rows
 
 CHUNK, STEPS = 2, 3
@@ -120,6 +120,21 @@ def test_roc_auc_by_hand():
     assert roc_auc(np.array([1, 1, 1, 1]), positive) == 0.5
     assert roc_auc(np.array([0.1, 0.5, 0.5, 0.8]), positive) == 0.875
     assert math.isnan(roc_auc(np.ones(4), np.ones(4, bool)))
+
+
+def test_the_error_of_an_area_by_hand():
+    """Of 32 and 32: sqrt((0.09 + 31 (0.9 / 1.1 - 0.81) + 31 (1.62 / 1.9 - 0.81)) / 1024)."""
+    assert roc_auc_error(0.9, 32, 32) == pytest.approx(0.04033, abs=1e-5)
+    assert roc_auc_error(1.0, 32, 32) == 0 and math.isnan(roc_auc_error(math.nan, 0, 64))
+
+
+def test_a_gate_that_was_open_shuts_for_more_than_chance(windows):
+    good = measure(Knowing(), windows)
+    near = good | {"replay_auc": 0.87, "replay_auc_error": roc_auc_error(0.87, 32, 32)}
+    assert not gates(near)["replay"] and gates(near, was_open=True)["replay"]
+    certain = near | {"replay_auc_error": roc_auc_error(0.87, 320, 320)}
+    assert not gates(certain, was_open=True)["replay"], "ten times the episodes: not by chance"
+    assert not gates(measure(Knowing(blind=True), windows), was_open=True)["replay"]
 
 
 def test_psnr_by_hand():

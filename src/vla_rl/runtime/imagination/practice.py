@@ -159,7 +159,7 @@ class Practice:
             self.counts.updates += 1
         fitted = perf_counter()
         found = self._measured()
-        opened = gates(found) if found else dict.fromkeys(GATES, False)
+        opened = gates(found, self.counts.good) if found else dict.fromkeys(GATES, False)
         self.counts.good = all(opened.values())
         self._pool = self._starts()
         return Fitted(
