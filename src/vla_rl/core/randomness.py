@@ -7,6 +7,7 @@ batching nor a restart changes what is drawn.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,7 +58,7 @@ class Noise:
         self._calls.append((method, shape))
         drawn, kept = np.empty((len(self), *shape), np.float32), vars(_OF_THREAD)
         own = kept.get("generator") or kept.setdefault("generator", generator(0, ""))
-        many = sum(np.prod(size) for _, size in self._calls) > 1000
+        many = sum(math.prod(size) for _, size in self._calls) > 1000
         for sample, state in enumerate(self._states):
             own.bit_generator.state = state
             drawn[sample] = [call(own, size, np.float32) for call, size in self._calls][-1]

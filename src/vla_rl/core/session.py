@@ -145,8 +145,7 @@ class Session(ABC):
             raise RunStopped(done) from None
         state.wall_seconds = perf_counter() - self._begun
         self.trace("end", final=True)
-        roles = self.runtime.roles()
-        results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing, roles)
+        results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing, self.runtime.roles())
         self.events.on_run_end(self.about, results)
         return results
 
