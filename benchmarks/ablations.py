@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from measuring import end_with_parent
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
@@ -223,7 +224,8 @@ def play(options: argparse.Namespace, comparison: str, variant: str, seed: int) 
     return f"{comparison}: {variant}, seed {seed}"
 
 
-def stay_on(cores: Any) -> None:
+def begin(cores: Any) -> None:
+    end_with_parent()
     os.sched_setaffinity(0, {cores.get()})
 
 
@@ -238,7 +240,7 @@ def play_all(options: argparse.Namespace) -> None:
         for seed in options.seeds:
             for variant in COMPARISONS[comparison][1]:
                 jobs.setdefault(home(options, comparison, variant, seed), (comparison, variant, seed))
-    with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=stay_on, initargs=(cores,)) as pool:
+    with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=begin, initargs=(cores,)) as pool:
         for name in pool.map(play, *zip(*((options, *job) for job in jobs.values()), strict=True)):
             print(name, flush=True)
 

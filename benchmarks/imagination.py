@@ -32,6 +32,7 @@ from statistics import median
 
 import torch
 from attrs import frozen
+from measuring import end_with_parent
 
 from vla_rl.core.events import wilson
 from vla_rl.core.spec.spec import load_spec
@@ -220,7 +221,8 @@ def main() -> None:
     folders: dict[str, dict[int, Path]] = {}
 
     def play_all(named: Mapping[str, tuple[str, float | None]]) -> None:
-        with ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(options.workers, mp_context=context, initializer=end_with_parent) as pool:
             pending = {}
             for name, (arm, lr) in named.items():
                 folders[name] = {seed: options.folder / name / f"seed-{seed}" for seed in options.seeds}
