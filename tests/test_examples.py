@@ -81,7 +81,7 @@ def skip_without(package: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("libero_spatial_ppo", "libero"), ("metaworld_ppo", "metaworld"), ("maniskill_ppo", "mani_skill")],
+    [("libero_three_tasks_ppo", "libero"), ("metaworld_ppo", "metaworld"), ("maniskill_ppo", "mani_skill")],
 )
 def test_simulators_train_on_from_a_clone(name, package, tmp_path):
     skip_without(package)

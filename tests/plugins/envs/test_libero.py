@@ -35,6 +35,15 @@ def make(num_envs: int = 1, **changes: Any) -> Any:
     return plugin.build(LiberoConfig(**config), Context(num_envs=num_envs, chunk=CHUNK))
 
 
+def test_instructions_are_those_that_the_field_evaluates_with() -> None:
+    """Names of files for LIBERO's own suites; for LIBERO-PRO's other words and other tasks what the files say, without
+    which a policy would be asked for the old task and judged by the new one."""
+    words = {name: Suite(f"libero_spatial{name}").tasks[3].instruction for name in ("", "_object", "_lan", "_task")}
+    assert words[""] == words["_object"] == "pick up the black bowl on the cookie box and place it on the plate"
+    assert words["_lan"] == "lift black bowl from cookie box and put it on plate"
+    assert words["_task"] == "pick the akita black bowl on the top of the cabinet and place it on the plate"
+
+
 @pytest.fixture(scope="module")
 def official() -> tuple[dict[str, Array], Array, list[bool]]:
     """The official environment and evaluation protocol from official state 3: last observation, simulator state."""

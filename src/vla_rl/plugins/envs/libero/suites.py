@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib.util import find_spec
@@ -28,6 +29,8 @@ STEP_LIMITS = {
 """As OpenVLA-OFT evaluates: the longest training demonstration of each suite, rounded up."""
 SIMPLEVLA_LIMIT = 512
 """Of SimpleVLA-RL, for all suites."""
+REWORDED = ("_lan", "_task")
+"""Suites of LIBERO-PRO whose instructions are others than the names of their files say."""
 
 
 def write_default_paths() -> None:
@@ -83,9 +86,15 @@ class Suite:
         self._init_states = Path(get_libero_path("init_states"))
         self._tasks = [self._benchmark.get_task(i) for i in range(self._benchmark.n_tasks)]
         self.tasks = tuple(
-            Task(index=i, name=t.name, instruction=t.language, bddl_file=str(folder / t.problem_folder / t.bddl_file))
-            for i, t in enumerate(self._tasks)
+            self._described(i, t, folder / t.problem_folder / t.bddl_file) for i, t in enumerate(self._tasks)
         )
+
+    def _described(self, index: int, task: Any, file: Path) -> Task:
+        """Instructions are the names of the files, as models are trained and evaluated on them; the `:language` of the
+        files, which is worded otherwise, is what LIBERO-PRO's own evaluation takes."""
+        reworded = self.name.endswith(REWORDED)
+        instruction = _language(file) if reworded else task.language
+        return Task(index=index, name=task.name, instruction=instruction, bddl_file=str(file))
 
     def select(self, wanted: Sequence[int | str] | None) -> tuple[Task, ...]:
         """The tasks of these numbers or names, all for None. Raises UserError for one that is not there, or twice."""
@@ -127,3 +136,11 @@ class Suite:
             return SIMPLEVLA_LIMIT
         own = [limit for name, limit in STEP_LIMITS.items() if self.name.startswith(name)]
         return own[0] if own else max(STEP_LIMITS.values())
+
+
+def _language(file: Path) -> str:
+    """What a task's file says that the task is, in small letters, as LIBERO reads it."""
+    found = re.search(r"\(:language\s+([^)]*)\)", file.read_text(encoding="utf-8").lower()) if file.is_file() else None
+    if found is None:
+        raise UserError(f"no (:language ...) in {file}, which is to hold the instruction of a LIBERO-PRO task")
+    return " ".join(found[1].split())
