@@ -1,6 +1,6 @@
 """Ablations of design choices on the built-in simulator: runs, success curves, and a picture of each comparison.
 
-    python benchmarks/ablations.py                       # everything: 111 runs of two to fifteen minutes on a core each
+    python benchmarks/ablations.py                       # everything: 114 runs of two to fifteen minutes on a core each
     python benchmarks/ablations.py --only filter lag-4   # some comparisons
     python benchmarks/ablations.py --list                # what there is
     python benchmarks/ablations.py --plot                # pictures and table of what has been run so far
@@ -146,7 +146,11 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "lag-16": (merged(LAGGED, {"rollout": {"lag": 16}, "train": {"steps": 240}}), METHODS),
     "async-ppo": (
         {},
-        {"synchronous": example("tabletop_ppo"), "max_lag 1": example("tabletop_async_ppo")},
+        {
+            "synchronous": example("tabletop_ppo"),
+            "max_lag 1, decoupled": example("tabletop_async_ppo"),
+            "max_lag 1, no correction": example("tabletop_async_ppo", algorithm={"correction": "none"}),
+        },
     ),
     "accerl": (
         {},
