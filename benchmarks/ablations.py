@@ -268,7 +268,8 @@ def plot(comparison: str, curves: Mapping[str, list[dict[int, float]]], file: Pa
     for variant, seeds in curves.items():
         steps = sorted(set.intersection(*(set(seed) for seed in seeds)))
         rates = [[100 * seed[step] for seed in seeds] for step in steps]
-        (line,) = axes.plot(steps, [statistics.mean(r) for r in rates], label=f"{variant} ({len(seeds)} seeds)")
+        label = f"{variant} ({len(seeds)} seed{'s' * (len(seeds) > 1)})"
+        (line,) = axes.plot(steps, [statistics.mean(r) for r in rates], label=label)
         axes.fill_between(steps, [min(r) for r in rates], [max(r) for r in rates], alpha=0.2, color=line.get_color())
     axes.set(title=comparison, xlabel="training step", ylabel="success (%)", ylim=(0, 100))
     axes.grid(alpha=0.3)

@@ -170,12 +170,8 @@ class EDM(WorldModel):
 
     def _observe(self, batch: Batch) -> None:
         for t in range(self.history - 1, batch.chunks.shape[1]):
-            chunk, played, states = (
-                batch.chunks[:, t, :-1],
-                batch.played[:, t],
-                (batch.state[:, t], batch.state[:, t + 1]),
-            )
-            self._motion.observe(chunk, *states, played, (batch.pictures[:, t], batch.pictures[:, t + 1]))
+            states, pair = ((x[:, t], x[:, t + 1]) for x in (batch.state, batch.pictures))
+            self._motion.observe(batch.chunks[:, t, :-1], *states, batch.played[:, t], pair)
 
     def _denoising(self, denoiser: Denoiser, batch: Batch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
         """-> DIAMOND's loss, and pictures: the first predicted from recorded ones, those that follow from the model's
@@ -183,11 +179,8 @@ class EDM(WorldModel):
         K, pictures, predicted = self.history, batch.pictures, list(batch.pictures.unbind(1))
         rollout, loss = pictures.shape[1] - K, torch.zeros((), device=self.device)
         for t in range(K - 1, K - 1 + rollout):
-            so_far, state, target = (
-                batch.chunks[:, t + 1 - K : t + 1],
-                batch.state[:, t],
-                self._folded(pictures[:, t + 1]),
-            )
+            so_far, state = batch.chunks[:, t + 1 - K : t + 1], batch.state[:, t]
+            target = self._folded(pictures[:, t + 1])
             draws = [torch.from_numpy(noise.normals(*shape)) for shape in ((), (target.shape[1], 1, 1))]
             draws.append(torch.from_numpy(noise.normals(*target.shape[1:])))
             level, offset, normals = (draw.to(self.device) for draw in draws)
