@@ -98,7 +98,8 @@ def example(name: str, **keys: Any) -> Keys:
     evaluations."""
     unset: Keys = {"rollout": {"group_size": 1, "episodes": None}, "runtime": {"backend": "ray"}}
     often: Keys = {"eval": {"every": 10}, "hooks": [{"type": "jsonl"}]}
-    return merged(unset, yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()), often, keys)
+    shipped = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    return merged(unset, {key: part for key, part in shipped.items() if key not in ("name", "seed")}, often, keys)
 
 
 COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {

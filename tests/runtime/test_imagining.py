@@ -202,7 +202,7 @@ def test_a_model_that_is_not_good_enough_is_fitted_and_not_used(tmp_path) -> Non
 
 def test_imagination_pauses_while_success_is_inflated(tmp_path, monkeypatch, caplog) -> None:
     """A model that lets every chunk succeed, behind gates that are open."""
-    monkeypatch.setattr("vla_rl.runtime.imagination.practice.gates", lambda found: {"changed pixels": True})
+    monkeypatch.setattr("vla_rl.runtime.imagination.practice.gates", lambda *_: {"changed pixels": True})
     monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", succeeds)
     results, metrics = practise(tmp_path, imagination={"gates": True})
     steps = steps_of(metrics)
