@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from measuring import end_with_parent
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
+from vla_rl.toolkit.processes import leave_with_parent
 
 Keys = Mapping[str, Any]
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -230,7 +230,7 @@ def play(options: argparse.Namespace, comparison: str, variant: str, seed: int) 
 
 
 def begin(cores: Any) -> None:
-    end_with_parent()
+    leave_with_parent()
     os.sched_setaffinity(0, {cores.get()})
 
 

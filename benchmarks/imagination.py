@@ -32,11 +32,11 @@ from statistics import median
 
 import torch
 from attrs import frozen
-from measuring import end_with_parent
 
 from vla_rl.core.events import wilson
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.runtime.start import run
+from vla_rl.toolkit.processes import leave_with_parent
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "examples" / "tabletop_grpo.yaml"
@@ -222,7 +222,7 @@ def main() -> None:
 
     def play_all(named: Mapping[str, tuple[str, float | None]]) -> None:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(options.workers, mp_context=context, initializer=end_with_parent) as pool:
+        with ProcessPoolExecutor(options.workers, mp_context=context, initializer=leave_with_parent) as pool:
             pending = {}
             for name, (arm, lr) in named.items():
                 folders[name] = {seed: options.folder / name / f"seed-{seed}" for seed in options.seeds}

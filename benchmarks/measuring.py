@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -26,18 +25,6 @@ def apart(work: Callable[..., Any], *given: Any) -> Any:
     """In a process that has nothing else in its memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *given).result()
-
-
-def end_with_parent() -> None:
-    """For pools: a worker whose parent was killed would go on with its run, and keep its folder."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def side_by_side(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

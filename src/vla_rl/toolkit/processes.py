@@ -1,8 +1,11 @@
-"""Signals in processes that another one starts and ends."""
+"""Processes that another one starts and ends, and their signals."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +17,19 @@ def ignore_signals() -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def leave_with_parent() -> None:
+    """End this process when the one that started it has ended in any way, whatever this one is doing."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.toolkit.envs.settings import Processes
-from vla_rl.toolkit.processes import held, ignore_signals
+from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent
 
 if TYPE_CHECKING:
     from vla_rl.toolkit.envs.row import MakeRow, Row, View
@@ -168,7 +167,7 @@ class _MakeServed:
     def __call__(self) -> _Served:
         if os.getpid() != self.owner:
             ignore_signals()  # they are the owner's to handle
-            threading.Thread(target=_leave_with_owner, daemon=True).start()
+            leave_with_parent()
         return _Served(self.make, self.first, self.chunk)
 
 
@@ -278,11 +277,3 @@ def start_all(processes: Sequence[RowProcess]) -> None:
     else:
         for process in missing:
             process.start()
-
-
-def _leave_with_owner() -> None:
-    """End this process when its owner has ended in any way, whatever this process is doing."""
-    owner = multiprocessing.parent_process()
-    if owner is not None:
-        owner.join()
-        os._exit(1)

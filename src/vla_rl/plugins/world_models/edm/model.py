@@ -30,7 +30,7 @@ SIGMAS = (2e-3, 5.0, 7)
 """Of the sampler: smallest and largest noise level, rho."""
 AVERAGED = 50
 """Updates that the running mean of all weights looks back on: it is what imagines."""
-BATCH = 128
+ROWS = 128
 """Rows that are imagined at once."""
 
 
@@ -111,13 +111,11 @@ class EDM(WorldModel):
         count = len(windows.instructions)
         start = torch.from_numpy(noise.normals(*self._shape(windows)))
         frames, states = [], []
-        for first in range(0, count, BATCH):
-            rows = slice(first, first + BATCH)
-            batch = self._batch(windows, rows, actions)
-            path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
+        for first in range(0, count, ROWS):
+            rows = slice(first, first + ROWS)
+            batch, path, features = self._looked(windows, rows, actions)
             past = self._past(batch.pictures, path)
             after = self._sample(start[rows].to(self.device), past, batch.chunks, batch.state[:, -1])
-            features = self._averaged.heads(batch.pictures[:, -1], path, batch.instructions)
             frames.append(after)
             whole = torch.full((len(after),), actions.shape[1], device=self.device)
             states.append(self._averaged.heads.next_state(features, path, whole))
@@ -127,10 +125,8 @@ class EDM(WorldModel):
     @torch.no_grad()
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
         found = []
-        for first in range(0, len(windows.instructions), BATCH):
-            batch = self._batch(windows, slice(first, first + BATCH), actions)
-            path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
-            features = self._averaged.heads(batch.pictures[:, -1], path, batch.instructions)
+        for first in range(0, len(windows.instructions), ROWS):
+            _, _, features = self._looked(windows, slice(first, first + ROWS), actions)
             found.append(self._averaged.heads.logits(features).softmax(-1))
         chances: Array = torch.cat(found).cpu().numpy()
         return chances
@@ -156,6 +152,12 @@ class EDM(WorldModel):
             group["lr"] = group["full_lr"] * min(1.0, (self._updates + 1) / max(self.config.warm_up, 1))
         optimizer.step()
         return norm.detach()
+
+    def _looked(self, windows: Windows, rows: slice, actions: Array) -> tuple[Batch, Path, Tensor]:
+        """These rows, where the chunk leads that is asked about, and what the heads see of it."""
+        batch = self._batch(windows, rows, actions)
+        path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
+        return batch, path, self._averaged.heads(batch.pictures[:, -1], path, batch.instructions)
 
     def _losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
         """With `learn` the heads take their steps, which cost little beside the denoiser's, and then the motion is
