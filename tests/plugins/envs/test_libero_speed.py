@@ -200,7 +200,7 @@ def test_fast_render_draws_simpler_meshes_and_changes_nothing_else() -> None:
     model = fast._model
     whole = {name: getattr(model, name).copy() for name in CHANGED}
     bowl = model.geom("akita_black_bowl_1_g0").dataid[0]
-    with simplified(model):
+    with simplified(model, 16):
         assert model.mesh_facenum.sum() < whole["mesh_facenum"].sum() / 2
         assert model.mesh_facenum[bowl] < whole["mesh_facenum"][bowl] / 4
         copied = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)

@@ -11,8 +11,8 @@ from attrs import frozen
 Array = np.ndarray[Any, Any]
 MANY = 1000
 """Triangles; meshes with fewer need not be made simpler."""
-CELLS = 32
-"""As `clustered` takes them: what is left looks alike in pictures of 224 pixels."""
+FEWEST, MOST = 16, 32
+"""Cells, as `clustered` takes them: with these pictures of 64 pixels look alike, and pictures of 224."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -29,7 +29,12 @@ class Clustered:
     """int64 [V]: what each of the old vertices became."""
 
 
-def clustered(vertices: Array, triangles: Array, cells: int = CELLS) -> Clustered:
+def cells_for(side: int) -> int:
+    """For pictures whose larger side has so many pixels: a cell is about a pixel where a mesh fills a quarter of it."""
+    return min(max(side // 4, FEWEST), MOST)
+
+
+def clustered(vertices: Array, triangles: Array, cells: int) -> Clustered:
     """One vertex for those within each cube, their mean (Rossignac and Borrel 1993); triangles that vanish, or come
     twice the same way round, leave.
 

@@ -17,6 +17,7 @@ import numpy as np
 from vla_rl.plugins.envs.libero.compiled import Kept
 from vla_rl.plugins.envs.libero.meshes import simplified
 from vla_rl.plugins.envs.libero.suites import Array
+from vla_rl.toolkit.envs.meshes import cells_for
 
 MOST_GEOMS = 1000
 """In a picture; as robosuite has it."""
@@ -85,7 +86,7 @@ class Camera:
         model.vis.global_.offwidth = model.vis.global_.offheight = largest
         gl_context().make_current()
         self._model, self.textures = model, tuple(texture for texture in shown if texture is not None)
-        with simplified(model) if simple else nullcontext():
+        with simplified(model, cells_for(largest)) if simple else nullcontext():
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         self._own = self._context.texture.copy()
         for number, texture in enumerate(shown):

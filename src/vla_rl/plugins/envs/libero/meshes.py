@@ -14,9 +14,13 @@ CHANGED = ("mesh_vert", "mesh_face", "mesh_facenormal", "mesh_facetexcoord", "me
 
 
 @contextmanager
-def simplified(model: mujoco.MjModel) -> Iterator[None]:
+def simplified(model: mujoco.MjModel, cells: int) -> Iterator[None]:
     """Meanwhile the model's meshes are simpler, for whoever copies them to a graphics card; what is simulated with it
-    afterwards is as before. Corners keep their normals and their places in textures."""
+    afterwards is as before. Corners keep their normals and their places in textures.
+
+    Args:
+        cells: as `clustered` takes them.
+    """
     whole = {name: getattr(model, name).copy() for name in CHANGED}
     try:
         for mesh in range(model.nmesh):
@@ -25,7 +29,7 @@ def simplified(model: mujoco.MjModel) -> Iterator[None]:
             all_vertices = slice(vertices, vertices + int(model.mesh_vertnum[mesh]))
             if model.mesh_facenum[mesh] <= MANY:
                 continue
-            simple = clustered(model.mesh_vert[all_vertices], model.mesh_face[all_faces])
+            simple = clustered(model.mesh_vert[all_vertices], model.mesh_face[all_faces], cells)
             if not len(simple.kept):
                 continue
             left = slice(faces, faces + len(simple.kept))

@@ -11,12 +11,18 @@ from vla_rl.toolkit.envs.meshes import MANY, clustered, normals_of
 
 Array = np.ndarray[Any, Any]
 
-_MADE: dict[tuple[str, tuple[float, ...], int], tuple[Array, Array, Array]] = {}
-"""By file, scale and part: scenes are built anew at each reset."""
+_MADE: dict[tuple[str, tuple[float, ...], int, int], tuple[Array, Array, Array]] = {}
+"""By file, scale, part and cells: scenes are built anew at each reset."""
+_HEAVY: dict[str, bool] = {}
+"""By file."""
 
 
-def simplify(scene: Any) -> None:
-    """What a SAPIEN scene draws. Shapes with textures stay as they are, and so does what collides."""
+def simplify(scene: Any, cells: int) -> None:
+    """What a SAPIEN scene draws. Shapes with textures stay as they are, and so does what collides.
+
+    Args:
+        cells: as `clustered` takes them.
+    """
     from sapien import render
 
     for entity in scene.entities:
@@ -25,7 +31,7 @@ def simplify(scene: Any) -> None:
             continue
         lighter = render.RenderBodyComponent()
         for shape in body.render_shapes:
-            for part in _lighter(shape) if _is_heavy(shape) else [shape.clone()]:
+            for part in _lighter(shape, cells) if _is_heavy(shape) else [shape.clone()]:
                 lighter.attach(part)
         lighter.visibility, lighter.shading_mode = body.visibility, body.shading_mode
         entity.remove_component(body)
@@ -35,23 +41,24 @@ def simplify(scene: Any) -> None:
 def _is_heavy(shape: Any) -> bool:
     from sapien import render
 
-    return (
-        isinstance(shape, render.RenderShapeTriangleMesh)
-        and bool(shape.filename)
-        and sum(len(part.triangles) for part in shape.parts) > MANY
-        and all(part.material.base_color_texture is None for part in shape.parts)
-    )
+    if not isinstance(shape, render.RenderShapeTriangleMesh) or not shape.filename:
+        return False
+    if shape.filename not in _HEAVY:
+        many = sum(len(part.triangles) for part in shape.parts) > MANY
+        plain = all(part.material.base_color_texture is None for part in shape.parts)
+        _HEAVY[shape.filename] = many and plain
+    return _HEAVY[shape.filename]
 
 
-def _lighter(shape: Any) -> list[Any]:
+def _lighter(shape: Any, cells: int) -> list[Any]:
     from sapien import render
 
     found, scale = [], np.asarray(shape.scale)
     for i, part in enumerate(shape.parts):
-        key = (shape.filename, tuple(scale.tolist()), i)
+        key = (shape.filename, tuple(scale.tolist()), i, cells)
         if key not in _MADE:
             vertices, triangles = np.asarray(part.vertices) * scale, np.asarray(part.triangles, np.int64)
-            mesh = clustered(vertices, triangles)
+            mesh = clustered(vertices, triangles, cells)
             _MADE[key] = mesh.vertices, mesh.triangles.astype(np.uint32), normals_of(vertices, triangles, mesh)
         points, corners, normals = _MADE[key]
         if len(corners):

@@ -34,13 +34,15 @@ class MakeRow:
 
 
 class ManiSkillRow(Row):
-    """Builds a task's simulator at its first reset, and again when the task changes."""
+    """Builds a task's simulator at its first reset, and again when the task changes. In inference mode, all of it: a
+    step is hundreds of operations on tiny tensors."""
 
     def __init__(self, recipes: Sequence[Recipe], place: Place) -> None:
         self._recipes, self._place = recipes, place
         self._scene: Any = None
         self._twin: Any = None
 
+    @torch.inference_mode()
     def reset(self, state_id: int, seed: int) -> None:
         """A state id fixes the scene; `seed` keys what a few tasks draw while they are played."""
         index, number = divmod(state_id, IDS_PER_TASK)
@@ -52,16 +54,19 @@ class ManiSkillRow(Row):
             self._scene = scene
         self._scene.reset(0, number, seed)
 
+    @torch.inference_mode()
     def step(self, action: Array) -> Outcome:
         played = self._scene.step(torch.tensor(action)[None])
         success, ended = bool(played.success), bool(played.ended)
         return Outcome(float(played.reward), success, terminated=ended)
 
+    @torch.inference_mode()
     def render(self) -> View:
         images = {name: to_numpy(image)[0] for name, image in self._scene.images().items()}
         words = self._scene.instructions()
         return View(images, to_numpy(self._scene.state())[0], words[0] if words else None)
 
+    @torch.inference_mode()
     def expert_chunk(self, length: int) -> Array:
         """What the closed-loop expert does in the next steps if nothing disturbs it, tried out in a second simulator:
         going back to an earlier state leaves traces in PhysX."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from vla_rl.plugins.envs.maniskill.checks import registered
 from vla_rl.plugins.envs.maniskill.meshes import simplify
 from vla_rl.plugins.envs.maniskill.stream import Stream
+from vla_rl.toolkit.envs.meshes import cells_for
 
 
 @frozen(kw_only=True)
@@ -209,9 +210,10 @@ def _quiet(kind: Any, recipe: Recipe) -> Any:
 
         def _setup_sensors(self, options: Any) -> None:
             super()._setup_sensors(options)
-            if recipe.fast_render:
+            if recipe.fast_render and recipe.cameras:
+                cells = cells_for(max(max(c["width"], c["height"]) for c in recipe.cameras.values()))
                 for scene in self.scene.sub_scenes:
-                    simplify(scene)
+                    simplify(scene, cells)
             if recipe.show_goals:
                 self._hidden_objects.clear()
             for name in set(self._sensors) - set(recipe.cameras):
