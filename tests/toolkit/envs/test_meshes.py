@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
-from vla_rl.toolkit.envs.meshes import clustered, normals_of
+from vla_rl.toolkit.envs.meshes import cells_for, clustered, normals_of
 
 Array = np.ndarray[Any, Any]
 
@@ -54,3 +55,8 @@ def test_two_sides_of_a_sheet_both_stay() -> None:
     sheet = np.concatenate([square + [0, 0, 1e-3], square])
     faces = clustered(sheet, np.array(above + [[a + 4 for a in t] for t in below]), 8).triangles
     assert len(faces) == 4
+
+
+@pytest.mark.parametrize(("side", "cells"), [(16, 16), (64, 16), (100, 25), (128, 32), (480, 32)])
+def test_larger_pictures_show_finer_meshes(side: int, cells: int) -> None:
+    assert cells_for(side) == cells

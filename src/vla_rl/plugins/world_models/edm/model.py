@@ -85,7 +85,8 @@ class EDM(WorldModel):
         motion = Motion(len(info.cameras), info.action_dim, info.state_dim)
         networks = Networks(denoiser, heads)
         average = AveragedModel(networks, avg_fn=_running_mean).requires_grad_(False)
-        self.module = nn.ModuleDict({"networks": networks, "average": average, "motion": motion}).to(self.device)
+        self.module = nn.ModuleDict({"networks": networks, "average": average, "motion": motion})
+        self.module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._networks, self._average, self._motion = networks, average, motion
         self._averaged: Networks = average.module  # type: ignore[assignment]
         self._optimizers = {
