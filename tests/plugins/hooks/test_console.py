@@ -88,6 +88,20 @@ def test_a_run_without_evaluation_has_a_summary(tmp_path: Path, capsys: pytest.C
     assert "step 1/10" in out and "demo finished" in out and "before" not in out
 
 
+def test_long_names_of_tasks_leave_their_figures_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
+    play(plugin.build(ConsoleConfig(), Context()), tmp_path, {**RESULTS, "tasks": {long: RATE, "reach": RATE}})
+    lines = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("pick_up"))
+    assert lines[first].split()[1:] == ["95.0", "%", "91.0", "to", "97.0", "200"]
+    last = next(i for i, line in enumerate(lines) if line.startswith("reach"))
+    assert "".join(line.split()[0] for line in lines[first:last]) == long
+    assert max(map(len, lines[first:last])) <= 80
+
+
 def test_time_to_go_follows_the_pace_and_leaves_the_first_evaluation_out(tmp_path: Path) -> None:
     now = [0.0]
     status = Status(a_run(tmp_path, steps=10), now=lambda: now[0])

@@ -30,6 +30,8 @@ UNITS |= {"starting rows": "rows", "loading the model": "MB"}
 """Of what a phase has done."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BAR, SPLIT = 30, 20
+BARRED = 24
+"""Letters of a task up to which the summary has bars beside its figures."""
 MAX_WIDTH = 92
 
 
@@ -98,25 +100,28 @@ def warmup_line(metrics: Mapping[str, float]) -> str:
 def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     """Success before and after, task by task when there are several."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("success", no_wrap=True)
-    table.add_column("before", justify="right", style="dim")
-    table.add_column("after", justify="right")
-    table.add_column("95 % interval", justify="right")
-    table.add_column("n", justify="right", style="dim")
-    table.add_column("")
     tasks, before = results.get("tasks", {}), results.get("before")
+    barred = max(map(len, tasks), default=0) <= BARRED
+    table.add_column("success", overflow="fold")
+    table.add_column("before", justify="right", style="dim", no_wrap=True)
+    table.add_column("after", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("n", justify="right", style="dim", no_wrap=True)
+    if barred:
+        table.add_column("")
     for name, rate in [("all", results.get("success")), *(tasks.items() if len(tasks) > 1 else ())]:
         if rate is None:
             continue
         past = f"{100 * before['rate']:.1f} %" if before and name == "all" else ""
         style = mood(rate["rate"], before and before["rate"]) if name == "all" else ""
+        bar = ProgressBar(total=1.0, completed=rate["rate"], width=16, complete_style="green", finished_style="green")
         table.add_row(
             escape(name),
             past,
             Text(f"{100 * rate['rate']:.1f} %", style=style),
             f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}",
             str(rate["n"]),
-            ProgressBar(total=1.0, completed=rate["rate"], width=16, complete_style="green", finished_style="green"),
+            *([bar] if barred else ()),
         )
     seconds = results.get("wall_seconds")
     took = f" in {clock(seconds)}" if seconds is not None else ""
