@@ -157,6 +157,17 @@ def test_what_a_run_says_is_text(tmp_path):
     assert "<script>alert(1)</script>" in page.text
 
 
+def test_success_of_tasks_stands_beside_what_it_was_before(tmp_path):
+    parse_spec(SPEC).dump(tmp_path / "spec.yaml")
+    before, after = ({"rate": rate, "low": 0.0, "high": 1.0, "n": 9} for rate in (0.125, 0.75))
+    results = {"success": after, "before": before, "tasks": {"left": after, "right": after}}
+    (tmp_path / "results.json").write_text(json.dumps({**results, "tasks_before": {"left": before}}))
+    made(tmp_path)
+    text = " ".join(Page((tmp_path / "report.html").read_text()).text.split())
+    assert "task before success" in text
+    assert "all 12.5 % 75.0 %" in text and "left 12.5 % 75.0 %" in text and "right 75.0 %" in text
+
+
 def test_a_folder_without_a_run(tmp_path):
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2

@@ -23,6 +23,10 @@ def test_grpo_learns_the_sign(train, tmp_path):
     assert results["before"]["rate"] <= 0.7
     assert results["success"]["rate"] >= 0.95
     assert results["success"]["n"] == 64
+    for of_tasks, of_all in (("tasks", "success"), ("tasks_before", "before")):
+        rates = results[of_tasks].values()
+        won = sum(task["rate"] * task["n"] for task in rates)
+        assert won == pytest.approx(results[of_all]["rate"] * 64) and sum(task["n"] for task in rates) == 64
     assert [m["step"] for m in metrics] == [0, *range(1, 11), 10]
     written = json.loads((tmp_path / "run" / "results.json").read_text())
     assert written["success"] == results["success"]

@@ -20,6 +20,7 @@ RESULTS: dict[str, Any] = {
     "success": RATE,
     "before": {"rate": 0.5, "n": 200, "low": 0.43, "high": 0.57},
     "tasks": {"reach": RATE, "push [x]": RATE},
+    "tasks_before": {"reach": {"rate": 0.25, "n": 100, "low": 0.18, "high": 0.34}},
     "wall_seconds": 187.2,
 }
 
@@ -48,7 +49,10 @@ def test_a_log_file_gets_one_line_for_each_step(tmp_path: Path, capsys: pytest.C
     assert "checkpoint checkpoints/step_000001" in out
     all_tasks = next(line for line in out.splitlines() if line.startswith("all"))
     assert all_tasks.split()[:5] == ["all", "50.0", "%", "95.0", "%"]
-    assert "push [x]" in out and "3:07" in out
+    reach, push = (next(line for line in out.splitlines() if line.startswith(name)) for name in ("reach", "push"))
+    assert reach.split()[:5] == ["reach", "25.0", "%", "95.0", "%"] and push.startswith("push [x]")
+    assert push.split()[2:4] == ["95.0", "%"]
+    assert "3:07" in out
 
 
 def test_a_run_whose_rollouts_are_ahead_says_how_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

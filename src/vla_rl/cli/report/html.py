@@ -26,15 +26,21 @@ def section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>"
 
 
-def interval_table(what: str, rates: Mapping[str, Mapping[str, Any]]) -> str:
-    """Success of each `what`: rate, 95 % interval and n, in words and as a bar."""
+def interval_table(
+    what: str, rates: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
+    """Success of each `what`: rate, 95 % interval and n, in words and as a bar; and beside it what it was before, where
+    that is known."""
     body = ""
     for name, rate in rates.items():
         low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
+        earlier = f"{100 * before[name]['rate']:.1f} %" if before and name in before else ""
+        then = f"<td>{earlier}</td>" if before else ""
         body += (
-            f"<tr><td>{escape(name)}</td><td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{rate['n']}</td>"
+            f"<tr><td>{escape(name)}</td>{then}<td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{rate['n']}</td>"
             f'<td class="wide"><div class="interval"><span style="left:{low:.1f}%;width:{high - low:.1f}%"></span>'
             f'<b style="left:{mid:.1f}%"></b></div></td></tr>'
         )
-    head = f"<tr><th>{escape(what)}</th><th>success</th><th>95 % interval</th><th>n</th><th></th></tr>"
+    then = "<th>before</th>" if before else ""
+    head = f"<tr><th>{escape(what)}</th>{then}<th>success</th><th>95 % interval</th><th>n</th><th></th></tr>"
     return f'<div class="card scroll"><table>{head}{body}</table></div>'

@@ -100,7 +100,10 @@ def _tasks(run: Gathered) -> str:
     if not tasks:
         return ""
     rows = {"all": run.results["success"], **tasks} if len(tasks) > 1 else tasks
-    return section("Tasks", interval_table("task", rows))
+    before = run.results.get("tasks_before") or {}
+    if before:
+        before = {"all": run.results["before"], **before}
+    return section("Tasks", interval_table("task", rows, before))
 
 
 def _learning(run: Gathered) -> str:

@@ -202,12 +202,13 @@ class RunFolder:
     ) -> dict[str, Any]:
         """`notes`: what the simulator has to say of its settings; `doing`: as in `Run`; `roles`: `Trace.roles` of this
         attempt at the run."""
-        last, before = state.last or {}, state.before
+        last, before = state.last or {}, state.before or {}
         results = {
             "doing": doing,
             "success": last.get("success"),
-            "before": before and before["success"],
+            "before": before.get("success"),
             "tasks": last.get("tasks", {}),
+            "tasks_before": before.get("tasks", {}),
             "repeats": last.get("repeats", []),
             "deviation": last.get("deviation"),
             "split": "eval",

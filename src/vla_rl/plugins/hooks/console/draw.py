@@ -100,7 +100,8 @@ def warmup_line(metrics: Mapping[str, float]) -> str:
 def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     """Success before and after, task by task when there are several."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    tasks, before = results.get("tasks", {}), results.get("before")
+    tasks = results.get("tasks", {})
+    earlier = {"all": results.get("before"), **results.get("tasks_before", {})}
     barred = max(map(len, tasks), default=0) <= BARRED
     table.add_column("success", overflow="fold")
     table.add_column("before", justify="right", style="dim", no_wrap=True)
@@ -112,7 +113,8 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     for name, rate in [("all", results.get("success")), *(tasks.items() if len(tasks) > 1 else ())]:
         if rate is None:
             continue
-        past = f"{100 * before['rate']:.1f} %" if before and name == "all" else ""
+        before = earlier.get(name)
+        past = f"{100 * before['rate']:.1f} %" if before else ""
         style = mood(rate["rate"], before and before["rate"]) if name == "all" else ""
         bar = ProgressBar(total=1.0, completed=rate["rate"], width=16, complete_style="green", finished_style="green")
         table.add_row(
