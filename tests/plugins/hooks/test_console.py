@@ -106,6 +106,16 @@ def test_long_names_of_tasks_leave_their_figures_on_a_narrow_terminal(
     assert max(map(len, lines[first:last])) <= 80
 
 
+def test_the_name_of_an_only_task_is_not_shown_and_takes_no_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = {**RESULTS, "tasks": {"pick_up_the_black_bowl_on_the_cookie_box": RATE}}
+    play(plugin.build(ConsoleConfig(), Context()), tmp_path, only)
+    out = capsys.readouterr().out
+    assert "pick_up" not in out
+    assert "━" in next(line for line in out.splitlines() if line.startswith("all"))
+
+
 def test_time_to_go_follows_the_pace_and_leaves_the_first_evaluation_out(tmp_path: Path) -> None:
     now = [0.0]
     status = Status(a_run(tmp_path, steps=10), now=lambda: now[0])

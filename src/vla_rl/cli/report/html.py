@@ -34,13 +34,14 @@ def interval_table(
     body = ""
     for name, rate in rates.items():
         low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
-        earlier = f"{100 * before[name]['rate']:.1f} %" if before and name in before else ""
-        then = f"<td>{earlier}</td>" if before else ""
+        body += f"<tr><td>{escape(name)}</td>"
+        if before:
+            body += f"<td>{100 * before[name]['rate']:.1f} %</td>" if name in before else "<td></td>"
         body += (
-            f"<tr><td>{escape(name)}</td>{then}<td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{rate['n']}</td>"
+            f"<td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{rate['n']}</td>"
             f'<td class="wide"><div class="interval"><span style="left:{low:.1f}%;width:{high - low:.1f}%"></span>'
             f'<b style="left:{mid:.1f}%"></b></div></td></tr>'
         )
-    then = "<th>before</th>" if before else ""
-    head = f"<tr><th>{escape(what)}</th>{then}<th>success</th><th>95 % interval</th><th>n</th><th></th></tr>"
+    earlier = "<th>before</th>" if before else ""
+    head = f"<tr><th>{escape(what)}</th>{earlier}<th>success</th><th>95 % interval</th><th>n</th><th></th></tr>"
     return f'<div class="card scroll"><table>{head}{body}</table></div>'

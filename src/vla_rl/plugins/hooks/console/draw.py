@@ -101,8 +101,9 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     """Success before and after, task by task when there are several."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     tasks = results.get("tasks", {})
+    rates = {"all": results.get("success"), **(tasks if len(tasks) > 1 else {})}
     earlier = {"all": results.get("before"), **results.get("tasks_before", {})}
-    barred = max(map(len, tasks), default=0) <= BARRED
+    barred = max(map(len, rates)) <= BARRED
     table.add_column("success", overflow="fold")
     table.add_column("before", justify="right", style="dim", no_wrap=True)
     table.add_column("after", justify="right", no_wrap=True)
@@ -110,7 +111,7 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     table.add_column("n", justify="right", style="dim", no_wrap=True)
     if barred:
         table.add_column("")
-    for name, rate in [("all", results.get("success")), *(tasks.items() if len(tasks) > 1 else ())]:
+    for name, rate in rates.items():
         if rate is None:
             continue
         before = earlier.get(name)
