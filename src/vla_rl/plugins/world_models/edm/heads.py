@@ -66,6 +66,9 @@ class Heads(nn.Module):
         self.condition = nn.Sequential(nn.Linear(size, size), nn.SiLU())
         self.glances = nn.ModuleList([Glance(channels, size) for _ in range(cameras)])
         features = cameras * 2 * channels + 2 * (state or actions) + actions + size
+        self.so_far = nn.GRU(features, size, batch_first=True)
+        """Along the chunk: where an action ends depends on those before it, as where a thing falls that was let go."""
+        features += size
         self.state = nn.Sequential(nn.Linear(features, size), nn.SiLU(), _silent(size, state)) if state else None
         self.ends = nn.Sequential(
             nn.Linear(features, size), nn.SiLU(), nn.Linear(size, size), nn.SiLU(), nn.Linear(size, 2)
@@ -80,7 +83,8 @@ class Heads(nn.Module):
         seen = [glance(picture, places, condition, noise) for glance, picture, places in looks]
         earlier = torch.cat((path.start[:, None], path.poses[:, :-1]), dim=1)
         given = condition[:, None].expand(-1, path.steps.shape[1], -1)
-        return torch.cat((*seen, path.poses, earlier, path.steps, given), dim=2)
+        features = torch.cat((*seen, path.poses, earlier, path.steps, given), dim=2)
+        return torch.cat((self.so_far(features)[0], features), dim=2)
 
     def next_state(self, features: Tensor, path: Path, played: Tensor) -> Tensor:
         """After so many actions (int64 [B], at least 1): [B, S]."""
