@@ -54,8 +54,8 @@ FEW = [
     f"eval.every={EVERY}",
 ]
 LOCAL = ["runtime.backend=local", "placement={type: collocated}", "hooks=[{type: jsonl}]"]
-WHOLE = "start: any, horizon: 4"
-"""GRPO has no critic: to the ends of episodes."""
+WHOLE = "start: first, horizon: 4"
+"""GRPO has no critic: whole episodes."""
 EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}}}"]
 ORACLE = [
     "world_model={type: oracle, env: tabletop, history: 5, rows: 64}",

@@ -108,8 +108,8 @@ def test_before_training_the_residual_model_repeats_the_last_frame():
     model, windows = make(), part(pushed(4), 0, 2)
     after = model.imagine(windows, np.zeros((4, CHUNK, 2), np.float32), noise(4))
     for name in INFO.cameras:
-        assert np.abs(after.images[name].astype(int) - windows.images[name][:, -1]).max() <= 8, (
-            "c_skip of the noise is left"
+        assert np.abs(after.images[name].astype(int) - windows.images[name][:, -1]).max() <= 12, (
+            "c_skip of the noise is left, and a little of the other layers"
         )
     assert after.state.shape == (4, 2) and after.instructions == windows.instructions
 
@@ -212,6 +212,7 @@ def test_pictures_shift_as_far_as_their_camera_goes():
     land = torch.from_numpy(draws.uniform(-1, 1, (3, 12, 16))).float()
     land = torch.nn.functional.interpolate(land[None], (96, 128), mode="bilinear")[0]
     steps = torch.from_numpy(draws.integers(-1, 2, (40, CHUNK, 2))).float()
+    steps[:4] = 1
     moves = 4 * steps.sum(1).long()
     starts = torch.from_numpy(draws.integers(20, 40, (40, 2)))
     nothing, still = torch.zeros(3, 32, 48), land[:, :32, :48]
@@ -220,14 +221,50 @@ def test_pictures_shift_as_far_as_their_camera_goes():
         views = [torch.cat((land[:, y : y + 32, x : x + 48], still, nothing)) for x, y in corners.tolist()]
         return torch.stack(views)
 
-    motion, played, state = Motion(3, 2, 0), torch.full((40,), CHUNK), torch.zeros(40, 0)
+    motion, played, state = Motion(3, 2, 0, (32, 48)), torch.full((40,), CHUNK), torch.zeros(40, 0)
     before, after, chunk = seen(starts), seen(starts + moves), steps.flatten(1)
     for rows in (slice(0, 20), slice(20, 40)):
         pair = before[rows], after[rows]
         motion.observe(chunk[rows], state[rows], state[rows], played[rows], pair)
-    moved = motion.followed(before, motion.path(chunk, state))
-    assert torch.equal(moved[:, :, 8:-8, 8:-8], after[:, :, 8:-8, 8:-8])
-    assert torch.equal(moved[:, 3:], before[:, 3:])
+    scene, _, usual = motion.layers(before, motion.path(chunk, state)).unbind(1)
+    assert torch.allclose(scene[:, :, 8:-8, 8:-8], after[:, :, 8:-8, 8:-8], atol=1e-5)
+    assert torch.allclose(scene[:, 3:], before[:, 3:], atol=1e-5)
+    assert torch.allclose(usual, before.mean(0).expand_as(usual), atol=1e-5)
+    assert torch.allclose(scene[:4, :3, -8:], usual[:4, :3, -8:], atol=1e-5), "what comes into view"
+
+
+def test_a_layer_has_the_robot_where_it_will_be():
+    """A square that goes 2 pixels an action over a table that stands still, in a picture of noise that stays."""
+    draws = np.random.default_rng(0)
+    table = torch.from_numpy(draws.uniform(-1, 0, (3, 32, 48))).float()
+    steps = torch.from_numpy(draws.integers(-1, 2, (64, CHUNK, 2))).float()
+    starts = torch.from_numpy(draws.integers(8, 20, (64, 2)))
+    ends = starts + 2 * steps.sum(1).long()
+
+    def seen(corners: torch.Tensor) -> torch.Tensor:
+        views = table.repeat(64, 1, 1, 1)
+        for view, (x, y) in zip(views, corners.tolist(), strict=True):
+            view[:, y : y + 6, x : x + 6] = 1
+        return views
+
+    motion, played = Motion(1, 2, 2, (32, 48)), torch.full((64,), CHUNK)
+    states, after, chunk = starts / 10, ends / 10, steps.flatten(1)
+    motion.observe(chunk, states, after, played, (seen(starts), seen(ends)))
+    robot = motion.layers(seen(starts), motion.path(chunk, states))[:, 1]
+    hits = [float(view[:, y : y + 6, x : x + 6].mean()) for view, (x, y) in zip(robot, ends.tolist(), strict=True)]
+    assert np.mean(hits) > 0.85, "a pixel off at most, and usually none"
+
+
+def test_an_end_may_depend_on_the_action_before():
+    """Whoever raises the second number twice in a row succeeds: no single action says so, nor does a picture."""
+    model, windows = make(), pushed(64, frames=3)
+    actions = np.random.default_rng(1).integers(0, 2, (64, 2, CHUNK, 2)).astype(np.float32) * 4
+    actions[..., 0] = 0
+    outcomes = np.where(actions[..., 1].all(2), CHUNK, 0)
+    windows = evolve(windows, actions=actions, outcomes=outcomes)
+    trained(model, windows, 0, 130)
+    chances = model.outcome(part(windows, 0, 2), actions[:, 1], frames_of(windows, 2))
+    assert (chances.argmax(1) == outcomes[:, 1]).mean() > 0.95
 
 
 def test_least_squares_are_of_all_that_counted_in_any_batches():

@@ -27,7 +27,7 @@ class EDMConfig:
     evaluations: int = field(default=3, validator=validators.ge(1))
     """Of the network, for one prediction: 1 will do where what follows is certain."""
     residual: bool = False
-    """Predict what changes: the frame before, shifted as far as its camera goes, takes the place that noise leaves."""
+    """Predict of which layers frames are made (scene, robot, mean frame), and what is to be added."""
     sigma_loc: float = -0.4
     sigma_scale: float = field(default=1.2, validator=POSITIVE)
     """Mean and deviation of the logarithm of noise levels in training."""

@@ -17,7 +17,7 @@ from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import Context, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.plugins.world_models.edm.heads import Heads
-from vla_rl.plugins.world_models.edm.motion import CHANGED, Motion, Path
+from vla_rl.plugins.world_models.edm.motion import CHANGED, LAYERS, WHERE, Motion, Path
 from vla_rl.plugins.world_models.edm.networks import Denoiser
 from vla_rl.toolkit.world_models import diffusion as D
 
@@ -30,6 +30,8 @@ SIGMAS = (2e-3, 5.0, 7)
 """Of the sampler: smallest and largest noise level, rho."""
 AVERAGED = 50
 """Updates that the running mean of all weights looks back on: it is what imagines."""
+FAVOUR = (3.0, 0.0, 0.0)
+"""Logits of the layers of a prediction, scene, robot and mean picture, before training."""
 ROWS = 128
 """Rows that are imagined at once."""
 
@@ -80,9 +82,13 @@ class EDM(WorldModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(context.seed, "world-model/edm"))
             size, history = config.condition, config.history
-            denoiser = Denoiser(frame, history, chunk, info.state_dim, config.channels, config.depths, size)
+            given, shares = history * frame, 0
+            if config.residual:
+                given, shares = (history - 1 + LAYERS) * frame + WHERE * len(info.cameras), LAYERS * frame // 3
+            unet = config.channels, config.depths, size
+            denoiser = Denoiser(frame, given, history, chunk, info.state_dim, *unet, more=shares)
             heads = Heads(len(info.cameras), info.action_dim, info.state_dim, config.heads, size)
-        motion = Motion(len(info.cameras), info.action_dim, info.state_dim)
+        motion = Motion(len(info.cameras), info.action_dim, info.state_dim, next(iter(sizes)))
         networks = Networks(denoiser, heads)
         average = AveragedModel(networks, avg_fn=_running_mean).requires_grad_(False)
         self.module = nn.ModuleDict({"networks": networks, "average": average, "motion": motion})
@@ -94,6 +100,7 @@ class EDM(WorldModel):
             "heads": torch.optim.AdamW(_groups(heads, config.heads_lr, config.heads_weight_decay), eps=1e-5),
         }
         self._updates = 0
+        self._favour = torch.tensor(FAVOUR, device=self.device).reshape(LAYERS, 1, 1, 1, 1, 1)
 
     def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
         losses = self._losses(windows, noise, learn=True)
@@ -115,8 +122,8 @@ class EDM(WorldModel):
         for first in range(0, count, ROWS):
             rows = slice(first, first + ROWS)
             batch, path, features = self._looked(windows, rows, actions)
-            past = self._past(batch.pictures, path)
-            after = self._sample(start[rows].to(self.device), past, batch.chunks, batch.state[:, -1])
+            given = self._given(batch.pictures, path)
+            after = self._sample(start[rows].to(self.device), given, batch.chunks, batch.state[:, -1])
             frames.append(after)
             whole = torch.full((len(after),), actions.shape[1], device=self.device)
             states.append(self._averaged.heads.next_state(features, path, whole))
@@ -188,11 +195,11 @@ class EDM(WorldModel):
             draws.append(torch.from_numpy(noise.normals(*target.shape[1:])))
             level, offset, normals = (draw.to(self.device) for draw in draws)
             past = torch.stack(predicted[t + 1 - K : t + 1], dim=1)
-            past = self._past(past, self._motion.path(so_far[:, -1, :-1], state))
+            given = self._given(past, self._motion.path(so_far[:, -1, :-1], state))
             sigma = D.training_sigmas(level, self.config.sigma_loc, self.config.sigma_scale)
             noisy = D.apply_noise(target, sigma, offset, normals, D.SIGMA_OFFSET_NOISE)
             c = D.compute_conditioners(sigma)
-            output = self._output(denoiser, noisy, c, past, so_far, state)
+            output = self._output(denoiser, noisy, c, given, so_far, state)
             error = (output - D.network_target(target, noisy, c)).square()
             if self.config.changed_weight:
                 changed = self._folded(((pictures[:, t + 1] - pictures[:, t]).abs() > CHANGED).float())
@@ -222,24 +229,30 @@ class EDM(WorldModel):
                     found[name].append(loss.detach())
         return {name: torch.stack(each).mean() for name, each in found.items() if each}
 
-    def _sample(self, x: Tensor, past: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
+    def _sample(self, x: Tensor, given: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
         low, high, rho = SIGMAS
         sigmas = D.build_sigmas(self.config.evaluations, low, high, rho).to(self.device)
 
         def denoise(noisy: Tensor, sigma: Tensor) -> Tensor:
             c = D.compute_conditioners(sigma)
-            return D.wrap_model_output(noisy, self._output(self._averaged.denoiser, noisy, c, past, chunks, state), c)
+            return D.wrap_model_output(noisy, self._output(self._averaged.denoiser, noisy, c, given, chunks, state), c)
 
         return D.quantised(D.sample(denoise, x, sigmas) + 1e-4)  # by rounding a level may have come out too low
 
     def _output(
-        self, denoiser: Denoiser, noisy: Tensor, c: D.Conditioners, past: Tensor, chunks: Tensor, state: Tensor
+        self, denoiser: Denoiser, noisy: Tensor, c: D.Conditioners, given: Tensor, chunks: Tensor, state: Tensor
     ) -> Tensor:
-        """Of the denoiser. With `residual`, one that says nothing predicts the last frame where noise hides all."""
+        """Of the denoiser. With `residual`, where noise hides all, it says for each pixel of which layers that is made,
+        and what is to be added; one that says nothing predicts the scene as its camera sees it then."""
         low = getattr(torch, self.config.precision)
         with torch.autocast(self.device.type, low, enabled=low is not torch.float32):
-            output: Tensor = denoiser(noisy, c, past, chunks, state).float()
-        return output + (1 - c.c_skip) / c.c_out * past[:, -1] if self.config.residual else output
+            output: Tensor = denoiser(noisy, c, given, chunks, state).float()
+        if not self.config.residual:
+            return output
+        frame, cameras = noisy.shape[1], len(self.cameras)
+        shares = (output[:, frame:].unflatten(1, (LAYERS, cameras, 1, -1)) + self._favour).softmax(1)
+        layers = given[:, -LAYERS * frame :].unflatten(1, (LAYERS, cameras, 3, -1))
+        return output[:, :frame] + (1 - c.c_skip) / c.c_out * (shares * layers).sum(1).flatten(1, 3)
 
     def _shape(self, windows: Windows) -> tuple[int, int, int]:
         height, width = windows.images[self.cameras[0]].shape[2:4]
@@ -276,12 +289,14 @@ class EDM(WorldModel):
         """[.., cameras 3, H, W] -> frames [.., channels, H / fold, W / fold]."""
         return F.pixel_unshuffle(pictures, self.config.fold)
 
-    def _past(self, pictures: Tensor, path: Path) -> Tensor:
-        """Frames of pictures [B, K, cameras 3, H, W]. With `residual` the last is shifted as far as its cameras go."""
-        if self.config.residual:
-            last = self._motion.followed(pictures[:, -1], path)
-            pictures = torch.cat((pictures[:, :-1], last[:, None]), dim=1)
-        return self._folded(pictures)
+    def _given(self, pictures: Tensor, path: Path) -> Tensor:
+        """Channels of pictures [B, K, cameras 3, H, W]. With `residual` those that the next one is made of come last,
+        in place of the newest, and where the robot goes comes first."""
+        if not self.config.residual:
+            return self._folded(pictures).flatten(1, 2)
+        layers = self._motion.layers(pictures[:, -1], path)
+        frames = self._folded(torch.cat((pictures[:, :-1], layers), dim=1)).flatten(1, 2)
+        return torch.cat((self._motion.where(path, frames), frames), dim=1)
 
     def _images(self, frames: Tensor, windows: Windows) -> dict[str, Any]:
         pixels = F.pixel_shuffle(frames, self.config.fold).add(1).div(2).mul(255).round().byte().cpu()

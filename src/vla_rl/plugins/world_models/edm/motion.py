@@ -3,6 +3,7 @@ picture that is, and how far each camera's picture shifts with it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ RIDGE, TINY = 1e-4, 1e-12
 """What least squares add to the mean square of an input: a share of itself, and enough for one that is always 0."""
 PICTURE = 64
 """Larger pictures are made smaller, to so many pixels of their larger side."""
+LAYERS = 3
+"""Of `Motion.layers`."""
+WHERE, NEAR = 4, 0.25
+"""Maps of a camera in `Motion.where`; and how far around a place they tell distances, as a share of half a side."""
 
 
 class LeastSquares(nn.Module):
@@ -64,7 +69,14 @@ class Path:
 class Motion(nn.Module):
     """Poses are the states; without a state, what the actions add up to since the picture."""
 
-    def __init__(self, cameras: int, actions: int, state: int) -> None:
+    usual: Tensor
+    seen: Tensor
+
+    def __init__(self, cameras: int, actions: int, state: int, size: tuple[int, int]) -> None:
+        """
+        Args:
+            actions: numbers of an action.   state: of a state.   size: height and width of the pictures.
+        """
         super().__init__()
         self.actions, pose = actions, state or actions
         self.moved = LeastSquares(actions, state) if state else None
@@ -74,6 +86,9 @@ class Motion(nn.Module):
         enough for many others."""
         self.shifts: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
         """Of changes of poses: by how much pictures shift. 0 for cameras that stand still."""
+        self.register_buffer("usual", torch.zeros(3 * cameras, *size))
+        """The mean of all pictures."""
+        self.register_buffer("seen", torch.zeros(()))
 
     def path(self, chunk: Tensor, state: Tensor) -> Path:
         """Of chunks [B, C A] from states [B, S]."""
@@ -84,17 +99,22 @@ class Motion(nn.Module):
             start, poses = state, state[:, None] + self.moved(steps).cumsum(1)
         return Path(steps=steps, start=start, poses=poses, places=tuple(place(poses) for place in self.places))
 
-    def followed(self, pictures: Tensor, path: Path) -> Tensor:
-        """Pictures [B, cameras 3, H, W], each shifted as far as its camera goes on the path; by whole pixels, so that
-        nothing blurs."""
-        moved = []
-        for picture, shift in zip(pictures.chunk(len(self.shifts), dim=1), self.shifts, strict=True):
-            sides = torch.tensor(picture.shape[:1:-1], device=picture.device)
-            by = (shift(path.poses[:, -1] - path.start) * sides / 2).round() * 2 / sides
-            still = torch.eye(2, device=picture.device).expand(len(by), -1, -1)
-            grid = F.affine_grid(torch.cat((still, -by[:, :, None]), dim=2), list(picture.shape), align_corners=False)
-            moved.append(F.grid_sample(picture, grid, "nearest", "border", align_corners=False))
-        return torch.cat(moved, dim=1)
+    def layers(self, pictures: Tensor, path: Path) -> Tensor:
+        """What the next pictures are made of, from pictures [B, cameras 3, H, W]: [B, LAYERS, cameras 3, H, W].
+        Each shifted as far as its camera goes on the path, which is where the scene comes to be; as far as the robot
+        goes in it; and the mean of all pictures, which is also what comes into view of the others."""
+        gone = path.poses[:, -1] - path.start
+        scene = [shift(gone) for shift in self.shifts]
+        robot = [place(path.poses[:, -1]) - place(path.start) for place in self.places]
+        moved = [_shifted(pictures, by, self.usual) for by in (scene, robot)]
+        return torch.stack((*moved, self.usual.expand_as(pictures)), dim=1)
+
+    def where(self, path: Path, like: Tensor) -> Tensor:
+        """Maps [B, cameras WHERE, h, w] as large as `like` [.., h, w]: how far right of each cell and below it the
+        robot is, before the chunk and after it, in each camera's picture."""
+        cells, poses = _cells(like), (path.start, path.poses[:, -1])
+        ways = [place(pose)[:, None] - cells for place in self.places for pose in poses]
+        return (torch.cat(ways, dim=2) / NEAR).tanh().transpose(1, 2).unflatten(2, like.shape[-2:])
 
     def observe(self, chunk: Tensor, state: Tensor, then: Tensor, played: Tensor, pair: tuple[Tensor, Tensor]) -> None:
         """Chunks [B, C A] of which so many actions were played (int64 [B], may be 0), the states before and after, and
@@ -104,6 +124,8 @@ class Motion(nn.Module):
             counted = torch.arange(steps.shape[1], device=chunk.device) < played[:, None]
             mean = (steps * counted[:, :, None]).sum(1) / played.clamp(min=1)[:, None]
             self.moved.observe(mean, (then - state) / played.clamp(min=1)[:, None], real)
+        self.seen += real.sum()
+        self.usual.lerp_(pair[0][real].sum(0) / real.sum().clamp(min=1), real.sum() / self.seen.clamp(min=1))
         path = self.path(chunk, state)
         end = path.poses[torch.arange(len(played), device=chunk.device), played.clamp(min=1) - 1]
         cameras = zip(*(at_most(pictures, PICTURE).chunk(len(self.places), dim=1) for pictures in pair), strict=True)
@@ -115,6 +137,21 @@ class Motion(nn.Module):
             place.observe((path.start + end) / 2, middle, real & (whole > 0))
             by, sure = _shift(before, after)
             shift.observe(end - path.start, by, real & sure)
+
+
+def _shifted(pictures: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
+    """Each camera's picture shifted by its x and y [B, 2], shares of half a side; by whole pixels, so that nothing
+    blurs. `beyond` [cameras 3, H, W] is what comes into view."""
+    moved = []
+    cameras = (x.chunk(len(by), dim=-3) for x in (pictures, beyond))
+    for picture, new, shift in zip(*cameras, by, strict=True):
+        sides = torch.tensor(picture.shape[:1:-1], device=picture.device)
+        whole = (shift * sides / 2).round() * 2 / sides
+        still = torch.eye(2, device=picture.device).expand(len(whole), -1, -1)
+        grid = F.affine_grid(torch.cat((still, -whole[:, :, None]), dim=2), list(picture.shape), align_corners=False)
+        found = F.grid_sample(F.pad(picture, (0, 0, 0, 0, 0, 1), value=1.0), grid, "nearest", align_corners=False)
+        moved.append(found[:, :3] + (1 - found[:, 3:]) * new)
+    return torch.cat(moved, dim=1)
 
 
 def at_most(x: Tensor, side: int) -> Tensor:

@@ -22,38 +22,43 @@ class Denoiser(nn.Module):
     def __init__(
         self,
         frame: int,
+        given: int,
         history: int,
         chunk: int,
         state: int,
         channels: Sequence[int],
         depths: Sequence[int],
         size: int,
+        more: int = 0,
     ) -> None:
         """
         Args:
-            frame: channels of a frame.   chunk: numbers of a chunk, its flag included.   state: numbers of a state.
-            size: of the condition.
+            frame: channels of a frame.   given: channels of what is known.   history: chunks that are given.
+            chunk: numbers of a chunk, its flag included.   state: numbers of a state.   size: of the condition.
+            more: channels of what else is told, beside the frame.
         """
         super().__init__()
         self.noise = FourierEmbedding(size)
         self.actions = nn.Linear(chunk, size // history)
         self.state = nn.Linear(state, size) if state else None
         self.condition = nn.Sequential(nn.Linear(size, size), nn.SiLU(), nn.Linear(size, size))
-        self.conv_in = conv3x3((history + 1) * frame, channels[0])
+        self.conv_in = conv3x3(frame + given, channels[0])
         self.unet = UNet(channels, depths, size)
         self.norm_out = group_norm(channels[0])
-        self.conv_out = conv3x3(channels[0], frame)
+        self.conv_out = conv3x3(channels[0], frame + more)
         nn.init.zeros_(self.conv_out.weight)
 
-    def forward(self, noisy: Tensor, c: Conditioners, past: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
+    def forward(self, noisy: Tensor, c: Conditioners, given: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
         """
         Args:
-            noisy: [B, frame, H, W].   past: [B, K, frame, H, W], the oldest first.
+            noisy: [B, frame, H, W].   given: [B, given, H, W], of the past.
             chunks: [B, K, chunk], the last of which leads to the frame.   state: [B, S] before it.
+
+        Returns: [B, frame + more, H, W].
         """
         embedded = self.noise(c.c_noise.expand(len(noisy))) + self.actions(chunks).flatten(1)
         if self.state is not None:
             embedded = embedded + self.state(state)
         condition = self.condition(embedded)
-        x = self.conv_in(torch.cat((past.flatten(1, 2) / 0.5, c.c_in * noisy), dim=1))
+        x = self.conv_in(torch.cat((given / 0.5, c.c_in * noisy), dim=1))
         return self.conv_out(F.silu(self.norm_out(self.unet(x, condition))))  # type: ignore[no-any-return]
