@@ -67,7 +67,7 @@ class Heads(nn.Module):
         self.glances = nn.ModuleList([Glance(channels, size) for _ in range(cameras)])
         features = cameras * 2 * channels + 2 * (state or actions) + actions + size
         self.so_far = nn.GRU(features, size, batch_first=True)
-        """Along the chunk: what an action leads to depends on those before it, as where a thing falls that was let go."""
+        """Along the chunk: what an action leads to depends on those before it."""
         features += size
         self.state = nn.Sequential(nn.Linear(features, size), nn.SiLU(), _silent(size, state)) if state else None
         self.ends = nn.Sequential(
