@@ -240,11 +240,12 @@ def refused(**changes) -> str:
             "asynchrony.replay.uses",
             "uses: 1",
         ),
+        ({"algorithm": {"type": "grpo"}, "rollout": {"group_size": 4}}, "imagination.start", "start: first"),
         (
             {
                 "algorithm": {"type": "grpo"},
                 "rollout": {"group_size": 4, "max_steps": 16},
-                "imagination": {"horizon": 3},
+                "imagination": {"start": "first", "horizon": 3},
             },
             "imagination.horizon",
             "at least 4",

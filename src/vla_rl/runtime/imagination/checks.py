@@ -40,6 +40,8 @@ def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
             "collected; choose another algorithm, such as grpo or ppo"
         )
         yield ("algorithm",), text
+    if "values" not in algorithm.needs and section.start != "first":
+        yield ("imagination", "start"), f"{_no_critic(spec)}; use start: first, or an algorithm with a critic, as ppo"
     if "values" not in algorithm.needs and rollout.max_steps is not None:
         yield from _of_horizon(spec, rollout.max_steps)
 

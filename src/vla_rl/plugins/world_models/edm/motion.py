@@ -63,7 +63,9 @@ class Path:
     poses: Tensor
     """Before the chunk, and after each action: [B, P], [B, C, P]."""
     places: tuple[Tensor, ...]
-    """Of each camera: where in its picture that is, [B, C, 2]."""
+    """Of each camera: where in its picture that is after each action, [B, C, 2]."""
+    origins: tuple[Tensor, ...]
+    """The same before the chunk, [B, 2]."""
 
 
 class Motion(nn.Module):
@@ -87,7 +89,7 @@ class Motion(nn.Module):
         self.shifts: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
         """Of changes of poses: by how much pictures shift. 0 for cameras that stand still."""
         self.register_buffer("usual", torch.zeros(3 * cameras, *size))
-        """The mean of all pictures."""
+        """The mean of all pictures; `layers` has none before the first was seen."""
         self.register_buffer("seen", torch.zeros(()))
 
     def path(self, chunk: Tensor, state: Tensor) -> Path:
@@ -97,7 +99,8 @@ class Motion(nn.Module):
             start, poses = torch.zeros_like(steps[:, 0]), steps.cumsum(1)
         else:
             start, poses = state, state[:, None] + self.moved(steps).cumsum(1)
-        return Path(steps=steps, start=start, poses=poses, places=tuple(place(poses) for place in self.places))
+        places, origins = (tuple(place(pose) for place in self.places) for pose in (poses, start))
+        return Path(steps=steps, start=start, poses=poses, places=places, origins=origins)
 
     def layers(self, pictures: Tensor, path: Path) -> Tensor:
         """What the next pictures are made of, from pictures [B, cameras 3, H, W]: [B, LAYERS, cameras 3, H, W].
@@ -105,15 +108,15 @@ class Motion(nn.Module):
         goes in it; and the mean of all pictures, which is also what comes into view of the others."""
         gone = path.poses[:, -1] - path.start
         scene = [shift(gone) for shift in self.shifts]
-        robot = [place(path.poses[:, -1]) - place(path.start) for place in self.places]
-        moved = [_shifted(pictures, by, self.usual) for by in (scene, robot)]
-        return torch.stack((*moved, self.usual.expand_as(pictures)), dim=1)
+        robot = [places[:, -1] - origin for places, origin in zip(path.places, path.origins, strict=True)]
+        usual = torch.where(self.seen > 0, self.usual, pictures)
+        return torch.stack((*(_shifted(pictures, by, usual) for by in (scene, robot)), usual), dim=1)
 
     def where(self, path: Path, like: Tensor) -> Tensor:
         """Maps [B, cameras WHERE, h, w] as large as `like` [.., h, w]: how far right of each cell and below it the
         robot is, before the chunk and after it, in each camera's picture."""
-        cells, poses = _cells(like), (path.start, path.poses[:, -1])
-        ways = [place(pose)[:, None] - cells for place in self.places for pose in poses]
+        cells, ends = _cells(like), zip(path.origins, path.places, strict=True)
+        ways = [place[:, None] - cells for origin, places in ends for place in (origin, places[:, -1])]
         return (torch.cat(ways, dim=2) / NEAR).tanh().transpose(1, 2).unflatten(2, like.shape[-2:])
 
     def observe(self, chunk: Tensor, state: Tensor, then: Tensor, played: Tensor, pair: tuple[Tensor, Tensor]) -> None:
@@ -141,7 +144,7 @@ class Motion(nn.Module):
 
 def _shifted(pictures: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
     """Each camera's picture shifted by its x and y [B, 2], shares of half a side; by whole pixels, so that nothing
-    blurs. `beyond` [cameras 3, H, W] is what comes into view."""
+    blurs. `beyond` [B, cameras 3, H, W] is what comes into view."""
     moved = []
     cameras = (x.chunk(len(by), dim=-3) for x in (pictures, beyond))
     for picture, new, shift in zip(*cameras, by, strict=True):
