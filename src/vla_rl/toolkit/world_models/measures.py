@@ -49,7 +49,8 @@ def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: i
         of_actions: by how many of the episodes action following and disagreement are measured; None: by all.
 
     Returns:
-        psnr/k, copy_psnr/k: of imagined frames, and of the frame before. changed_psnr/k, copy_changed_psnr/k: of pixels
+        psnr/k, copy_psnr/k: of imagined frames, and of the frame before; those after an end, which came in the midst of
+        a chunk, do not count. changed_psnr/k, copy_changed_psnr/k: of pixels
         that changed. state_mae/k: in standard deviations of the recorded states. action_error: of pixels with the
         recorded actions, in units of those with another episode's; action_accuracy: how often the recorded chunk of
         `CANDIDATES` explains the next frame best. outcome_auc, outcome_auc_imagined: of success after a chunk.
@@ -150,8 +151,8 @@ def _stacked(observation: Observation, rows: Array) -> Array:
 def _pictures(replay: Replay, windows: Windows) -> dict[str, float]:
     found: dict[str, float] = {}
     spread = windows.state.std((0, 1)) + 1e-6
-    for k, played in enumerate(replay.played, start=1):
-        rows = np.flatnonzero(played)
+    for k, (played, outcomes) in enumerate(zip(replay.played, replay.outcomes, strict=True), start=1):
+        rows = np.flatnonzero(played & (outcomes == 0))
         if not len(rows):
             continue
         real, imagined, before = (_stacked(o[k - 1], rows) for o in (replay.real, replay.imagined, replay.before))

@@ -204,7 +204,8 @@ class EDM(WorldModel):
             if self.config.changed_weight:
                 changed = self._folded(((pictures[:, t + 1] - pictures[:, t]).abs() > CHANGED).float())
                 error = error * (1 + self.config.changed_weight * changed)
-            loss = loss + _mean(error, batch.played[:, t] > 0) / rollout
+            whole = (batch.played[:, t] > 0) & (batch.outcomes[:, t] == 0)  # an end comes in the midst of its chunk
+            loss = loss + _mean(error, whole) / rollout
             predicted[t + 1] = F.pixel_shuffle(D.wrap_model_output(noisy, output, c), self.config.fold)
         return loss, predicted
 

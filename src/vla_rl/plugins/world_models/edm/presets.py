@@ -17,6 +17,7 @@ TINY = {
     "changed_weight": 4.0,
     "lr": 1e-3,
     "heads_lr": 3e-3,
+    "heads_weight_decay": 1.0,  # they forget what the first few hundred episodes taught them by heart
     "warm_up": 30,
 }
 PRESETS: dict[str, dict[str, Any]] = {"diamond": {}, "tiny": TINY}
