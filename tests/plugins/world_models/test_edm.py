@@ -172,6 +172,22 @@ def test_chunks_that_were_not_played_teach_nothing():
     assert one == two
 
 
+def test_frames_after_an_end_teach_the_denoiser_nothing():
+    """An end comes in the midst of its chunk, so that the frame is not what the whole chunk would have led to."""
+    model, windows = make(), pushed(8, frames=3)
+    outcomes = np.zeros((8, 2), np.int64)
+    outcomes[:4, 1] = 1
+    windows = evolve(windows, outcomes=outcomes)
+    images = {name: np.array(frames) for name, frames in windows.images.items()}
+    for frames in images.values():
+        frames[:4, 2] = 0
+    one, two = (model.measure(w, noise(8)) for w in (windows, evolve(windows, images=images)))
+    assert one == two
+    going_on = evolve(windows, outcomes=np.zeros_like(outcomes))
+    one, two = (model.measure(w, noise(8)) for w in (going_on, evolve(going_on, images=images)))
+    assert one["denoising"] != two["denoising"]
+
+
 def test_measuring_changes_nothing_and_says_the_losses():
     model, windows = make(), pushed(8)
     before = copy.deepcopy(model.module.state_dict())

@@ -49,14 +49,14 @@ def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: i
         of_actions: by how many of the episodes action following and disagreement are measured; None: by all.
 
     Returns:
-        psnr/k, copy_psnr/k: of imagined frames, and of the frame before; those after an end, which came in the midst of
-        a chunk, do not count. changed_psnr/k, copy_changed_psnr/k: of pixels
-        that changed. state_mae/k: in standard deviations of the recorded states. action_error: of pixels with the
-        recorded actions, in units of those with another episode's; action_accuracy: how often the recorded chunk of
-        `CANDIDATES` explains the next frame best. outcome_auc, outcome_auc_imagined: of success after a chunk.
-        replay_auc, replay_fpr, replay_fnr: of the success of whole episodes; replay_auc_error: the first one's standard
-        error. disagreement/k: mean absolute difference, in levels of 255, of frames that are imagined with other noise;
-        outcome_disagreement: of the probability of success after a chunk.
+        psnr/k, copy_psnr/k: of imagined frames, and of the frame before; frames after an end do not count, since that
+        comes in the midst of a chunk. changed_psnr/k, copy_changed_psnr/k: of pixels that changed. state_mae/k: in
+        standard deviations of the recorded states. action_error: of pixels with the recorded actions, in units of those
+        with another episode's; action_accuracy: how often the recorded chunk of `CANDIDATES` explains the next frame
+        best. outcome_auc, outcome_auc_imagined: of success after a chunk. replay_auc, replay_fpr, replay_fnr: of the
+        success of whole episodes; replay_auc_error: the first one's standard error. disagreement/k: mean absolute
+        difference, in levels of 255, of frames that are imagined with other noise; outcome_disagreement: of the
+        probability of success after a chunk.
     """
     replay = play(model, windows, seed)
     some = windows if of_actions is None else take_rows(windows, np.arange(min(of_actions, len(windows.instructions))))
