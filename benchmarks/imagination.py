@@ -13,7 +13,7 @@ counted, for any arm.
 | B | tuned for few episodes: 64 a step, a scan of learning rates, the best of which all arms below have too |
 | C | B, and practice in `edm`, preset `tiny`, from zero |
 | D | B, and practice in `oracle`, the simulator itself: what a perfect model would be worth |
-| E | B, and practice in a sabotaged `edm`: the actions of another row, or a constant outcome; gates are off |
+| E | B, and practice in a sabotaged `edm`: the actions of another row, or a constant outcome (drawn); gates are off |
 
 A run lies in FOLDER/ARM/seed-N. It ends once N90 is known; what is finished is not run again, and what was broken off
 goes on from its last checkpoint.
@@ -56,7 +56,7 @@ FEW = [
 LOCAL = ["runtime.backend=local", "placement={type: collocated}", "hooks=[{type: jsonl}]"]
 WHOLE = "start: first, horizon: 4"
 """GRPO has no critic: whole episodes."""
-EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}}}"]
+EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}, fit_updates: 15, outcome: most likely}}"]
 ORACLE = [
     "world_model={type: oracle, env: tabletop, history: 5, rows: 64}",
     f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, fit_shut: 0, gates: false}}",
