@@ -49,14 +49,13 @@ def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: i
         of_actions: by how many of the episodes action following and disagreement are measured; None: by all.
 
     Returns:
-        psnr/k, copy_psnr/k: of imagined frames, and of the frame before; frames after an end do not count, since that
-        comes in the midst of a chunk. changed_psnr/k, copy_changed_psnr/k: of pixels that changed. state_mae/k: in
-        standard deviations of the recorded states. action_error: of pixels with the recorded actions, in units of those
-        with another episode's; action_accuracy: how often the recorded chunk of `CANDIDATES` explains the next frame
-        best. outcome_auc, outcome_auc_imagined: of success after a chunk. replay_auc, replay_fpr, replay_fnr: of the
-        success of whole episodes; replay_auc_error: the first one's standard error. disagreement/k: mean absolute
-        difference, in levels of 255, of frames that are imagined with other noise; outcome_disagreement: of the
-        probability of success after a chunk.
+        psnr/k, copy_psnr/k: of imagined frames, and of the frame before. changed_psnr/k, copy_changed_psnr/k: of pixels
+        that changed. state_mae/k: in standard deviations of the recorded states. action_error: of pixels with the
+        recorded actions, in units of those with another episode's; action_accuracy: how often the recorded chunk of
+        `CANDIDATES` explains the next frame best. outcome_auc, outcome_auc_imagined: of success after a chunk.
+        replay_auc, replay_fpr, replay_fnr: of the success of whole episodes; replay_auc_error: the first one's standard
+        error. disagreement/k: mean absolute difference, in levels of 255, of frames that are imagined with other noise;
+        outcome_disagreement: of the probability of success after a chunk.
     """
     replay = play(model, windows, seed)
     some = windows if of_actions is None else take_rows(windows, np.arange(min(of_actions, len(windows.instructions))))
@@ -151,8 +150,8 @@ def _stacked(observation: Observation, rows: Array) -> Array:
 def _pictures(replay: Replay, windows: Windows) -> dict[str, float]:
     found: dict[str, float] = {}
     spread = windows.state.std((0, 1)) + 1e-6
-    for k, (played, outcomes) in enumerate(zip(replay.played, replay.outcomes, strict=True), start=1):
-        rows = np.flatnonzero(played & (outcomes == 0))
+    for k, played in enumerate(replay.played, start=1):
+        rows = np.flatnonzero(played)
         if not len(rows):
             continue
         real, imagined, before = (_stacked(o[k - 1], rows) for o in (replay.real, replay.imagined, replay.before))
