@@ -13,7 +13,7 @@ counted, for any arm.
 | B | tuned for few episodes: 64 a step, a scan of learning rates, the best of which all arms below have too |
 | C | B, and practice in `edm`, preset `tiny`, from zero |
 | D | B, and practice in `oracle`, the simulator itself: what a perfect model would be worth |
-| E | B, and practice in a sabotaged `edm`: the actions of another row, or a constant outcome (drawn); gates are off |
+| E | C with a sabotaged `edm` and the gates off: the actions of another row, or a constant outcome (drawn) |
 
 A run lies in FOLDER/ARM/seed-N. It ends once N90 is known; what is finished is not run again, and what was broken off
 goes on from its last checkpoint.
@@ -56,16 +56,19 @@ FEW = [
 LOCAL = ["runtime.backend=local", "placement={type: collocated}", "hooks=[{type: jsonl}]"]
 WHOLE = "start: first, horizon: 4"
 """GRPO has no critic: whole episodes."""
-EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}, fit_updates: 15, outcome: most likely}}"]
+LIKELY = "outcome: most likely"
+FIT = "fit_updates: 15"
+EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}, {LIKELY}, {FIT}}}"]
 ORACLE = [
     "world_model={type: oracle, env: tabletop, history: 5, rows: 64}",
     f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, fit_shut: 0, gates: false}}",
 ]
+OPEN = f"{FIT}, fit_shut: 15, gates: false"
 ARMS: Mapping[str, Sequence[str]] = {
     "C": EDM,
     "D": ORACLE,
-    "E-actions": ["world_model={type: sabotaged, what: actions}", f"imagination={{{WHOLE}, gates: false}}"],
-    "E-outcome": ["world_model={type: sabotaged, what: outcome}", f"imagination={{{WHOLE}, gates: false}}"],
+    "E-actions": ["world_model={type: sabotaged, what: actions}", f"imagination={{{WHOLE}, {LIKELY}, {OPEN}}}"],
+    "E-outcome": ["world_model={type: sabotaged, what: outcome}", f"imagination={{{WHOLE}, {OPEN}}}"],
 }
 
 
