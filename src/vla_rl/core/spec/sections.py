@@ -181,10 +181,10 @@ class ImaginationSpec:
     """Chunks after which an imagined trajectory is truncated, if the episode's step limit does not come first."""
     outcome: Literal["sample", "most likely"] = "sample"
     """How an end is taken from the model's probabilities."""
-    fit_updates: int = field(default=20, validator=v.ge(0))
+    fit_updates: int = field(default=15, validator=v.ge(0))
     """Optimiser steps of the world model after each real rollout ..."""
-    fit_shut: int = field(default=100, validator=v.ge(0))
-    """... and so many while a measure says that it is not good enough yet."""
+    fit_shut: int = field(default=30, validator=v.ge(0))
+    """... and so many while a measure says that it is not good enough yet: many on few episodes learn those by heart."""
     fit_batch: int = field(default=32, validator=v.ge(1))
     """Recorded windows of each."""
     warm_start: int = field(default=4, validator=v.ge(0))
