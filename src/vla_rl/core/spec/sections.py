@@ -184,7 +184,7 @@ class ImaginationSpec:
     fit_updates: int = field(default=15, validator=v.ge(0))
     """Optimiser steps of the world model after each real rollout ..."""
     fit_shut: int = field(default=30, validator=v.ge(0))
-    """... and so many while a measure says that it is not good enough yet: many on few episodes learn those by heart."""
+    """... and so many while a measure says that it is not good enough. Many on few episodes learn those by heart."""
     fit_batch: int = field(default=32, validator=v.ge(1))
     """Recorded windows of each."""
     warm_start: int = field(default=4, validator=v.ge(0))
