@@ -34,6 +34,7 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.events import wilson
+from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.runtime.start import run
 from vla_rl.toolkit.processes import leave_with_parent
@@ -62,7 +63,7 @@ ORACLE = [
     "world_model={type: oracle, env: tabletop, history: 5, rows: 64}",
     f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, fit_shut: 0, gates: false}}",
 ]
-OPEN = "fit_shut: 15, gates: false"
+OPEN = f"fit_shut: {ImaginationSpec().fit_updates}, gates: false"
 """Fitted as much as a model whose gates are open."""
 ARMS: Mapping[str, Sequence[str]] = {
     "C": EDM,
