@@ -27,6 +27,7 @@ import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -93,6 +94,11 @@ class Outcome:
     def at_least(self) -> int:
         """N90, or the episodes in which it was not reached."""
         return self.real if self.n90 is None else self.n90
+
+    @property
+    def at_most(self) -> float:
+        """N90, or no limit where it was not reached."""
+        return inf if self.n90 is None else self.n90
 
 
 def play(arm: str, seed: int, lr: float | None, steps: int, folder: Path, extra: Sequence[str]) -> Outcome:
@@ -189,14 +195,17 @@ def show(outcomes: Mapping[str, Sequence[Outcome]]) -> None:
 
 
 def figures(outcomes: Mapping[str, Sequence[Outcome]], tuned: str) -> dict[str, float | None]:
-    """For `--json`; where an arm did not reach 90 %, its episodes count, so that the ratio is at least this."""
+    """For `--json`. Where 90 % was not reached, the episodes played count: by those of B, a ratio is at most this, by those
+    of another arm at least this, and None where that one was broken off before B, since nothing is known then."""
 
     def over(arms: Sequence[str]) -> float | None:
-        there = [arm for arm in arms if arm in outcomes]
+        there = [outcomes[arm] for arm in arms if arm in outcomes]
         if tuned not in outcomes or not there:
             return None
         base = median(outcome.at_least for outcome in outcomes[tuned])
-        return min(median(outcome.at_least for outcome in outcomes[arm]) for arm in there) / base
+        best = min(there, key=lambda found: median(outcome.at_least for outcome in found))
+        least, most = (median(getattr(outcome, of) for outcome in best) for of in ("at_least", "at_most"))
+        return least / base if most < inf or least >= base else None
 
     fits = [outcome.fit_minutes for outcome in outcomes.get("C", ())]
     known = [minutes for minutes in fits if minutes is not None]
