@@ -16,10 +16,11 @@ quickstart: $(VENV)/.run
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP) $(ARGS)
 	@ln -sfn quickstart-$(STAMP) runs/quickstart
 
+# Three processes on two cores: tests of Ray and of simulators wait for a fifth of their time.
 test: check
 	sh tools/install_gl.sh
 	sh tools/install_vulkan.sh
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # What compares floats. Ray is left out: its workers compute with the same kernels.
 NUMERICAL := tests/plugins/models tests/plugins/algorithms tests/toolkit/algorithms tests/runtime \
@@ -58,16 +59,17 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Stamps: an install is repeated only after pyproject.toml or constraints.txt changed. torch comes first, so that its
-# build (CPU, or a CUDA version) is settled before anything depends on it.
+# build (CPU, or a CUDA version) is settled before anything depends on it. Python compiles what is imported, which is a small
+# part of what pip would compile.
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q $(TORCH)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,serve]'
+	$(BIN)/python -m pip install -q --no-compile $(TORCH)
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[openvla,serve]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,dev]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,dev]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.run
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[docs]'
 	@touch $@

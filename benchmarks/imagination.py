@@ -195,8 +195,8 @@ def show(outcomes: Mapping[str, Sequence[Outcome]]) -> None:
 
 
 def figures(outcomes: Mapping[str, Sequence[Outcome]], tuned: str) -> dict[str, float | None]:
-    """For `--json`. Where 90 % was not reached, the episodes played count: by those of B, a ratio is at most this, by those
-    of another arm at least this, and None where that one was broken off before B, since nothing is known then."""
+    """For `--json`. Where 90 % was not reached, the episodes played count: a ratio is at most this with those of B, and
+    at least this with those of another arm; None where that one was broken off before B, as nothing is known then."""
 
     def over(arms: Sequence[str]) -> float | None:
         there = [outcomes[arm] for arm in arms if arm in outcomes]
