@@ -27,18 +27,21 @@ def test_a_simulator_that_breaks_its_contract_is_named(train, backend, fault, me
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
 def test_a_worker_that_dies_is_named(train):
     with pytest.raises(WorkerDied, match=r"worker 0 \(sim"):
         train(env={"fault": "exit"}, runtime={"backend": "ray"})
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
 def test_a_call_that_hangs_hits_the_deadline_and_is_named(train):
     with pytest.raises(CallHung, match=r"sim worker 0, lane 0 \(env 'scripted'\): step has not returned for .* 12 s"):
         train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0})
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
 def test_a_hang_in_a_process_of_its_own_is_named(train):
     with pytest.raises(CallHung, match=r"sim worker 0, lane 0 \(env 'scripted'\): step has not returned for .* 12 s"):
         train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0}, placement={"type": "slots"})
@@ -111,9 +114,3 @@ def test_a_gradient_that_is_not_finite_stops_the_run(train):
             rollout={"reward_coef": 1e38},
             algorithm={"type": "ppo", "normalize_advantages": False, "huber_delta": None, "value_clip": None},
         )
-
-
-@pytest.mark.ray
-def test_a_cluster_that_is_not_there(train):
-    with pytest.raises(UserError, match=r"runtime.address='127.0.0.1:1'"):
-        train(runtime={"backend": "ray", "address": "127.0.0.1:1"})

@@ -1,14 +1,17 @@
-"""The Ray that a run starts for itself."""
+"""The Ray that a run starts for itself, or enters."""
 
 from __future__ import annotations
 
 import os
 
+import psutil
 import pytest
 
-from vla_rl.runtime.backends.own_ray import NICENESS, OwnRay
+from vla_rl.core.errors import UserError
+from vla_rl.runtime.backends.own_ray import OwnRay
 
 ray = pytest.importorskip("ray")
+NICENESS = "RAY_worker_niceness"
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
@@ -25,3 +28,30 @@ def test_its_workers_get_their_share_of_a_busy_machine(monkeypatch, asked):
         assert found == os.nice(0) + (asked or 0)
     finally:
         own.stop()
+
+
+@pytest.mark.parametrize("asked", [None, 1])
+def test_it_starts_no_worker_that_nobody_asked_for(monkeypatch, asked):
+    """Ray's own default is one for every core, which an actor does not use; what the user asks for holds."""
+
+    class Actor:
+        def answer(self):
+            return 42
+
+    if asked is not None:
+        monkeypatch.setenv("RAY_prestart_worker_first_driver", str(asked))
+    own = OwnRay()
+    own.start(num_cpus=2)
+    try:
+        actor = ray.remote(num_cpus=0)(Actor).remote()
+        assert ray.get(actor.answer.remote()) == 42
+        commands = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+        waiting = [command for command in commands if command[:1] == ["ray::IDLE"]]
+        assert bool(waiting) == bool(asked)
+    finally:
+        own.stop()
+
+
+def test_a_cluster_that_is_not_there(train):
+    with pytest.raises(UserError, match=r"runtime.address='127.0.0.1:1'"):
+        train(runtime={"backend": "ray", "address": "127.0.0.1:1"})

@@ -9,7 +9,7 @@ import ray
 from scripted_runs import advance, assert_no_heavy_rows, finish, play, scripted_spec
 
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends.own_ray import FAIR
+from vla_rl.runtime.backends.own_ray import SYSTEM
 from vla_rl.runtime.driver import Driver
 
 ONE_WORKER = np.arange(4)
@@ -25,7 +25,7 @@ PLACEMENTS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_ray():
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _system_config=FAIR)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _system_config=SYSTEM)
     yield
     ray.shutdown()
 

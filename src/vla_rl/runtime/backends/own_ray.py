@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 END_S = 10.0
 """Seconds that the system gets to end Ray's processes after they were killed."""
 LOOPBACK = "127.0.0.1"
-NICENESS, FAIR = "RAY_worker_niceness", {"worker_niceness": 0}
-"""Ray's own default, 15, lets any other work on the machine starve its workers."""
+SYSTEM = {"worker_niceness": 0, "prestart_worker_first_driver": False}
+"""Of Ray's own defaults, niceness 15 lets any other work on the machine starve its workers, and a worker for every core
+is started before anything is asked for, which actors of ours do not use."""
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 TEMPORARY = "RAY_TMPDIR"
 VITAL = ("raylet", "gcs_server")
@@ -52,8 +53,7 @@ class OwnRay:
         import ray
 
         store = object_store()
-        if NICENESS not in os.environ:
-            options["_system_config"] = FAIR
+        options["_system_config"] = {name: value for name, value in SYSTEM.items() if f"RAY_{name}" not in os.environ}
         self._make_token()
         self.folder = PrivateFolder(Path(os.environ.get(TEMPORARY, "/tmp")))  # noqa: S108 - paths of sockets are short
         try:
