@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import psutil
 import pytest
 
 from vla_rl.core.errors import UserError
@@ -45,8 +44,8 @@ def test_it_starts_no_worker_that_nobody_asked_for(monkeypatch, asked):
     try:
         actor = ray.remote(num_cpus=0)(Actor).remote()
         assert ray.get(actor.answer.remote()) == 42
-        commands = [process.cmdline() for process in psutil.Process().children(recursive=True)]
-        waiting = [command for command in commands if command[:1] == ["ray::IDLE"]]
+        commands = [" ".join(process.cmdline()) for process in own.vital["raylet"].children()]
+        waiting = [command for command in commands if "ray::IDLE" in command or "default_worker.py" in command]
         assert bool(waiting) == bool(asked)
     finally:
         own.stop()
