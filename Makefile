@@ -1,12 +1,14 @@
 # make quickstart  install what a run needs, train the tabletop example, print success before and after; the folder is
 #                  runs/quickstart; ARGS="train.steps=12" for a shorter run
-# make test        install everything tests need, then `make check` and all tests; `make -j2 test` installs at the same time
+# make test        install everything tests need, then `make check` and all tests; `make -j2 test` installs GL beside the packages
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make check       style and types
 # make docs        the documentation site, in build/site; a broken link fails it
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Python compiles what is imported, which is a small part of what pip would compile.
+INSTALL := $(BIN)/python -m pip install -q --no-compile
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
@@ -60,17 +62,16 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Stamps: an install is repeated only after pyproject.toml or constraints.txt changed. torch comes first, so that its
-# build (CPU, or a CUDA version) is settled before anything depends on it. Python compiles what is imported, which is a small
-# part of what pip would compile.
+# build (CPU, or a CUDA version) is settled before anything depends on it.
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q --no-compile $(TORCH)
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[openvla,serve]'
+	$(INSTALL) $(TORCH)
+	$(INSTALL) -c constraints.txt -e '.[openvla,serve]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,dev]'
+	$(INSTALL) -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,dev]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.run
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[docs]'
+	$(INSTALL) -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -95,11 +95,6 @@ class Outcome:
         """N90, or the episodes in which it was not reached."""
         return self.real if self.n90 is None else self.n90
 
-    @property
-    def at_most(self) -> float:
-        """N90, or no limit where it was not reached."""
-        return inf if self.n90 is None else self.n90
-
 
 def play(arm: str, seed: int, lr: float | None, steps: int, folder: Path, extra: Sequence[str]) -> Outcome:
     """Run an arm with a seed, piece by piece until N90 is known, or what is left of it."""
@@ -204,8 +199,9 @@ def figures(outcomes: Mapping[str, Sequence[Outcome]], tuned: str) -> dict[str, 
             return None
         base = median(outcome.at_least for outcome in outcomes[tuned])
         best = min(there, key=lambda found: median(outcome.at_least for outcome in found))
-        least, most = (median(getattr(outcome, of) for outcome in best) for of in ("at_least", "at_most"))
-        return least / base if most < inf or least >= base else None
+        least = median(outcome.at_least for outcome in best)
+        reached = median(inf if outcome.n90 is None else outcome.n90 for outcome in best) < inf
+        return least / base if reached or least >= base else None
 
     fits = [outcome.fit_minutes for outcome in outcomes.get("C", ())]
     known = [minutes for minutes in fits if minutes is not None]

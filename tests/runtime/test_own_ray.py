@@ -14,23 +14,26 @@ NICENESS = "RAY_worker_niceness"
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
+@pytest.fixture
+def own():
+    own = OwnRay()
+    yield own
+    own.stop()
+
+
 @pytest.mark.parametrize("asked", [None, 3])
-def test_its_workers_get_their_share_of_a_busy_machine(monkeypatch, asked):
+def test_its_workers_get_their_share_of_a_busy_machine(monkeypatch, own, asked):
     """Ray's own default starves them beside any other work; what the user asks for holds."""
     monkeypatch.delenv(NICENESS, raising=False)
     if asked is not None:
         monkeypatch.setenv(NICENESS, str(asked))
-    own = OwnRay()
     own.start(num_cpus=1)
-    try:
-        found = ray.get(ray.remote(lambda: os.nice(0)).remote())
-        assert found == os.nice(0) + (asked or 0)
-    finally:
-        own.stop()
+    found = ray.get(ray.remote(lambda: os.nice(0)).remote())
+    assert found == os.nice(0) + (asked or 0)
 
 
 @pytest.mark.parametrize("asked", [None, 1])
-def test_it_starts_no_worker_that_nobody_asked_for(monkeypatch, asked):
+def test_it_starts_no_worker_that_nobody_asked_for(monkeypatch, own, asked):
     """Ray's own default is one for every core, which an actor does not use; what the user asks for holds."""
 
     class Actor:
@@ -39,16 +42,12 @@ def test_it_starts_no_worker_that_nobody_asked_for(monkeypatch, asked):
 
     if asked is not None:
         monkeypatch.setenv("RAY_prestart_worker_first_driver", str(asked))
-    own = OwnRay()
     own.start(num_cpus=2)
-    try:
-        actor = ray.remote(num_cpus=0)(Actor).remote()
-        assert ray.get(actor.answer.remote()) == 42
-        commands = [" ".join(process.cmdline()) for process in own.vital["raylet"].children()]
-        waiting = [command for command in commands if "ray::IDLE" in command or "default_worker.py" in command]
-        assert bool(waiting) == bool(asked)
-    finally:
-        own.stop()
+    actor = ray.remote(num_cpus=0)(Actor).remote()
+    assert ray.get(actor.answer.remote()) == 42
+    commands = [" ".join(process.cmdline()) for process in own.vital["raylet"].children()]
+    waiting = [command for command in commands if "ray::IDLE" in command or "default_worker.py" in command]
+    assert bool(waiting) == bool(asked)
 
 
 def test_a_cluster_that_is_not_there(train):
