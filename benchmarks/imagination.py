@@ -16,7 +16,7 @@ counted, for any arm.
 | E | C with a sabotaged `edm` and the gates off: the actions of another row, or a constant outcome (drawn) |
 
 A run lies in FOLDER/ARM/seed-N. It ends once N90 is known; what is finished is not run again, and what was broken off
-goes on from its last checkpoint.
+goes on from its last checkpoint. Each has a core, or as many as OMP_NUM_THREADS says.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
@@ -31,7 +32,6 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-import torch
 from attrs import frozen
 
 from vla_rl.core.events import wilson
@@ -98,7 +98,6 @@ class Outcome:
 
 def play(arm: str, seed: int, lr: float | None, steps: int, folder: Path, extra: Sequence[str]) -> Outcome:
     """Run an arm with a seed, piece by piece until N90 is known, or what is left of it."""
-    torch.set_num_threads(1)
     keys = [*LOCAL, f"seed={seed}"]
     if arm == "A":
         keys += ["eval.every=5", "eval.before=true"]
@@ -226,6 +225,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="PNG: success and inflation over real episodes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     outcomes: dict[str, list[Outcome]] = {}
     folders: dict[str, dict[int, Path]] = {}
 
