@@ -25,7 +25,7 @@ from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.state import State
 from vla_rl.core.types import Batch, Scores
-from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.driver.driver import Driver
 from vla_rl.testing import synthetic
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -98,7 +98,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
 
 def milliseconds_of_a_large_rollout(algorithm: dict[str, Any], repeats: int) -> tuple[float, float]:
     """-> (advantages of 512 trajectories of 64 chunks of 8 actions, loss of a micro-batch of 32 chunks of 8 x 7)."""
-    from vla_rl.runtime.components import build_algorithm, values_for
+    from vla_rl.runtime.placement.components import build_algorithm, values_for
 
     spec = parse_spec(
         {

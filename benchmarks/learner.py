@@ -38,7 +38,7 @@ from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.smolvla import SmolVLAConfig
 from vla_rl.plugins.models.smolvla import plugin as smolvla
-from vla_rl.runtime.learning.optimizer import built
+from vla_rl.runtime.workers.learner.optimizer import built
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.flow_config import FlowConfig
 

@@ -32,10 +32,10 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.types import Context, Plugin
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.learning.steps import OptimizerStep
-from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.minibatches import OptimizerStep
+from vla_rl.runtime.messages.model_inputs import Heavy
+from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 

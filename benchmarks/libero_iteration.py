@@ -33,7 +33,7 @@ from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.state import State
 from vla_rl.core.types import Context, Observation
-from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.driver.driver import Driver
 
 SIZE, CHUNK, SETTLE = 128, 8, 10
 CAMERAS = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}

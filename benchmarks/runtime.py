@@ -29,8 +29,8 @@ from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.state import State
-from vla_rl.runtime.assignments import assign
-from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import forecast
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile

@@ -14,10 +14,10 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import generator
 from vla_rl.core.selection import take_columns
 from vla_rl.core.types import EnvInfo, Rollout
-from vla_rl.runtime.learning.steps import Share, share_out
-from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.rollouts.assemble import Gathered, find_samples, light_arrays
-from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.runtime.driver.assembler import Gathered, find_samples, light_arrays
+from vla_rl.runtime.driver.minibatches import Share, share_out
+from vla_rl.runtime.messages.model_inputs import Heavy
+from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import synthetic
 
 BINS = 8

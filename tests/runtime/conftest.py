@@ -4,7 +4,7 @@ import pytest
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends.own_ray import SYSTEM
+from vla_rl.runtime.comm.backends.own_ray import SYSTEM
 from vla_rl.runtime.start import run
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl import Context, Observation, build, generator, load, to_numpy
-from vla_rl.runtime.imagination.recorder import Recorder, Recording, Shape
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape
 
 CHUNK = 4
 STEPS = 16

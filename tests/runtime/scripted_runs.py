@@ -15,9 +15,9 @@ import torch
 from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.selection import take_columns
 from vla_rl.core.state import State
-from vla_rl.runtime.backends.own_ray import MODE, TOKEN, read_token_anew
-from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.policy import PolicyRole
+from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, read_token_anew
+from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
 
 MEASURED = ("time/", "throughput/")
 

@@ -13,7 +13,7 @@ from scripted_runs import scripted_spec, weights_in
 
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.checks import check_spec
+from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import evaluate
 
 APART = {"runtime": {"backend": "ray"}, "placement": {"type": "disaggregated"}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.runtime.learning.steps import dealt
+from vla_rl.runtime.driver.minibatches import dealt
 
 
 def test_micro_batches_go_round():

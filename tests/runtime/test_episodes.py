@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_rl.core.randomness import derived_seed
-from vla_rl.runtime.rollouts.episodes import Episodes
-from vla_rl.runtime.rollouts.requests import EnvError, Start
+from vla_rl.runtime.messages.requests import EnvError, Start
+from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.testing.scripted import ScriptedEnv, seen
 
 OUTCOMES = ("success", "failure", "truncated", None)

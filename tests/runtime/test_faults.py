@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.errors import PluginError, SpecError, UserError, WorkerDied
-from vla_rl.runtime.backends.backend import CallHung
-from vla_rl.runtime.rollouts.requests import EnvError
+from vla_rl.runtime.comm.backend import CallHung
+from vla_rl.runtime.messages.requests import EnvError
 from vla_rl.testing.scripted import SimulatorFault
 
 BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_rl.runtime.hardware import threads
+from vla_rl.runtime.placement.hardware import threads
 
 
 @pytest.mark.parametrize(

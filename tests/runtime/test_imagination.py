@@ -10,7 +10,7 @@ from attrs import evolve
 from imagined import CHUNK, STEPS, recorder, tabletop
 
 from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
-from vla_rl.runtime.imagination.env import Imagination
+from vla_rl.runtime.workers.world_model.imagined_env import Imagination
 from vla_rl.testing import check_env, check_world_model
 from vla_rl.toolkit.world_models.measures import gates, measure
 

@@ -28,14 +28,14 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, ResetState
 from vla_rl.plugins.hooks.console.draw import step_line
 from vla_rl.plugins.hooks.console.status import Status
-from vla_rl.runtime.checks import check_spec
-from vla_rl.runtime.imagination.imagining import side_by_side
-from vla_rl.runtime.imagination.practice import Practice, limited, spare_of
-from vla_rl.runtime.imagination.recorder import Recorder
-from vla_rl.runtime.imagination.rows import ImaginedRows
-from vla_rl.runtime.imagination.strips import GAP
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.driver.imagination import side_by_side
+from vla_rl.runtime.messages.requests import Start
 from vla_rl.runtime.planning.memory import groups_held
-from vla_rl.runtime.rollouts.requests import Start
+from vla_rl.runtime.workers.world_model.comparison_images import GAP
+from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedRows
+from vla_rl.runtime.workers.world_model.recorder import Recorder
+from vla_rl.runtime.workers.world_model.worker import Practice, limited, spare_of
 
 WORLDS = pytest.mark.parametrize("world", [ORACLE, EDM], ids=["oracle", "edm"])
 
@@ -202,7 +202,7 @@ def test_a_model_that_is_not_good_enough_is_fitted_and_not_used(tmp_path) -> Non
 
 def test_imagination_pauses_while_success_is_inflated(tmp_path, monkeypatch, caplog) -> None:
     """A model that lets every chunk succeed, behind gates that are open."""
-    monkeypatch.setattr("vla_rl.runtime.imagination.practice.gates", lambda *_: {"changed pixels": True})
+    monkeypatch.setattr("vla_rl.runtime.workers.world_model.worker.gates", lambda *_: {"changed pixels": True})
     monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", succeeds)
     results, metrics = practise(tmp_path, imagination={"gates": True})
     steps = steps_of(metrics)

@@ -15,7 +15,7 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.learning.imitation import Imitation
+from vla_rl.runtime.driver.behaviour_cloning import Imitation
 from vla_rl.runtime.start import clone
 
 EXPERT = {"expert": {"episodes": 16}, "steps": 60, "lr": 3e-2, "batch": 16, "report_every": 20}

@@ -11,9 +11,9 @@ from scripted_runs import advance, play, scripted_spec, weights_of
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.assignments import assign
-from vla_rl.runtime.checks import check_spec
-from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.placement.assignments import assign
 
 PPO = {"group_size": 1, "episodes": 32}
 

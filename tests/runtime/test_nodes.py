@@ -9,8 +9,8 @@ from scripted_runs import one_token, scripted_spec
 
 from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends.reservation import nodes_of
-from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.comm.backends.reservation import nodes_of
+from vla_rl.runtime.driver.driver import Driver
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 APART = {"type": "hybrid", "sim": "body:cpu", "policy": "brain:0", "learner": "brain:0"}

@@ -12,12 +12,12 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.core.errors import PluginError
 from vla_rl.core.plan import Plan, Slot
 from vla_rl.core.spec.spec import load_spec, parse_spec
-from vla_rl.runtime.assignments import assign
-from vla_rl.runtime.components import build_algorithm
-from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.offload import Offload
-from vla_rl.runtime.roles.sim import SimRole
+from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.start import run
+from vla_rl.runtime.workers.env.env_worker import SimRole
+from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.offload import Offload
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.scripted import ScriptedEnv
 

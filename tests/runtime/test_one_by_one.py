@@ -7,7 +7,7 @@ import pytest
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.types import Context, to_numpy
-from vla_rl.runtime.rollouts.one_by_one import one_by_one
+from vla_rl.runtime.workers.env.one_by_one import one_by_one
 
 ROWS, CHUNK = 6, 4
 

@@ -15,11 +15,11 @@ import torch
 from scripted_runs import play, scripted_spec
 
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends import own_ray
-from vla_rl.runtime.backends.own_ray import MODE, TOKEN
-from vla_rl.runtime.backends.private_folder import LOCK, PrivateFolder
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.learning.meeting import address_of, enter_group, open_door
+from vla_rl.runtime.comm.backends import own_ray
+from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN
+from vla_rl.runtime.comm.backends.private_folder import LOCK, PrivateFolder
+from vla_rl.runtime.comm.process_group import address_of, enter_group, open_door
+from vla_rl.runtime.driver.driver import Driver
 
 TWO_LEARNERS = {"placement": {"type": "collocated", "workers": 2}, "train": {"steps": 1}}
 ASK = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).internal_kv_keys(b'', None))"
@@ -108,7 +108,7 @@ def test_a_private_folder_of_a_killed_process_is_removed_by_the_next(tmp_path):
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from vla_rl.runtime.backends.private_folder import PrivateFolder\n"
+        "from vla_rl.runtime.comm.backends.private_folder import PrivateFolder\n"
         "print(PrivateFolder(Path(sys.argv[1])).path, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from vla_rl.core.errors import UserError
-from vla_rl.runtime.backends.own_ray import OwnRay
+from vla_rl.runtime.comm.backends.own_ray import OwnRay
 
 ray = pytest.importorskip("ray")
 NICENESS = "RAY_worker_niceness"

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vla_rl.runtime.backends import peers as module
-from vla_rl.runtime.backends.peers import Answering, Caller, Line, RayPeers
-from vla_rl.runtime.backends.wire import here
+from vla_rl.runtime.comm import channel as module
+from vla_rl.runtime.comm.channel import Answering, Caller, Line, RayPeers
+from vla_rl.runtime.comm.shared_memory import here
 
 
 class SimFault(RuntimeError):

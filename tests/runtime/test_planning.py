@@ -13,7 +13,7 @@ from attrs import evolve
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
-from vla_rl.runtime.assignments import assign
+from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import forecast, periodic
 from vla_rl.runtime.planning.profile import Cost, Profile, from_trace, load_profile
 

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import load_spec
-from vla_rl.runtime.assignments import assign
+from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import expected, forecast, overlap, seconds_of
 from vla_rl.runtime.planning.part import part_of
 from vla_rl.runtime.planning.plan import plan_for

@@ -13,14 +13,14 @@ from vla_rl.cli.main import app
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime import status_line
-from vla_rl.runtime.backends import local, ray
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.hardware import Device, describe
-from vla_rl.runtime.roles.sim import SimRole
-from vla_rl.runtime.rollouts.progress import Count, Progress
+from vla_rl.runtime.comm import status_line
+from vla_rl.runtime.comm.backends import local, ray
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.placement.hardware import Device, describe
 from vla_rl.runtime.start import run
-from vla_rl.runtime.worker import Worker
+from vla_rl.runtime.workers.env.env_worker import SimRole
+from vla_rl.runtime.workers.host import Worker
+from vla_rl.runtime.workers.policy.progress import Count, Progress
 
 LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
 

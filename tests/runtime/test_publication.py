@@ -14,11 +14,11 @@ from vla_rl.core.errors import PluginError
 from vla_rl.core.manager import hookimpl, wrap
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
-from vla_rl.runtime.backends.backend import CallHung
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.learning.steps import ImitationStep
-from vla_rl.runtime.learning.weights import ALIGNED, Publisher, receive, swap_in
-from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.comm.backend import CallHung
+from vla_rl.runtime.comm.weight_sync import ALIGNED, Publisher, receive, swap_in
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.minibatches import ImitationStep
+from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 

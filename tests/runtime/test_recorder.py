@@ -15,8 +15,8 @@ import pytest
 from imagined import CHUNK
 
 from vla_rl import EnvInfo, TaskInfo, UserError
-from vla_rl.runtime.imagination import recorder as module
-from vla_rl.runtime.imagination.recorder import Recorder, Recording, Shape, is_held_out
+from vla_rl.runtime.workers.world_model import recorder as module
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape, is_held_out
 
 INFO = EnvInfo(
     cameras={"top": (2, 3)},

@@ -15,10 +15,10 @@ from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import component, parse_spec
-from vla_rl.runtime.checks import check_spec
-from vla_rl.runtime.rollouts.recordings import Marks
-from vla_rl.runtime.rollouts.takes import Spool
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.driver.recordings import Marks
 from vla_rl.runtime.start import clone, evaluate, run
+from vla_rl.runtime.workers.env.recording import Spool
 
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'vla-rl[data]'")
 pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")

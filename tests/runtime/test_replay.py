@@ -17,12 +17,12 @@ from vla_rl.core.plan import Cluster, Node, Plan, Slot
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.sections import ReplaySpec
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends.local import LocalBackend
-from vla_rl.runtime.checks import check_spec
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.learning.replay import Replay
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.comm.backends.local import LocalBackend
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.replay import Replay
 from vla_rl.runtime.planning.memory import check_memory, groups_held, trajectory_bytes
-from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 

@@ -10,8 +10,8 @@ from scripted_runs import one_token
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
-from vla_rl.runtime.backends import reservation
-from vla_rl.runtime.backends.reservation import bundles_of, object_store, reserve
+from vla_rl.runtime.comm.backends import reservation
+from vla_rl.runtime.comm.backends.reservation import bundles_of, object_store, reserve
 from vla_rl.toolkit.placement.checks import checked
 
 Usage = namedtuple("Usage", "total used free")

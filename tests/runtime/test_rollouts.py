@@ -18,16 +18,16 @@ from vla_rl.core.selection import Selection
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import SpecError, component, parse_spec
 from vla_rl.core.types import Chunk, Context
-from vla_rl.runtime.checks import check_spec
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.learning.refresh import refreshed
-from vla_rl.runtime.learning.weights import Publisher
-from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.roles.policy import PolicyRole
-from vla_rl.runtime.rollouts.assemble import assemble
-from vla_rl.runtime.rollouts.lanes import Mode
-from vla_rl.runtime.rollouts.play import Played
-from vla_rl.runtime.rollouts.requests import Finished, Request
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.comm.weight_sync import Publisher
+from vla_rl.runtime.driver.assembler import assemble
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.refresh import refreshed
+from vla_rl.runtime.messages.requests import Finished, Request
+from vla_rl.runtime.scheduling.batching import Mode
+from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
+from vla_rl.runtime.workers.policy.rollout_loop import Played
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -240,7 +240,7 @@ def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
     def refuse(self, *arguments):
         raise AssertionError("revalued")
 
-    monkeypatch.setattr("vla_rl.runtime.roles.learner.LearnerRole.score", refuse)
+    monkeypatch.setattr("vla_rl.runtime.workers.learner.learner.LearnerRole.score", refuse)
     with runtime(algorithm={"type": "gipo"}, rollout=PPO) as made:
         advance(made, 1)
         prepared(made, play(made, 2)[0])

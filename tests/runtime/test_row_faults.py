@@ -18,7 +18,7 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
-from vla_rl.runtime.rollouts.requests import EnvError
+from vla_rl.runtime.messages.requests import EnvError
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs.settings import Processes

@@ -17,8 +17,8 @@ from test_trace import check_chrome
 from vla_rl.cli.report.timeline import timelines
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends.backend import CallHung
-from vla_rl.runtime.checks import check_spec
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.planning.profile import from_trace
 from vla_rl.runtime.start import run
 from vla_rl.runtime.trace import LANE_THREADS

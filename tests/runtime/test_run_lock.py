@@ -148,7 +148,7 @@ def test_a_run_that_lost_a_worker_goes_on_and_keeps_its_folder_meanwhile(tmp_pat
         "from pathlib import Path\n"
         "import pytest\n"
         "from vla_rl import hookimpl\n"
-        "from vla_rl.runtime.backends.ray import WorkerDied\n"
+        "from vla_rl.runtime.comm.backends.ray import WorkerDied\n"
         "from vla_rl.runtime.run_folder.lock import FolderInUse, RunLock\n"
         "starts = []\n"
         "@hookimpl\n"

@@ -8,7 +8,7 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.assignments import assign, ranks_of
+from vla_rl.runtime.placement.assignments import assign, ranks_of
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 

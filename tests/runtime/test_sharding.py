@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from vla_rl.core.errors import UserError
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
-from vla_rl.runtime.learning.shards import Shards, shard
-from vla_rl.runtime.roles.precision import Autocast
+from vla_rl.runtime.workers.learner.parallel.fsdp import Shards, shard
+from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -25,7 +25,11 @@ CLOSE = {"rtol": 0, "atol": 1e-5}
 def groups(tmp_path_factory):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["vla_rl.runtime.learning.shards", "vla_rl.runtime.roles.learner", "vla_rl.testing.linear"]
+        [
+            "vla_rl.runtime.workers.learner.parallel.fsdp",
+            "vla_rl.runtime.workers.learner.learner",
+            "vla_rl.testing.linear",
+        ]
     )
     pool = ProcessPoolExecutor(4, mp_context=context)
     yield Groups(pool, tmp_path_factory.mktemp("groups"))

@@ -18,7 +18,7 @@ from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends.ray import RayBackend
+from vla_rl.runtime.comm.backends.ray import RayBackend
 from vla_rl.runtime.run_folder.folder import RunFolder
 
 RAY = pytest.param("ray", marks=pytest.mark.ray)

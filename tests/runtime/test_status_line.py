@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from vla_rl.runtime import status_line
-from vla_rl.runtime.status_line import StatusLine, shown
+from vla_rl.runtime.comm import status_line
+from vla_rl.runtime.comm.status_line import StatusLine, shown
 from vla_rl.toolkit import waiting
 from vla_rl.toolkit.models.checkpoints import find_weights
 

@@ -23,11 +23,11 @@ from vla_rl.core.manager import hookimpl
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.state import State
 from vla_rl.core.types import Advantages, Loss, Plugin
-from vla_rl.runtime.checks import check_spec
-from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.planning.profile import from_trace
-from vla_rl.runtime.roles.learner import LearnerRole
 from vla_rl.runtime.start import run
+from vla_rl.runtime.workers.learner.learner import LearnerRole
 
 LOTTERY = Path(__file__).parents[1] / "plugins" / "test_combinations.py"
 APART = {"runtime": {"backend": "ray"}, "placement": {"type": "slots"}}

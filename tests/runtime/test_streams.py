@@ -14,9 +14,9 @@ from scripted_runs import advance, scripted_spec, weights_in
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Plugin
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.rollouts.episodes import Episodes
-from vla_rl.runtime.rollouts.requests import EnvError, Start
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.messages.requests import EnvError, Start
+from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv, seen
 
 SEGMENTS = {"episodes": None, "steps": 4, "auto_reset": "immediate", "group_size": 1}

@@ -7,10 +7,10 @@ from imagined import CHUNK, tabletop
 
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import to_numpy
-from vla_rl.runtime.imagination.recorder import Recorder, Recording, Shape
-from vla_rl.runtime.imagination.tap import Recordings, Tap
-from vla_rl.runtime.rollouts.episodes import Episodes
-from vla_rl.runtime.rollouts.requests import Finished, Start
+from vla_rl.runtime.messages.requests import Finished, Start
+from vla_rl.runtime.workers.env.episodes import Episodes
+from vla_rl.runtime.workers.env.world_model_recording import Recordings, Tap
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape
 
 TICKETS = 9
 

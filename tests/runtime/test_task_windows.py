@@ -10,8 +10,8 @@ from scripted_runs import advance
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, Episode, Plugin
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.rollouts.task_windows import TaskWindows
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.task_weights import TaskWindows
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 

@@ -11,7 +11,7 @@ import pytest
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime import trace as module
-from vla_rl.runtime.assignments import Assignment, LaneSlice
+from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.start import run
 from vla_rl.runtime.trace import Event, Recorder, Segment, Trace, causes, waits
 

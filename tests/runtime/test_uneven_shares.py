@@ -9,8 +9,8 @@ import ray
 from scripted_runs import advance, assert_no_heavy_rows, finish, play, scripted_spec
 
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.backends.own_ray import SYSTEM
-from vla_rl.runtime.driver import Driver
+from vla_rl.runtime.comm.backends.own_ray import SYSTEM
+from vla_rl.runtime.driver.driver import Driver
 
 ONE_WORKER = np.arange(4)
 """Columns of the groups that the first worker's rows play, of 12 rows on three workers."""

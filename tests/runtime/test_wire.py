@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.runtime.backends import wire
-from vla_rl.runtime.backends.wire import SMALL, Inbox, Outbox
+from vla_rl.runtime.comm import shared_memory as wire
+from vla_rl.runtime.comm.shared_memory import SMALL, Inbox, Outbox
 
 pytestmark = pytest.mark.skipif(wire.here() is None, reason="no memory to share on this system")
 

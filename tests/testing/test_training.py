@@ -11,8 +11,8 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
-from vla_rl.runtime.roles.learner import LearnerRole
-from vla_rl.runtime.rollouts.heavy import Heavy
+from vla_rl.runtime.messages.model_inputs import Heavy
+from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import LinearModel, synthetic, train_on
 
 INFO = synthetic.env_info()

@@ -15,8 +15,8 @@ from vla_rl.cli.benchmark.run import line, play
 from vla_rl.cli.benchmark.suites import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Component, Spec, component
+from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.start import evaluate
-from vla_rl.runtime.status_line import StatusLine
 from vla_rl.toolkit.data.recording import RecordSettings
 
 

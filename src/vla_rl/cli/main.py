@@ -107,7 +107,7 @@ def check(
     loaded, _ = _load(spec, overrides)
     if show:
         typer.echo(dump(loaded.to_dict()), nl=False)
-    from vla_rl.runtime.checks import check_spec
+    from vla_rl.runtime.checks.run import check_spec
 
     clones = loaded.imitation is not None
     check_spec(loaded, training=not clones, imitation=clones)

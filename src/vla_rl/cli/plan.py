@@ -16,7 +16,7 @@ from vla_rl.cli.candidates import Candidate, ahead, best, compare
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.hardware import machine
+from vla_rl.runtime.placement.hardware import machine
 from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic
 from vla_rl.runtime.planning.memory import waiting_bytes
 from vla_rl.runtime.planning.profile import Profile, load_profile

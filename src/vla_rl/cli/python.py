@@ -69,7 +69,7 @@ def open_run(folder: str | Path) -> RunRecord:
 
 def check(spec: SpecLike, *, overrides: Sequence[str] = ()) -> Spec:
     """`vla-rl check`: -> the spec with all defaults. Raises UserError with what a run would refuse on this machine."""
-    from vla_rl.runtime.checks import check_spec
+    from vla_rl.runtime.checks.run import check_spec
 
     loaded, _ = read_spec(spec, overrides)
     clones = loaded.imitation is not None
@@ -100,8 +100,8 @@ def evaluate(
     Returns: {"success": {"rate", "low", "high", "n"}, "tasks": {name: the same}, "episodes": [...] ...}.
     Raises UserError: CheckpointError for damaged files."""
     from vla_rl.cli.evaluate import recording_to
+    from vla_rl.runtime.comm.status_line import StatusLine
     from vla_rl.runtime.start import evaluate as measure
-    from vla_rl.runtime.status_line import StatusLine
 
     source, found = _source(what, policy)
     loaded, _ = read_spec(source, [*_served(policy), *overrides])

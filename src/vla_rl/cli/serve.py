@@ -35,7 +35,7 @@ def main(
 ) -> int:
     """Serve until Ctrl-C or SIGTERM; -> the exit status."""
     check_serving(dialect)
-    from vla_rl.runtime.status_line import shown
+    from vla_rl.runtime.comm.status_line import shown
     from vla_rl.serving.dialects import DIALECTS
     from vla_rl.serving.policy import open_policy
     from vla_rl.serving.server import OWN_MACHINE, Settings, check_address, read_api_key, serve_policy

@@ -13,10 +13,10 @@ from vla_rl.core.loop import ReinforcementLearning
 from vla_rl.core.runtime import Scaling
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.state import State
-from vla_rl.runtime import evaluation
-from vla_rl.runtime.checks import check_spec
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.planning.measure import measure
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.driver import evaluation
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.measure import measure
 from vla_rl.runtime.run_folder.folder import RunFolder, read_state
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from attrs import define, evolve, field, frozen
 
 if TYPE_CHECKING:
-    from vla_rl.runtime.assignments import Assignment, LaneSlice
+    from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 
 
 class Event(NamedTuple):

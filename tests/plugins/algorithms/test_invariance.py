@@ -14,7 +14,7 @@ from vla_rl.plugins.algorithms.grpo import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
-from vla_rl.runtime.roles.learner import LearnerRole
+from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.algorithms.settings import SuccessFilter

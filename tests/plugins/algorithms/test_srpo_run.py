@@ -22,11 +22,11 @@ from vla_rl.core.types import Context, Observation, Plugin, to_numpy
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
-from vla_rl.runtime.components import build_algorithm
-from vla_rl.runtime.driver import Driver
-from vla_rl.runtime.roles.sim import SimRole
-from vla_rl.runtime.rollouts.episodes import Episodes
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.start import run
+from vla_rl.runtime.workers.env.env_worker import SimRole
+from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tabletop_srpo.yaml"

@@ -28,7 +28,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.remote import RemoteConfig, build
-from vla_rl.runtime.checks import check_spec
+from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import start
 from vla_rl.serving.policy import Policy
 from vla_rl.toolkit import waiting

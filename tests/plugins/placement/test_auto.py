@@ -10,7 +10,7 @@ from attrs import evolve
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst
 from vla_rl.plugins.placement.auto import AutoConfig
 from vla_rl.plugins.placement.auto.impl import Auto, splits
-from vla_rl.runtime.assignments import assign
+from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import forecast
 from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.toolkit.placement.devices import arrange, busy_devices

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from vla_rl.core.catalogue import load
 from vla_rl.core.plan import Plan
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.assignments import Assignment, assign
+from vla_rl.runtime.placement.assignments import Assignment, assign
 from vla_rl.runtime.planning.part import Part, part_of
 from vla_rl.runtime.planning.profile import NOTHING, Profile
 from vla_rl.runtime.planning.simulate import ROLES, Simulation

@@ -10,7 +10,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
-from vla_rl.runtime.learning.replay import most_held
+from vla_rl.runtime.driver.replay import most_held
 
 
 def groups_held(spec: Spec) -> int:

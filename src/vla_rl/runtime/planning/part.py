@@ -11,9 +11,9 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from vla_rl.core.plan import Plan, Window
-from vla_rl.runtime.assignments import Assignment, LaneSlice
+from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.rollouts.lanes import Lane, groups_of
+from vla_rl.runtime.scheduling.batching import Lane, groups_of
 
 LANES = 32
 """As many are simulated at least, if there are so many."""

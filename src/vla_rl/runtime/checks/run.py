@@ -1,0 +1,341 @@
+"""What a run is refused for. `check_spec` is everything that shows before there are any processes, and all of `vla-rl
+check`; the rest is asked of parts once they are built, before the first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
+from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
+from vla_rl.core.session import listeners
+from vla_rl.core.spec.source import Item, located
+from vla_rl.core.spec.spec import Component, Spec, missing
+from vla_rl.core.spec.structure import Problems
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.runtime.checks.imagination import of_imagination, of_plan
+from vla_rl.runtime.checks.interpreter import interpreter_problems
+from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.toolkit.data.recording import RecordSettings
+from vla_rl.toolkit.envs.settings import rows_apart
+
+SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
+
+
+def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
+    """Everything that shows without building a simulator or a network, and without the network of this machine: files,
+    names, what parts ask of each other, the plan. Raises SpecError with all of it.
+
+    Args:
+        training: by reinforcement learning.
+        imitation: the spec's `imitation:` is read.
+    """
+    found = list(missing(spec, imitation))
+    lacking = {path for path, _ in found}
+    for path, kind, part in _parts(spec, imitation):
+        if path not in lacking:
+            found += _of_plugin(spec, path, kind, part)
+    if training:
+        found += _of_training(spec)
+    if ("algorithm",) not in lacking:
+        found += _of_needs(spec)
+    found += [*_of_listeners(spec, lacking), *_of_recording(spec, training)]
+    found += [*_of_interpreter(spec), *_of_plan(spec, training)]
+    if found:
+        raise SpecError(located(found, spec.source))
+
+
+def check_simulators(spec: Spec) -> None:
+    """For the driver: what simulators lack on this machine, found out by trying. Raises UserError."""
+    if on_this_machine(spec):
+        ask_plugin(spec)
+
+
+def on_this_machine(spec: Spec) -> bool:
+    """Whether simulators run in this interpreter, and on no other machine."""
+    return spec.env.python is None and spec.runtime.address is None
+
+
+def ask_plugin(spec: Spec) -> None:
+    """Let the simulator plugin look for what is lacking here. Raises UserError."""
+    look = load("env", spec.env.type, spec.plugins).preflight
+    if look is not None:
+        look(spec.env.config)
+
+
+def check_offload(env: SimEnv, name: str) -> None:
+    """Raise PluginError for a simulator that cannot leave its device."""
+    if not (_offers(env, "snapshot") and _offers(env, "restore")):
+        raise PluginError(
+            f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
+            f"give simulators devices of their own (placement: disaggregated)"
+        )
+
+
+def check_critic(model: VLAModel, spec: Spec) -> None:
+    """Raise PluginError for a model without the critic that the algorithm needs."""
+    if model.critic is None or not _offers(model, "values"):
+        raise PluginError(
+            f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; choose "
+            f"an algorithm without a critic, or a model that has `values` and says which part its `critic` is"
+        )
+
+
+def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
+    """Let the model score one chunk for a black picture. Raises UserError where it has no reference policy."""
+    import torch
+
+    from vla_rl.runtime.messages.model_inputs import blank
+
+    obs, chunk = blank(model, info)
+    try:
+        with torch.no_grad():
+            model.reference_log_probs(obs, chunk)
+    except NotOffered as exc:
+        raise UserError(
+            f"algorithm {spec.algorithm.type!r} compares the policy with a reference (kl_coef above 0), and model "
+            f"{spec.model.type!r} gives none: {exc}; set algorithm.kl_coef: 0, or give the model `lora` if it takes it"
+        ) from exc
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _offers(component: object, method: str) -> bool:
+    """Whether a component (not wrapped) has this optional method itself: the contract's only raises NotOffered."""
+    return bool(getattr(component, method).__module__ != SimEnv.__module__)
+
+
+def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:
+    """Parts whose files and packages are those of this machine: (path, kind, part)."""
+    yield ("algorithm",), "algorithm", spec.algorithm
+    if spec.runtime.address is not None:
+        return
+    yield ("model",), "model", spec.model
+    if spec.env.python is None:
+        yield ("env",), "env", spec.env
+    if spec.world_model is not None:
+        yield ("world_model",), "world_model", spec.world_model
+    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+        yield ("imitation", "data"), "data", spec.imitation.data
+
+
+def _of_plugin(spec: Spec, path: tuple[str | int, ...], kind: str, part: Component) -> list[Item]:
+    """What the plugin itself says of its settings."""
+    check = load(kind, part.type, spec.plugins).check
+    context = Context(seed=spec.seed, chunk=spec.rollout.chunk, temperature=spec.rollout.temperature)
+    try:
+        if check is not None:
+            check(part.config, context)
+    except Problems as exc:
+        return [((*path, *inside), text) for inside, text in exc.items]
+    except UserError as exc:
+        return [(path, str(exc))]
+    except Exception as exc:
+        exc.add_note(f"in plugin {part.type!r}, checking the {kind}'s settings")
+        raise
+    return []
+
+
+def _of_training(spec: Spec) -> Iterator[Item]:
+    why = load("model", spec.model.type, spec.plugins).no_rl
+    reason = why and why(spec.model.config)
+    if reason and spec.train.steps:
+        yield ("model",), f"model {spec.model.type!r} cannot be trained by reinforcement learning: {reason}"
+    look = load("algorithm", spec.algorithm.type, spec.plugins).preflight
+    try:
+        if look is not None:
+            look(spec.algorithm.config)
+    except UserError as exc:
+        yield ("algorithm",), str(exc)
+
+
+def _of_needs(spec: Spec) -> list[Item]:
+    try:
+        algorithm = build_algorithm(spec)
+        streamed = _of_stream(algorithm, spec) if spec.asynchrony.stream else ()
+        return [*_needs(algorithm, spec), *streamed, *of_imagination(algorithm, spec)]
+    except PluginError as exc:
+        return [(("algorithm",), str(exc))]
+
+
+def _of_listeners(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[Item]:
+    """Listeners are built, so that events that nobody knows are found; they do nothing before a run starts."""
+    if any(path[0] == "hooks" for path in lacking):
+        return
+    for i, hook in enumerate(spec.hooks):
+        yield from _of_plugin(spec, ("hooks", i), "hook", hook)
+    try:
+        listeners(spec)
+    except PluginError as exc:
+        yield ("hooks",), str(exc)
+
+
+def _of_recording(spec: Spec, training: bool) -> Iterator[Item]:
+    recording = [(i, hook.config) for i, hook in enumerate(spec.hooks) if isinstance(hook.config, RecordSettings)]
+    for i, _ in recording[1:]:
+        yield ("hooks", i), "another hook records episodes, and simulators keep them once; leave one of the two out"
+    for i, settings in recording[:1]:
+        if training and settings.what != "evaluation" and spec.rollout.auto_reset != "off":
+            text = (
+                f"with rollout.auto_reset: {spec.rollout.auto_reset} rollouts end in the midst of episodes, and whole "
+                "ones are recorded; use what: evaluation, or auto_reset: off"
+            )
+            yield ("hooks", i, "what"), text
+
+
+def _of_interpreter(spec: Spec) -> Iterator[Item]:
+    python = spec.env.python
+    if python is not None and spec.runtime.address is None:
+        yield from ((("env", "python"), text) for text in interpreter_problems(python))
+    if python is not None and spec.runtime.backend == "local":
+        yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
+
+
+def _of_plan(spec: Spec, training: bool) -> Iterator[Item]:
+    """On a cluster that is not this machine, only a run can tell."""
+    from vla_rl.runtime.planning.plan import NoCuda, plan_for
+
+    if spec.runtime.address is not None:
+        return
+    try:
+        plan = plan_for(spec, _this_machine(spec))
+        yield from _of_lanes(spec, plan)
+        yield from [*_of_asynchrony(spec, plan), *of_plan(spec, plan)] if training else ()
+    except MeasureFirst:
+        return
+    except NoCuda as exc:
+        yield ("runtime", "require"), str(exc)
+    except (DoesNotFit, PluginError) as exc:
+        yield ("placement",), str(exc)
+
+
+def _this_machine(spec: Spec) -> Cluster:
+    """As the backend will see it. Ray counts all processors, also those that this process may not use."""
+    from vla_rl.runtime.placement.hardware import machine
+
+    here = machine()
+    if spec.runtime.backend == "local":
+        return here
+    return Cluster(cpus=float(os.cpu_count() or here.cpus), gpus=here.gpus, memory=here.memory)
+
+
+def check_plan(spec: Spec, plan: Plan) -> None:
+    """For the driver. Raises SpecError where lanes could not be what the plan says, or rollouts not go on while
+    learners train."""
+    found = [*_of_lanes(spec, plan), *_of_asynchrony(spec, plan), *of_plan(spec, plan)]
+    if found:
+        raise SpecError(located(found, spec.source))
+
+
+def _of_lanes(spec: Spec, plan: Plan) -> Iterator[Item]:
+    asked = "lanes" if plan.side_by_side else "window"
+    if not plan.side_by_side and plan.window.max_wait is None:
+        return
+    if spec.runtime.backend == "local":
+        text = "one process does one thing after another (runtime.backend: local), so no row waits for another's step"
+        yield ("placement", asked), f"{text}; leave it out, or use runtime.backend: ray"
+    elif plan.side_by_side and not rows_apart(spec.env.config):
+        text = (
+            f"the rows of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
+            f"split it; leave lanes out, or give the simulators more workers (placement.sim_workers)"
+        )
+        yield ("placement", "lanes"), text
+
+
+def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
+    wrong, local = "", spec.runtime.backend == "local"
+    if local and spec.asynchrony.max_lag:
+        wrong = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
+    elif not local and any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
+        wrong = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
+    elif plan.offload:
+        wrong = f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
+    if wrong and spec.asynchrony.max_lag:
+        text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
+        yield ("asynchrony", "max_lag"), text
+    elif wrong and spec.asynchrony.stream:
+        text = f"learners cannot begin while the rest of a step is played: {wrong}, or asynchrony.stream: false"
+        yield ("asynchrony", "stream"), text
+
+
+def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
+    """Where groups cannot be trained on before the step is whole."""
+    if algorithm.scope != "group":
+        why = "its scope is 'step'; choose another" if algorithm.scope == "step" else algorithm.scope
+        text = f"algorithm {spec.algorithm.type!r} needs the whole step before learners can begin: {why}"
+        yield ("asynchrony", "stream"), f"{text}, or asynchrony.stream: false"
+    if spec.train.global_batch is not None:
+        text = (
+            "with asynchrony.stream an optimiser step has all samples of its training step: those of a smaller one are "
+            "drawn from all; remove it, or set asynchrony.stream: false"
+        )
+        yield ("train", "global_batch"), text
+    if spec.asynchrony.replay.uses > 1:
+        text = (
+            "learners cannot begin with a part of what is trained on again; leave out asynchrony.replay, or set "
+            "asynchrony.stream: false"
+        )
+        yield ("asynchrony", "stream"), text
+
+
+def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
+    """What the algorithm needs and does not get."""
+    name, rollout = spec.algorithm.type, spec.rollout
+    found: list[Item] = []
+    unknown = algorithm.needs - SUPPORTED_NEEDS
+    if unknown:
+        text = (
+            f"algorithm {name!r} needs {', '.join(sorted(unknown))}, which this runtime does not provide; "
+            f"it provides: {', '.join(sorted(SUPPORTED_NEEDS))}"
+        )
+        found.append((("algorithm",), text))
+    if "groups" in algorithm.needs and (rollout.group_size < 2 or rollout.auto_reset != "off"):
+        text = (
+            f"algorithm {name!r} compares trajectories of a group: it needs rollout.group_size >= 2 (got "
+            f"{rollout.group_size}) and rollout.auto_reset: off (got {rollout.auto_reset})"
+        )
+        found.append((("rollout", "group_size"), text))
+    if "frames" in algorithm.needs and rollout.auto_reset != "off":
+        text = (
+            f"algorithm {name!r} looks at the frames of whole trajectories: it needs rollout.auto_reset: off "
+            f"(got {rollout.auto_reset})"
+        )
+        found.append((("rollout", "auto_reset"), text))
+    if "values" not in algorithm.needs:
+        keys = {"value_lr": spec.train.value_lr, "critic_warmup_steps": spec.train.critic_warmup_steps}
+        text = "{} is for a critic, and algorithm {!r} has none; remove it"
+        found += [(("train", key), text.format(value, name)) for key, value in keys.items() if value]
+    if rollout.resample is not None and "groups" not in algorithm.needs:
+        text = f"it replaces groups that are filtered; algorithm {name!r} has none"
+        found.append((("rollout", "resample"), text))
+    return [*found, *_of_replay(algorithm, spec)]
+
+
+def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
+    """What is trained on more than once."""
+    replay, per_step = spec.asynchrony.replay, spec.rollout.groups(spec.env.num_envs)
+    if replay.uses == 1:
+        return
+    section = ("asynchrony", "replay")
+    if not algorithm.corrects:
+        text = (
+            f"algorithm {spec.algorithm.type!r}, as it is set, takes old data for new, so nothing can be trained on "
+            f"{replay.uses} times; use gipo, or a `correction` (decoupled, truncated, v-trace) where the algorithm has "
+            f"one, or uses: 1"
+        )
+        yield (*section, "uses"), text
+    needed = (replay.uses - 1) * per_step
+    said = f"uses: {replay.uses} trains on {needed} earlier groups in a step ({replay.uses - 1} x {per_step})"
+    if replay.capacity is not None and replay.capacity < needed:
+        yield (*section, "capacity"), f"{replay.capacity} groups are too few: {said}; give at least {needed}"
+    elif replay.sampling == "uniform" and (replay.capacity or 0) <= needed:
+        kept = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
+        text = f"there is nothing to draw from: {said}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
+        yield (*section, "sampling"), text
+    lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
+    if replay.max_age is not None and replay.max_age <= lag:
+        text = f"a chunk may be {lag} steps old when it is trained on first; give more than {lag}"
+        yield (*section, "max_age"), text

@@ -1,0 +1,81 @@
+"""All roles in this process, for the debugger and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from time import monotonic
+from typing import Any
+
+from vla_rl.core.plan import Cluster
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.comm.backend import TICK_S, Backend
+from vla_rl.runtime.comm.remote import Door
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.runtime.placement.hardware import machine
+from vla_rl.runtime.workers.host import Worker
+from vla_rl.runtime.workers.policy.progress import Count
+from vla_rl.toolkit.waiting import Work, listening, works_now
+
+
+class LocalBackend(Backend):
+    """One worker with all roles in this process. References are the results themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listening = ExitStack()
+        self.worker: Worker | None = None
+        self._ticked = monotonic()
+
+    def cluster(self) -> Cluster:
+        return machine()
+
+    def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
+        self._listening.enter_context(listening(self._beat))
+        self.worker = _WorkerHere(spec, assignments[0], self._beat)
+        self.worker.has_to_leave = lambda: self.interrupts.requested
+
+    def _beat(self) -> None:
+        if monotonic() - self._ticked >= TICK_S:
+            self._ticked = monotonic()
+            self.tick()
+
+    def starting(self) -> tuple[Work, ...]:
+        return works_now()
+
+    def played(self, workers: Sequence[int]) -> Count:
+        assert self.worker is not None
+        return self.worker.count()
+
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
+        assert self.worker is not None
+        self.interrupts.check_waiting()
+        return self.worker.call(role, method, *arguments)
+
+    def get(self, reference: Any) -> Any:
+        return reference
+
+    def get_all(self, references: Sequence[Any]) -> list[Any]:
+        return list(references)
+
+    def ready(self, references: Sequence[Any]) -> list[Any]:
+        return list(references)
+
+    def close(self) -> None:
+        self._line.clear()
+        self._listening.close()
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
+
+
+class _WorkerHere(Worker):
+    """Lets the driver, in whose thread it works, look up from time to time."""
+
+    def __init__(self, spec: Spec, assignment: Assignment, on_beat: Callable[[], None]):
+        self._on_beat = on_beat
+        super().__init__(spec, assignment)
+
+    def beat(self, doing: str | None = None) -> None:
+        super().beat(doing)
+        self._on_beat()

@@ -1,0 +1,214 @@
+"""How this process gets to a Ray: one of its own, which nothing outside this machine reaches, or a cluster's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+from attrs import define, field
+
+from vla_rl.core.errors import UserError
+from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
+from vla_rl.runtime.comm.backends.reservation import object_store
+from vla_rl.toolkit.processes import held
+
+logger = logging.getLogger(__name__)
+
+END_S = 10.0
+"""Seconds that the system gets to end Ray's processes after they were killed."""
+LOOPBACK = "127.0.0.1"
+SYSTEM = {"worker_niceness": 0, "prestart_worker_first_driver": False}
+"""Of Ray's own defaults, niceness 15 lets any other work on the machine starve its workers, and a worker for every core
+is started before anything is asked for, which actors of ours do not use."""
+MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+TEMPORARY = "RAY_TMPDIR"
+VITAL = ("raylet", "gcs_server")
+"""Ray's processes without which a run cannot go on."""
+
+
+@define
+class OwnRay:
+    """A Ray on this machine for this process alone. It listens on the loopback, serves who has its token, which is in
+    the memory of its processes only, and keeps its files where other users cannot see them. It does not hear SIGTERM:
+    it ends with this process, or by `stop`."""
+
+    vital: dict[str, psutil.Process] = field(factory=dict)
+    """Name -> process whose end is the end of all."""
+    token: dict[str, str] = field(factory=dict)
+    """Variables that were set for it."""
+    folder: PrivateFolder | None = None
+    """Of its sockets and logs: Ray's own is open to all users of the machine."""
+
+    def start(self, **options: Any) -> None:
+        import ray
+
+        store = object_store()
+        options["_system_config"] = {name: value for name, value in SYSTEM.items() if f"RAY_{name}" not in os.environ}
+        self._make_token()
+        self.folder = PrivateFolder(Path(os.environ.get(TEMPORARY, "/tmp")))  # noqa: S108 - paths of sockets are short
+        try:
+            with _loopback(), _signals_kept():
+                ray.init(
+                    address="local",
+                    object_store_memory=store,
+                    include_dashboard=False,
+                    _temp_dir=str(self.folder.path / "ray"),
+                    **options,
+                )
+        except OSError as exc:
+            self.stop()
+            raise UserError(f"Ray cannot be started in {self.folder.path} ({TEMPORARY}): {exc}") from exc
+        except BaseException:
+            self.stop()
+            raise
+        self.vital = {process.name(): process for process in _started() if process.name() in VITAL}
+        where = ray.util.get_node_ip_address()
+        if where != LOOPBACK:
+            logger.warning("this version of Ray listens on %s, not on the loopback only; see docs/security.md", where)
+        warn_without_token("the Ray of this run")
+
+    def ended(self) -> list[str]:
+        """Names of vital processes that are gone."""
+        return [name for name, process in self.vital.items() if not _lives(process)]
+
+    def stop(self) -> None:
+        import ray
+
+        children = _started()
+        started = [process for child in children for process in (child, *_below(child))]
+        for process in children:
+            if process not in self.vital.values():  # Ray would ask them to end, and wait: they do not hear SIGTERM
+                _kill(process)
+        ray.shutdown()
+        for process in started:
+            _kill(process)
+        psutil.wait_procs(started, timeout=END_S)
+        if self.folder is not None:
+            self.folder.remove()
+        self._forget_token()
+
+    def _make_token(self) -> None:
+        """What the user has set holds."""
+        self.token = {} if os.environ.get(MODE) else {MODE: "token"}
+        if not (os.environ.get(TOKEN) or os.environ.get(TOKEN_FILE)):
+            self.token[TOKEN] = secrets.token_hex(32)
+        os.environ.update(self.token)
+        read_token_anew()
+
+    def _forget_token(self) -> None:
+        for name in self.token:
+            os.environ.pop(name, None)
+        read_token_anew()
+
+
+def join(address: str, **options: Any) -> None:
+    """Enter a cluster that is there. Raises UserError when it cannot be reached."""
+    import ray
+
+    _check_reachable(address)
+    try:
+        with _signals_kept():
+            ray.init(address=address, **options)
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as exc:
+        raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc
+    warn_without_token(f"the Ray cluster at {address}")
+
+
+def warn_without_token(which: str) -> None:
+    """Say so where Ray takes orders from everybody."""
+    raylet = import_module("ray._raylet")
+    if raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED:
+        logger.warning(
+            "%s asks for no token: whoever reaches its ports runs code in its processes (%s; docs/security.md)",
+            which,
+            f"{MODE}={os.environ.get(MODE, '')}",
+        )
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Ray turns 127.0.0.1 into an address that others reach, except where it takes a machine for one that has no
+    cluster, as it does with macOS."""
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray's processes begin with SIGTERM blocked, as they do with Ctrl-C by Ray's own doing. Where there is
+    a handler of ours, Ray puts none in its place."""
+    handler = signal.getsignal(signal.SIGTERM)
+    utils: Any = import_module("ray._private.utils")
+    ours = handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread()
+    theirs = utils.set_sigterm_handler
+    if ours:  # or a signal that another thread takes meanwhile would end this process by Ray's handler
+        utils.set_sigterm_handler = lambda handler: None
+    with held(frozenset({signal.SIGTERM})):
+        try:
+            yield
+        finally:
+            utils.set_sigterm_handler = theirs
+            if ours:
+                signal.signal(signal.SIGTERM, handler)
+
+
+def read_token_anew() -> None:
+    """Ray has read its variables when it was imported."""
+    raylet = import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _started() -> list[psutil.Process]:
+    """Ray's processes that this one has started."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(
+                part.startswith("/") and "/ray/" in part for part in child.cmdline()
+            ):  # code of `-c` names paths too
+                found.append(child)
+    return found
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return list(process.children(recursive=True))
+    return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.Error):
+        process.kill()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes. Raises UserError when nothing listens at host:port."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as exc:
+        raise UserError(f"no Ray cluster could be reached at runtime.address={address!r}: {exc}") from exc

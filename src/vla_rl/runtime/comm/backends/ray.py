@@ -1,0 +1,273 @@
+"""Where workers live: in this process (for the debugger and golden tests), or as Ray actors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from vla_rl.core.errors import WorkerDied
+from vla_rl.core.plan import Cluster
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
+from vla_rl.runtime.comm.backends.actor import HERE, Actor
+from vla_rl.runtime.comm.backends.own_ray import OwnRay, join
+from vla_rl.runtime.comm.backends.reservation import holds, nodes_of, reserve, rounded_down
+from vla_rl.runtime.comm.remote import Door
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.runtime.workers.host import IDLE
+from vla_rl.runtime.workers.policy.progress import Count, Glances
+from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
+
+LOOKS = 4
+"""How often within a deadline it is asked who is stuck."""
+
+
+class RayBackend(Backend):
+    """One Ray actor a worker; what the driver passes on travels through Ray's object store, by reference."""
+
+    def __init__(self, address: str | None, deadline_s: float):
+        import ray
+
+        super().__init__()
+        self.ray, self.deadline = ray, deadline_s
+        self.actors: list[Any] = []
+        self.names: list[str] = []
+        self.handles: dict[tuple[int, str, int], Any] = {}
+        self.last: dict[str, str] = {}
+        """What each worker was last asked to do."""
+        self._glances = Glances(ray)
+        self.silent: dict[str, float] = {}
+        """Since when workers have not even said what they do."""
+        self.looked = time()
+        """When it was last asked who is stuck, or the waiting began."""
+        self.begun = monotonic()
+        """When workers began to start."""
+        self.leaving = False
+        """Workers were told to leave what they play."""
+        self.assignments: tuple[Assignment, ...] = ()
+        self.groups: list[Any] = []
+        """Ray's placement groups, which hold the resources of all workers."""
+        self.held: list[tuple[Any, int]] = []
+        """Placement group and bundle of each worker."""
+        self.own: OwnRay | None = None
+        """Ray was started for this run."""
+        self.owner = not ray.is_initialized()
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
+        options: dict[str, Any] = {
+            "logging_level": logging.ERROR,
+            "log_to_driver": True,
+            "runtime_env": {"env_vars": {"PYTHONPATH": path}},
+        }
+        if self.owner and address is not None:
+            join(address, **options)
+        elif self.owner:
+            self.own = OwnRay()
+            self.own.start(**options)
+
+    def cluster(self) -> Cluster:
+        nodes = tuple(node for _, node in nodes_of(self.ray))
+        return Cluster(
+            cpus=sum(node.cpus for node in nodes),
+            gpus=sum(node.gpus for node in nodes),
+            memory=sum(node.memory for node in nodes),
+            nodes=nodes,
+        )
+
+    def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
+        self.spec, self.assignments, self.begun = spec, tuple(assignments), monotonic()
+        group, bundle_of = reserve(self.ray, [assignment.slot for assignment in assignments], self.deadline)
+        self.groups.append(group)
+        self.held = [(group, bundle_of[assignment.index]) for assignment in assignments]
+        for assignment in assignments:
+            plugins = (
+                f"env {spec.env.type!r}, model {spec.model.type!r}"
+                if assignment.slot.roles != ("sim",)
+                else f"env {spec.env.type!r}"
+            )
+            self.actors.append(self._launch(assignment))
+            self.names.append(f"worker {assignment.index} ({', '.join(assignment.slot.roles)}; {plugins})")
+
+    def _launch(self, assignment: Assignment) -> Any:
+        """A worker's actor, on the device that it holds."""
+        group, bundle = self.held[assignment.index]
+        threads = {
+            "monitor": 1,
+            "beside": 1,
+            "weights": 1,
+            "waiting": 2,
+            "practice": 2,
+            "lanes": assignment.threads or 1,
+        }
+        actor = self.ray.remote(concurrency_groups=threads)(Actor)  # type: ignore[call-overload]
+        options: dict[str, Any] = {
+            "num_cpus": rounded_down(assignment.slot.cpus),
+            "num_gpus": assignment.slot.gpus,
+            "scheduling_strategy": self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=bundle
+            ),
+        }
+        if assignment.slot.roles == ("sim",) and self.spec.env.python is not None:
+            options["runtime_env"] = _interpreter(self.spec.env.python)
+        return actor.options(**options).remote(self.spec.to_dict(), assignment)
+
+    def dead(self) -> list[int]:
+        if self.own and self.own.ended():
+            return []
+        asked = {actor.doing.remote(): index for index, actor in enumerate(self.actors)}
+        there, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=30)
+        return [asked[answer] for answer in there if self._raises(answer)]
+
+    def revive(self, workers: Sequence[int]) -> None:
+        homeless = [worker for worker in workers if not holds(self.ray, *self.held[worker])]
+        if homeless:
+            group, bundle_of = reserve(self.ray, [self.assignments[worker].slot for worker in homeless], self.deadline)
+            self.groups.append(group)
+            for worker, bundle in zip(homeless, bundle_of, strict=True):
+                self.held[worker] = group, bundle
+        for worker in workers:
+            self.actors[worker] = self._launch(self.assignments[worker])
+        self.handles = {key: handle for key, handle in self.handles.items() if key[0] not in workers}
+
+    def _raises(self, reference: Any) -> bool:
+        try:
+            self.ray.get(reference)
+        except self.ray.exceptions.RayActorError:
+            return True
+        return False
+
+    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
+        self.last[self.names[worker]] = f"{role} {method}"
+        handle = self.handles.get((worker, door, returns))
+        if handle is None:
+            handle = getattr(self.actors[worker], door).options(num_returns=returns)
+            self.handles[worker, door, returns] = handle
+        references = [a for a in arguments if isinstance(a, self.ray.ObjectRef)]
+        plain = [HERE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
+        return handle.remote(pickle.dumps((role, method, plain)), *references)
+
+    def introduce(self, worker: int, others: Sequence[int]) -> Any:
+        return self.actors[worker].meet.remote({other: self.actors[other] for other in others})
+
+    def get(self, reference: Any) -> Any:
+        self._begin_waiting()
+        while True:
+            try:
+                return self._result(reference)
+            except self.ray.exceptions.GetTimeoutError:
+                self._wait_on()
+
+    def starting(self) -> tuple[Work, ...]:
+        works, there = self.played(range(len(self.actors))).works, len(self.actors) - self._glances.silent(self.actors)
+        if there == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
+            return works
+        return Work(what="starting workers", done=there, total=len(self.actors)), *works
+
+    def played(self, workers: Sequence[int]) -> Count:
+        return self._glances.count([self.actors[worker] for worker in workers]) + Count(works=works_now())
+
+    def ready(self, references: Sequence[Any]) -> list[Any]:
+        self._begin_waiting()
+        while not self.ray.wait(list(references), num_returns=1, timeout=TICK_S)[0]:
+            self._wait_on()
+        return list(self.ray.wait(list(references), num_returns=len(references), timeout=0)[0])
+
+    def close(self) -> None:
+        self._line.clear()
+        actors, self.actors = self.actors, []
+        if self.ray.is_initialized() and not (self.own and self.own.ended()):
+            self._end(actors)
+        if self.own:
+            self.own.stop()
+            self.own = None
+        elif self.owner:
+            self.ray.shutdown()
+
+    def _end(self, actors: Sequence[Any]) -> None:
+        simulating = [actor for actor, assignment in zip(actors, self.assignments, strict=False) if assignment.lanes]
+        for actor in actors:
+            if actor not in simulating:  # at once, so that simulators stop answering and can close
+                self.ray.kill(actor)
+        closing = [actor.call.remote(pickle.dumps(("worker", "close", []))) for actor in simulating]
+        if closing:
+            self.ray.wait(closing, num_returns=len(closing), timeout=10)
+        for actor in simulating:
+            self.ray.kill(actor)
+        groups, self.groups = self.groups, []
+        for group in groups:
+            self.ray.util.remove_placement_group(group)
+
+    def _begin_waiting(self) -> None:
+        self.silent.clear()
+        self.looked = time()
+
+    def _wait_on(self) -> None:
+        """What has to be done every `TICK_S` while the driver waits."""
+        self.interrupts.check_waiting()
+        if self.interrupts.requested and not self.leaving:
+            self.leaving = True
+            for actor in self.actors:
+                actor.leave_play.remote()
+        self._check_ray()
+        self.tick()
+        if time() - self.looked > self.deadline / LOOKS:
+            self.looked = time()
+            self._raise_if_hung()
+
+    def _check_ray(self) -> None:
+        ended = self.own.ended() if self.own else []
+        if ended:
+            raise WorkerDied(
+                f"Ray's {' and '.join(ended)} ended, from outside or for lack of memory, and with it all workers; what "
+                f"was done since the last checkpoint is lost"
+            )
+
+    def _result(self, reference: Any) -> Any:
+        errors = self.ray.exceptions
+        lost = (errors.RayActorError, errors.ObjectLostError)
+        try:
+            return self.ray.get(reference, timeout=TICK_S)
+        except (errors.RayTaskError, *lost) as exc:
+            cause = exc.cause if isinstance(exc, errors.RayTaskError) else exc
+            if isinstance(cause, lost):  # this call's worker, or the one that an argument was to come from
+                self._check_ray()
+                ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
+                dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(cause)]
+                raise WorkerDied(f"{', '.join(dead) or 'a worker'} died: {cause}") from exc
+            if isinstance(cause, Exception):
+                raise cause from exc
+            raise
+
+    def _raise_if_hung(self) -> None:
+        """Ask every worker what it is doing; a second thread answers while the first is stuck."""
+        for actor, name in zip(self.actors, self.names, strict=True):
+            asked, answer = time(), actor.doing.remote()
+            there, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
+            if not there:
+                if time() - self.silent.setdefault(name, asked) < self.deadline:
+                    continue
+                raise CallHung(
+                    f"{name} has not answered for {self.deadline:g} s (runtime.deadline_s); last call: "
+                    f"{self.last.get(name, 'none')}; its output is above"
+                )
+            self.silent.pop(name, None)
+            what, since = self._result(answer)
+            if what != IDLE and time() - since > self.deadline:
+                raise CallHung(
+                    f"{what} has not returned for {time() - since:.0f} s (deadline {self.deadline:g} s, "
+                    f"runtime.deadline_s); its output is above"
+                )
+
+
+def _interpreter(python: Path) -> dict[str, Any]:
+    """Ray's runtime environment with another interpreter. It finds the user's modules as this one does, and its own
+    packages, never ours."""
+    prefixes = (sys.prefix, sys.base_prefix)
+    own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
+    return {"py_executable": str(python), "env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))}}

@@ -1,0 +1,124 @@
+"""Behaviour cloning on all learners: the warm-up of a run, and `vla-rl sft`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.randomness import generator
+from vla_rl.core.spec.sections import ExpertSpec
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.comm.handles import Fleet, by_reference
+from vla_rl.runtime.driver.minibatches import ImitationStep
+from vla_rl.runtime.workers.env.env_worker import SimRole
+from vla_rl.runtime.workers.learner.learner import LearnerRole
+
+Array = np.ndarray[Any, Any]
+PIECE = 10
+"""Optimiser steps of one call, between which a run can be stopped."""
+
+
+class Imitation:
+    """Demonstrations that lie with the learners, and optimiser steps on them; deterministic in seed and step."""
+
+    def __init__(
+        self, fleet: Fleet, seed: int, purpose: str, batch: int, samples: Sequence[Array], about: dict[str, float]
+    ):
+        """
+        Args:
+            seed, purpose: key the order of the samples.
+            batch: samples of an optimiser step, over all ranks.
+            samples: int64 [n] a rank: those that it learns from.
+            about: metrics of the demonstrations.
+        """
+        self._fleet, self._seed, self._purpose, self._samples, self.about = fleet, seed, purpose, samples, about
+        self._batch = max(1, batch // len(samples))
+        self.epoch = max(-(-len(own) // self._batch) for own in samples)
+        """Optimiser steps of one pass over the demonstrations."""
+
+    def size(self, step: int) -> int:
+        """Samples of an optimiser step (from 1), over all ranks: the last one of an epoch has what is left."""
+        start = (step - 1) % self.epoch * self._batch
+        return sum(min(max(len(own) - start, 0), self._batch) for own in self._samples)
+
+    def train(self, first: int, last: int, rate: Callable[[int], float], progress: Callable[[int], None]) -> float:
+        """Optimiser steps `first` to `last` (from 1, inclusive), the learning rate of each given by `rate`;
+        `progress` is told the next. -> mean loss of a sample."""
+        total = 0.0
+        for start in range(first, last + 1, PIECE):
+            progress(start)
+            steps = [self.shares(k, rate(k)) for k in range(start, min(start + PIECE, last + 1))]
+            pending = [
+                learner.call(LearnerRole.imitate, [shares[rank] for shares in steps])
+                for rank, learner in enumerate(self._fleet.learners)
+            ]
+            total += sum(self._fleet.get_all(pending))
+        return total / sum(map(self.size, range(first, last + 1)))
+
+    def shares(self, step: int, lr: float) -> list[ImitationStep]:
+        """An optimiser step (from 1), by rank."""
+        epoch, position = divmod(step - 1, self.epoch)
+        chosen = []
+        for rank, own in enumerate(self._samples):
+            order = generator(self._seed, self._purpose, rank, epoch).permutation(len(own))
+            chosen.append(own[order[position * self._batch : (position + 1) * self._batch]])
+        most = max(map(len, chosen))
+        return [ImitationStep(indices=own, total=self.size(step), most=most, lr=lr) for own in chosen]
+
+
+def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> Imitation:
+    """Let the simulators' scripted expert play on all lanes; its samples stay with the learner beside them.
+    Raises UserError when it solved nothing."""
+    per_lane = -(-expert.episodes // len(fleet.lanes))
+    playing = {
+        lane.index: fleet.sim_of[lane.index].call_for_two(SimRole.demonstrate, lane.index, per_lane, expert.noise)
+        for lane in fleet.lanes
+    }
+    stats = {lane: fleet.get(found) for lane, (_, found) in playing.items()}
+    samples, good, tried = (sum(s[i] for s in stats.values()) for i in range(3))
+    if not samples:
+        raise UserError(f"the expert of env {spec.env.type!r} solved none of {tried} episodes; nothing to clone")
+    of_rank: list[list[int]] = [[] for _ in fleet.learners]
+    for i, lane in enumerate(fleet.lanes):
+        own = [r for r, learner in enumerate(fleet.learners) if learner.worker == fleet.sim_of[lane.index].worker]
+        of_rank[own[0] if own else i % len(of_rank)].append(lane.index)
+    fleet.get_all(
+        [
+            learner.call(LearnerRole.hold, *(by_reference(playing[lane][0]) for lane in lanes))
+            for learner, lanes in zip(fleet.learners, of_rank, strict=True)
+        ]
+    )
+    sizes = [sum(stats[lane][0] for lane in lanes) for lanes in of_rank]
+    about = {"imitation/samples": float(samples), "imitation/expert_success": good / tried}
+    return Imitation(fleet, spec.seed, purpose, batch, [np.arange(size) for size in sizes], about)
+
+
+def of_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> Imitation:
+    """Recorded demonstrations, `count` samples, which every learner opened; each takes its share."""
+    world = len(fleet.learners)
+    samples = [np.arange(rank, count, world) for rank in range(world)]
+    return Imitation(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})
+
+
+def warm_up(fleet: Fleet, spec: Spec, progress: Callable[[str, int, int], None]) -> dict[str, float]:
+    """Clone the simulator's scripted expert, as `warmup:` says, for all learners. -> metrics."""
+    warm = spec.warmup
+    assert warm is not None
+    progress("demonstrations", 0, warm.episodes)
+    imitation = of_expert(fleet, spec, warm, "warm-up", warm.batch)
+    epoch, loss = imitation.epoch, 0.0
+    for e in range(warm.epochs):
+        loss = imitation.train(
+            e * epoch + 1,
+            (e + 1) * epoch,
+            lambda step: warm.lr,
+            lambda step: progress("warmup", (step - 1) // epoch, warm.epochs),
+        )
+    return {
+        "warmup/samples": imitation.about["imitation/samples"],
+        "warmup/expert_success": imitation.about["imitation/expert_success"],
+        "warmup/loss": loss,
+    }

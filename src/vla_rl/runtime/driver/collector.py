@@ -1,0 +1,211 @@
+"""The driver's part of playing: which worker plays which tickets, and what has come of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, TypeVar
+
+from attrs import define, field
+
+from vla_rl.core.errors import WorkerDied
+from vla_rl.runtime.comm.backend import Ref
+from vla_rl.runtime.comm.handles import Fleet, Handle
+from vla_rl.runtime.driver.restarts import Restarts
+from vla_rl.runtime.driver.stream_cursors import Standings
+from vla_rl.runtime.messages.requests import Start
+from vla_rl.runtime.workers.host import Worker
+from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
+from vla_rl.runtime.workers.policy.rollout_loop import Played, Report, most_held
+from vla_rl.toolkit.waiting import waiting
+
+T = TypeVar("T")
+
+
+@define
+class Tickets:
+    fleet: Fleet
+    restarts: Restarts
+    ahead: bool
+    """Reports are wanted while others are played."""
+    each: bool = False
+    """Of every ticket at once."""
+    purpose: str = "action"
+    """Of the `Mode` in which they are played."""
+    arrived: Callable[[int, Sequence[Played]], None] | None = None
+    """Is told at once, with the worker of their policy, of tickets that were played, also while `get_all` waits."""
+    played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
+    """Ticket -> the worker of its policy, and what came of it; until `release`."""
+    since: Report = field(factory=Report, init=False)
+    """What was done since `forget`; its `played` stays empty."""
+    publishing: list[Ref[Any]] = field(factory=list, init=False)
+    """Weights on their way, for which tickets may wait."""
+    seconds: float = field(default=0.0, init=False)
+    """That the driver waited since then."""
+    _standings: Standings = field(factory=Standings, init=False)
+    _waiting: deque[deque[Start]] = field(factory=deque, init=False)
+    """Nobody holds these; by the step that they are for."""
+    _given: dict[int, dict[int, Start]] = field(init=False)
+    """Worker -> the tickets that it plays, or will."""
+    _acting_for: dict[int, int] = field(init=False)
+    """Row -> the worker of its policy."""
+    _news: list[int] = field(factory=list, init=False)
+    """Tickets that were played, and nobody knows yet."""
+    _plays: dict[int, Ref[Report]] = field(factory=dict, init=False)
+    _reports: dict[int, Ref[Report]] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._given = {policy.worker: {} for policy in self.fleet.policies}
+        self._acting_for = {
+            row: policy.worker
+            for policy in self.fleet.policies
+            for lane in policy.assignment.served
+            for row in range(lane.first_row, lane.first_row + lane.rows)
+        }
+
+    def play(self, batches: Sequence[Sequence[Start]]) -> None:
+        """Have these tickets played, those of earlier batches first. Does not wait."""
+        before = perf_counter()
+        self._waiting.extend(deque(batch) for batch in batches if batch)
+        self._hand_out()
+        self.seconds += perf_counter() - before  # where all is one process, it plays now
+
+    def finished(self, needed: Collection[int]) -> list[int]:
+        """Wait until something of it is played, best all that is needed. -> the tickets that were played."""
+        before = perf_counter()
+        while not self._news:
+            try:
+                self._wait(needed)
+            except WorkerDied as exc:
+                self._recover(exc)
+            self._hand_out()
+        self.seconds += perf_counter() - before
+        news, self._news = self._news, []
+        return news
+
+    def metrics(self, taken: int) -> dict[str, float]:
+        """What was waited, and with lag what is ahead of the step that has taken so many."""
+        waited = {"time/rollout": self.seconds}
+        if not self.ahead:
+            return waited
+        ready, playing = len(self.played) - taken, sum(map(len, (*self._given.values(), *self._waiting)))
+        return {**waited, "rollout/ready_tickets": float(ready), "rollout/playing_tickets": float(playing)}
+
+    def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
+        """As the fleet's."""
+        left = list(references) if self.arrived else []
+        while left and (self._plays or self._reports):
+            try:
+                self._wait((), left)
+            except WorkerDied as exc:
+                self._recover(exc)
+            self._hand_out()
+        return self.fleet.get_all(references)
+
+    def arrive(self) -> None:
+        """Wait until all policies have the last version that was published."""
+        publishing, self.publishing = self.publishing, []
+        with waiting("publishing weights"):
+            self.fleet.get_all(publishing)
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.since, self.seconds = Report(), 0.0
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Forget these, here and where they were played."""
+        for number in numbers:
+            del self.played[number]
+        self.fleet.get_all([policy.call(PolicyRole.release, numbers) for policy in self.fleet.policies])
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _hand_out(self) -> None:
+        """Give tickets to whoever holds fewest for its rows; those of streams to whoever has these."""
+        rows = {p.worker: p.assignment.rows_served for p in self.fleet.policies}
+        most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
+        held = {worker: len(given) for worker, given in self._given.items()}
+        coming: dict[int, list[list[Start]]] = {worker: [] for worker in rows}
+        while self._waiting and any(held[worker] < most[worker] for worker in rows):
+            batch, parts = self._waiting[0], {worker: list[Start]() for worker in rows}
+            while batch and any(held[worker] < most[worker] for worker in rows):
+                start = batch.popleft()
+                worker = min(rows, key=lambda worker: held[worker] / rows[worker])
+                if start.row is not None:
+                    worker = self._acting_for[start.row]
+                parts[worker].append(start)
+                held[worker] += 1
+            for worker, part in parts.items():
+                coming[worker] += [part] if part else []
+            if not batch:
+                self._waiting.popleft()
+        for worker, batches in coming.items():
+            if batches:
+                self._give(self.fleet.workers[worker], batches)
+
+    def _give(self, worker: Handle[Worker], batches: list[list[Start]]) -> None:
+        index = worker.worker
+        self._given[index] |= {start.number: start for batch in batches for start in batch}
+        if index in self._plays:
+            if self.fleet.get(worker.call(Worker.give, self._placed(batches), self.purpose)):
+                return
+            self._take_in(index, self.fleet.get(self._plays.pop(index)))
+        play = Worker.play if self.purpose == "action" else Worker.imagine
+        self._plays[index] = worker.call(play, self._placed(batches))
+
+    def _placed(self, batches: list[list[Start]]) -> list[list[Start]]:
+        return [[self._standings.placed(start) for start in batch] for batch in batches]
+
+    def _wait(self, needed: Collection[int], others: list[Ref[Any]] | None = None) -> None:
+        """Wait until there is news of tickets, or one of `others` is there, which is taken out then."""
+        others = [] if others is None else others
+        assert self._plays or self._reports, f"tickets {list(needed)[:5]} are waited for, and nobody plays"
+        wanted, early = frozenset(needed), bool(self._waiting or self.arrived or self.each)
+        for index in self._plays:
+            own = [number for number in self._given[index] if number in wanted]
+            if index not in self._reports and (early or (self.ahead and own)):
+                worker = self.fleet.workers[index]
+                self._reports[index] = worker.call(Worker.report, own, early, self.purpose)
+        expected = [*self._plays.values(), *self._reports.values(), *self.publishing, *others]
+        there = {id(r) for r in self.fleet.backend.ready(expected)}
+        for further in (self.publishing, others):
+            for reference in [reference for reference in further if id(reference) in there]:
+                further.remove(reference)
+                self.fleet.get(reference)
+        for pending in (self._reports, self._plays):
+            for index in [index for index, reference in pending.items() if id(reference) in there]:
+                report = self.fleet.get(pending[index])
+                del pending[index]
+                self._take_in(index, report)
+
+    def _take_in(self, worker: int, report: Report) -> None:
+        for ticket in report.played:
+            number = ticket.finished.number
+            self.played[number] = worker, ticket
+            self._standings.note(ticket.finished)
+            del self._given[worker][number]
+            self._news.append(number)
+        if report.played and self.arrived:
+            self.arrived(worker, report.played)
+        self.since.add(report)
+
+    def _recover(self, error: WorkerDied) -> None:
+        """Start dead simulators again; what they played, and what was played with them, is played again. Raises the
+        error where it was not a simulator that died."""
+        dead = self.restarts.revive(error)
+        for policy in self.fleet.policies:
+            index = policy.worker
+            if index not in self._plays or not dead & set(policy.assignment.sim_workers):
+                continue
+            for pending in (self._plays, self._reports):
+                if index in pending:
+                    with suppress(WorkerDied):
+                        self._take_in(index, self.fleet.get(pending.pop(index)))
+            worker = self.fleet.workers[index]
+            self._take_in(index, self.fleet.get(worker.call(Worker.report, (), False, self.purpose)))
+            lost, self._given[index] = self._given[index], {}
+            self.fleet.get(policy.call(PolicyRole.release, list(lost)))
+            self._waiting.appendleft(deque(lost.values()))
+        self.fleet.introduce(dead)

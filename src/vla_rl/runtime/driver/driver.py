@@ -1,0 +1,392 @@
+"""The runtime of a run: starts the plan's workers and tells them what to do. No frames and no weights go through it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import groupby
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+
+from vla_rl.core.events import Evaluation
+from vla_rl.core.flow import Ticket
+from vla_rl.core.interrupts import Interrupts
+from vla_rl.core.plan import Cluster, Plan
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Advantages, EnvInfo, Rollout
+from vla_rl.runtime.checks.run import check_plan, check_simulators
+from vla_rl.runtime.comm.backend import Backend
+from vla_rl.runtime.comm.backends.local import LocalBackend
+from vla_rl.runtime.comm.backends.ray import RayBackend
+from vla_rl.runtime.comm.handles import Fleet, Handle
+from vla_rl.runtime.driver import figures
+from vla_rl.runtime.driver.assembler import Gathered, assemble
+from vla_rl.runtime.driver.behaviour_cloning import Imitation, of_data, of_expert, warm_up
+from vla_rl.runtime.driver.collector import Tickets
+from vla_rl.runtime.driver.episode_requests import Starts
+from vla_rl.runtime.driver.evaluation_rollout import evaluate, tickets_for
+from vla_rl.runtime.driver.imagination import Imagining
+from vla_rl.runtime.driver.recordings import of_rollout
+from vla_rl.runtime.driver.restarts import Restarts
+from vla_rl.runtime.driver.sample_router import Supply
+from vla_rl.runtime.driver.streaming_update import Feeding
+from vla_rl.runtime.driver.update import update
+from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.placement.hardware import describe
+from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
+from vla_rl.runtime.planning.plan import plan_for
+from vla_rl.runtime.planning.profile import Profile
+from vla_rl.runtime.trace import Trace, clock_ahead, traced
+from vla_rl.runtime.workers.env.env_worker import SimRole
+from vla_rl.runtime.workers.env.envs import too_many_faults
+from vla_rl.runtime.workers.host import Worker
+from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, int, int], None]
+logger = logging.getLogger(__name__)
+Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
+
+
+class Driver:
+    """`core.runtime.Runtime`, by workers on a backend."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        imitation: bool = False,
+        scaling: Scaling = None,
+        folder: Path | None = None,
+        plan: Plan | None = None,
+        measure: Callable[[Spec, Cluster], Profile] | None = None,
+        interrupts: Interrupts | None = None,
+    ):
+        """
+        Args:
+            imitation: for `vla-rl sft`: the learners open the data that the spec names.
+            scaling: by which the model scales, of a run that took them from its data; None: the model's own.
+            folder: of the run; with one, the policy practises in the spec's world model.
+            plan: of the workers; None: that of the spec's placement.
+            measure: what roles take, for a placement that plans by it.
+            interrupts: by whose order workers leave what they play.
+        """
+        self.spec, self.scaling = spec, scaling
+        self.demonstrations = 0
+        """Samples of the data that the learners opened."""
+        self.algorithm = build_algorithm(spec)
+        local = spec.runtime.backend == "local"
+        check_simulators(spec)
+        self.version = 0
+        self.progress: Progress = lambda phase, done, total: None
+        self.on_fault: Callable[[str], None] = lambda text: None
+        self.faults = self._new_faults = 0
+        self.gathered: Gathered | None = None
+        """The last rollout, until its step is over."""
+        self.chosen: Gathered | None = None
+        """What is trained on next ..."""
+        self.preparing = 0.0
+        """... and the seconds that it took to have it ready."""
+        self.fits = spec.asynchrony.max_lag == 0 and spec.asynchrony.replay.uses == 1
+        """What learners will hold at most was compared with the memory that there is, or need not be."""
+        self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
+        self.backend.interrupts = interrupts or self.backend.interrupts
+        try:
+            self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
+            if not local:
+                check_plan(spec, self.plan)
+            practises = spec.imagination is not None and folder is not None and not imitation
+            assignments = assign(self.plan, spec.env.num_envs, one_process=local, imagines=practises)
+            self.fleet = Fleet(self.backend, assignments, self.plan.offload)
+            self.trace = Trace(assignments)
+            self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text), practises)
+            asynchrony = spec.asynchrony
+            self.supply = Supply(self.fleet, spec, self.algorithm.needs)
+            self.feeding = Feeding(self.fleet, spec, self.algorithm, self.supply) if asynchrony.stream else None
+            self.tickets = Tickets(
+                self.fleet,
+                self.restarts,
+                ahead=asynchrony.max_lag > 0,
+                each=asynchrony.stream,
+                arrived=self.supply.send if self.supply.early else None,
+            )
+            self.info = self._start(imitation, folder.absolute() if folder and practises else None)
+            self.imagining = Imagining(self.tickets, self.supply, spec, self.algorithm, practises)
+            self.imagining.check(self.info)
+        except BaseException:
+            self.backend.close()
+            raise
+
+    # ----------------------------------------------------------------------------------------------- one iteration
+
+    @traced
+    def play(self, step: int, tickets: Sequence[Ticket]) -> None:
+        """Have tickets played that were issued while `step` ran, in batches one after another: those of a step, or
+        where learners begin before it is whole, one for each row. Does not wait."""
+        self._check_memory()
+        rows, rollout = self.spec.env.num_envs, self.spec.rollout
+        size = rows if self.feeding else rollout.groups(rows) * rollout.group_size
+        batches = [list(batch) for _, batch in groupby(tickets, lambda ticket: ticket.number // size)]
+        self.tickets.play([[self.starts.of(ticket, step, self.version) for ticket in batch] for batch in batches])
+
+    @traced
+    def finished(self, needed: Collection[int]) -> list[int]:
+        """Wait until tickets were played, best all that are needed. -> those that were."""
+        numbers = self.tickets.finished(needed)
+        self._new_faults += len(self.tickets.since.faults)
+        self._report_faults(self.tickets.since.faults)
+        return numbers
+
+    @traced
+    def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
+        """What came of these. -> (its light part, metrics)."""
+        played = [self.tickets.played[number] for number in tickets]
+        self.gathered = assemble(step, played, self.spec.rollout.group_size)
+        self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
+        rollout = of_rollout(self.fleet, self.spec, self.gathered.rollout, tickets)
+        return rollout, {
+            **figures.of_episodes(rollout.episodes),
+            **figures.of_work(self.tickets.since),
+            **(figures.of_ages(rollout, self.version) if self.tickets.ahead else {}),
+            **self.tickets.metrics(len(tickets)),
+            **self.starts.note(step, rollout.episodes, tickets[-1]),
+            "faults/rows": float(self._new_faults),
+        }
+
+    def feed(self, step: int, tickets: Sequence[int]) -> None:
+        """These were played, first of all that the step consumes: with `stream` learners may begin."""
+        if self.feeding is not None:
+            further = tickets[len(self.feeding.judged) :]
+            if self.feeding.worthwhile([self.tickets.played[number] for number in further]):
+                self.judge(step, further)
+
+    @traced
+    def judge(self, step: int, tickets: Sequence[int]) -> None:
+        """Let learners begin with these."""
+        assert self.feeding is not None
+        self.feeding.feed(step, self.version, [self.tickets.played[number] for number in tickets])
+
+    @traced
+    def practise(self, step: int) -> dict[str, float]:
+        """Fit the world model, and let the policy play in it; nothing without one. -> metrics."""
+        assert self.gathered is not None
+        return self.imagining.practise(step, self.gathered, self.version, self.progress, self._report_faults)
+
+    @property
+    def practice(self) -> dict[str, Any]:
+        """Sums over the run of what `practise` did."""
+        return self.imagining.so_far
+
+    @traced
+    def prepare(self, kept: Rollout, keep: Array) -> Rollout:
+        """What is trained on: the columns `keep` (indices) of the last rollout, which `kept` is cut to, behind those
+        that are trained on again."""
+        assert self.gathered is not None
+        before = perf_counter()
+        self.tickets.forget()
+        choose = self.supply.prepare if self.feeding is None else self.feeding.prepare
+        self.chosen = choose(self.version, self.gathered, kept, keep)
+        self.preparing = perf_counter() - before
+        return self.chosen.rollout
+
+    @traced
+    def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
+        """Train on what was prepared. -> metrics."""
+        assert self.chosen is not None
+        before, chosen, self.chosen = perf_counter(), evolve(self.chosen, rollout=prepared), None
+        chosen, advantages = self.imagining.beside(chosen, advantages)
+        if self.feeding is None:
+            metrics = update(self.fleet, self.spec, chosen, advantages, self.tickets.get_all)
+        else:
+            metrics = self.feeding.update(chosen, advantages, self.tickets.get_all)
+        return {**self.supply.metrics, **metrics, "time/update": self.preparing + perf_counter() - before}
+
+    def finish(self, trained: bool) -> dict[str, float]:
+        """Forget what the last rollout was made of, and publish the weights, or say that they are the same.
+        -> metrics."""
+        assert self.gathered is not None
+        before, (gathered, self.gathered) = perf_counter(), (self.gathered, None)
+        if self.feeding:
+            self.feeding.end(trained)
+        numbers = gathered.numbers.tolist()
+        self.starts.consume([self.tickets.played[number][1].finished for number in numbers])
+        self.tickets.release(numbers)
+        metrics = self.supply.finish(self.imagining.whole(gathered), trained)
+        self.imagining.finish(trained)
+        if not trained:
+            self.tickets.forget()
+        self._new_faults = 0
+        self.version += 1
+        if trained:
+            self.publish()
+        else:
+            self.fleet.skip(self.version)
+        return metrics | {"time/publish": perf_counter() - before} | self.fleet.phases.metrics()
+
+    # ----------------------------------------------------------------------------------- evaluation and imitation
+
+    @traced
+    def evaluate(self, step: int, frames: int = 0) -> Evaluation:
+        """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
+        self.tickets.arrive()
+        tickets = tickets_for(self.spec, self.eval_states, frames, step)
+        self.progress("eval", 0, len(tickets))
+        play = partial(evaluate, self.fleet, self.spec, self.info, step, tickets, self._report_faults)
+        return self.restarts.surviving(play)
+
+    @traced
+    def warm_up(self) -> dict[str, float]:
+        """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
+        before = perf_counter()
+        metrics = warm_up(self.fleet, self.spec, self.progress)
+        self.forget_imitation()
+        return metrics | {"time/warmup": perf_counter() - before}
+
+    def forget_imitation(self) -> None:
+        """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
+        self.fleet.get_all([learner.call(LearnerRole.forget_imitation) for learner in self.fleet.learners])
+        self.publish()
+
+    def imitation(self) -> Imitation:
+        """The demonstrations of the spec's `imitation:`, ready to train on."""
+        section = self.spec.imitation
+        assert section is not None
+        if section.expert is None:
+            return of_data(self.fleet, self.spec, self.demonstrations, "imitation", section.batch)
+        self.progress("demonstrations", 0, section.expert.episodes)
+        return of_expert(self.fleet, self.spec, section.expert, "imitation", section.batch)
+
+    # ------------------------------------------------------------------------------------------- state and weights
+
+    @property
+    def tick(self) -> Callable[[], None]:
+        """Is called from time to time while workers are waited for."""
+        return self.backend.tick
+
+    @tick.setter
+    def tick(self, tick: Callable[[], None]) -> None:
+        self.backend.tick = tick
+
+    def devices(self) -> str:
+        """What each role works on, in words."""
+        return describe(self.fleet.assignments, self.fleet.get_all([w.call(Worker.device) for w in self.fleet.workers]))
+
+    def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
+        """As `Runtime.how_far`."""
+        return self.fleet.how_far(self.spec, self.info, phase, done, total)
+
+    @traced
+    def publish(self) -> None:
+        """Policies beside a learner already hold the weights; the others get them by reference. Where rollouts run
+        ahead, tickets wait for them, and nobody else does."""
+        self.tickets.arrive()
+        self.tickets.publishing = self.fleet.publish(self.version, self.spec.runtime.check_weights)
+        if not self.tickets.ahead:
+            self.tickets.arrive()
+
+    @traced
+    def save(self, model_folder: Path, trainer_folder: Path) -> None:
+        """The model in its public format, and the exact state to go on from."""
+        state = trainer_folder / "learner.pt"
+        self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
+        self.starts.save(trainer_folder)
+        self.imagining.save(trainer_folder)
+        if self.spec.behind:
+            self.fleet.get(self.fleet.policies[0].call(PolicyRole.save_past, trainer_folder / "past.pt"))
+
+    def load(self, trainer_folder: Path) -> None:
+        """What `save` wrote."""
+        state = trainer_folder / "learner.pt"
+        self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
+        self.starts.load(trainer_folder)
+        self.imagining.load(trainer_folder)
+        if self.supply.again:
+            logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
+        if self.spec.behind:
+            past = trainer_folder / "past.pt"
+            self.fleet.get_all([policy.call(PolicyRole.load_past, past) for policy in self.fleet.policies])
+        self.publish()
+
+    def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
+        """Fetch what the workers recorded, and write the trace file; `env_steps` of the run so far."""
+        fleet, trace = self.fleet, self.trace
+        if not trace.shifts:
+            for worker in fleet.workers:
+                trace.shifts[worker.worker] = clock_ahead(partial(self._clock_of, worker))
+            trace.sizes = self._sizes()
+        drained = fleet.get_all([worker.call(Worker.drain_trace) for worker in fleet.workers])
+        trace.add(kind, step, env_steps, {w.worker: d for w, d in zip(fleet.workers, drained, strict=True)})
+        trace.write(folder, final=final)
+
+    def roles(self) -> dict[str, dict[str, Any]]:
+        return self.trace.roles()
+
+    def _sizes(self) -> dict[str, float]:
+        """The model's, and of the longest trajectory, which is not asked for where learners may be away."""
+        sizes = self.fleet.get(self.fleet.worker_of(self.fleet.policies[0]).call(Worker.model_size))
+        if self.plan.offload or not self.fleet.learners:
+            return sizes
+        return {**sizes, "trajectory_bytes": trajectory_bytes(self.spec, self.info, self._sample_bytes)}
+
+    def _clock_of(self, worker: Handle[Worker]) -> tuple[str, float]:
+        return self.fleet.get(worker.call(Worker.clock))
+
+    def close(self) -> None:
+        self.backend.close()
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _start(self, imitation: bool, folder: Path | None) -> EnvInfo:
+        fleet = self.fleet
+        self.backend.start(self.spec, fleet.assignments)
+        info = fleet.start_simulators(folder)
+        if imitation:
+            self._open_data(info)
+        hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
+        fleet.get_all([worker.call(Worker.start_model, info, self.scaling) for worker in hosts])
+        fleet.introduce([sim.worker for sim in fleet.sims])
+        if len(fleet.learners) > 1:
+            address = fleet.get(fleet.worker_of(fleet.learners[0]).call(Worker.rendezvous))
+            fleet.get_all([r.call(LearnerRole.join, address, r.assignment.rank) for r in fleet.learners])
+        self.eval_states = fleet.get(fleet.sim_of[0].call(SimRole.eval_states))
+        train_states = fleet.get(fleet.sim_of[0].call(SimRole.train_states))
+        self.starts = Starts(self.spec, train_states, self.algorithm.needs)
+        return info
+
+    def _open_data(self, info: EnvInfo) -> None:
+        section = self.spec.imitation
+        assert section is not None
+        if section.data is None:
+            return
+        workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
+        self.demonstrations = min(self.fleet.get_all([worker.call(Worker.open_data, info) for worker in workers]))
+        if section.statistics == "data" and self.scaling is None:
+            self.scaling = self.fleet.get(workers[0].call(Worker.data_statistics))
+
+    def _check_memory(self) -> None:
+        """Once, before the first ticket, where rollouts run ahead or are trained on again."""
+        if self.fits:
+            return
+        check_memory(self.spec, self.plan, self.backend.cluster(), self.info, self._sample_bytes)
+        self.fits = True
+
+    @cached_property
+    def _sample_bytes(self) -> int:
+        """Of a chunk step, as learners hold it."""
+        return self.fleet.get(self.fleet.learners[0].call(LearnerRole.sample_bytes))
+
+    def _report_faults(self, texts: list[str]) -> None:
+        """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""
+        for text in texts:
+            self.on_fault(text)
+        self.faults += len(texts)
+        if self.faults > self.spec.runtime.max_faults:
+            raise too_many_faults(self.faults, self.spec.runtime.max_faults, self.spec.env.type, texts[-1])
+        texts.clear()

@@ -1,0 +1,70 @@
+"""Where tickets start: from which state, with which weights, and after which other ticket."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from attrs import evolve
+
+from vla_rl.core.flow import Ticket
+from vla_rl.core.reset_states import draw_state
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Episode, ResetState
+from vla_rl.runtime.driver.recordings import Marks
+from vla_rl.runtime.driver.stream_cursors import Streams
+from vla_rl.runtime.driver.task_weights import TaskWindows
+from vla_rl.runtime.messages.requests import Finished, Start
+
+
+class Starts:
+    def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Collection[str]):
+        """`needs`: of the algorithm."""
+        self.spec, self.states, self.record = spec, states, "frames" in needs
+        self.streams, self.marks = Streams(), Marks(spec)
+        self.windows: TaskWindows | None = None
+        """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
+        sampling = spec.rollout.task_sampling
+        if sampling.type == "weighted":
+            tasks = [state.task for state in states]
+            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing, spec.asynchrony.max_lag)
+
+    def of(self, ticket: Ticket, step: int, version: int) -> Start:
+        """A ticket that was issued while `step` ran and `version` was the newest."""
+        spec, rollout = self.spec, self.spec.rollout
+        weights = self.windows.weights(step, ticket.group) if self.windows else None
+        ahead = spec.asynchrony.max_lag > 0
+        before = ticket.group // rollout.groups(spec.env.num_envs) if ahead else step - 1  # steps before its own
+        pinned = max(0, before - spec.behind) if spec.behind else -1
+        if rollout.auto_reset == "off":
+            state = draw_state(self.states, spec.seed, ticket.group, weights=weights)
+            start = Start(state=state, number=ticket.number, record=self.record, version=pinned, least=version)
+            return evolve(start, recorded=self.marks.next(before + 1))
+        row = ticket.number % spec.env.num_envs
+        state = draw_state(self.states, spec.seed, row // rollout.group_size, weights=weights)
+        start = Start(state=state, number=ticket.number, row=row, weights=weights, version=pinned, least=version)
+        return self.streams.next(start)
+
+    def note(self, step: int, episodes: Sequence[Episode], last: int) -> dict[str, float]:
+        """What came of the rollout of `step`, whose last ticket this was. -> metrics."""
+        if self.windows is None:
+            return {}
+        self.windows.record(step, episodes)
+        weights = self.windows.weights(step, last // self.spec.rollout.group_size)
+        return {f"sampling/weight/{task}": weight for task, weight in weights.items()}
+
+    def consume(self, tickets: Sequence[Finished]) -> None:
+        """A step is over that trained on these, in the order of their numbers."""
+        for ticket in tickets:
+            self.streams.consume(ticket)
+
+    def save(self, folder: Path) -> None:
+        self.streams.save(folder / "streams.npz")
+        if self.windows:
+            self.windows.save(folder / "tasks.json")
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote."""
+        self.streams.load(folder / "streams.npz", {state.id: state for state in self.states})
+        if self.windows:
+            self.windows.load(folder / "tasks.json")

@@ -1,0 +1,283 @@
+"""A run's practice in its world model, as the driver sees it: fit, measure, and where the model is good enough let the
+policy play in it. A second flow of tickets, in rows of the world model; no frames come here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from vla_rl.core.flow import Flow, Ledger
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.sections import ImaginationSpec
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Advantages, EnvInfo, Rollout
+from vla_rl.runtime.checks.imagination import check_episodes
+from vla_rl.runtime.comm.handles import Handle, by_reference
+from vla_rl.runtime.driver import figures
+from vla_rl.runtime.driver.assembler import Gathered, assemble, joined
+from vla_rl.runtime.driver.collector import Tickets
+from vla_rl.runtime.driver.sample_router import Supply
+from vla_rl.runtime.messages.requests import Start
+from vla_rl.runtime.workers.env.world_model_recording import Recordings
+from vla_rl.runtime.workers.host import Worker
+from vla_rl.runtime.workers.world_model.worker import Fitted, Practice
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[str, int, int], object]
+Report = Callable[[list[str]], object]
+FIRST = 1 << 40
+"""Groups of imagined tickets begin here: no real one has such a number."""
+
+
+class Imagining:
+    def __init__(self, real: Tickets, supply: Supply, spec: Spec, algorithm: Algorithm, practises: bool) -> None:
+        """`real`: those of the simulators; `practises`: whether there is a world model; else nothing is done here."""
+        fleet = real.fleet
+        self.fleet, self.real, self.supply, self.spec, self.algorithm = fleet, real, supply, spec, algorithm
+        self.section, self.practises = spec.imagination or ImaginationSpec(), practises
+        self.tickets = Tickets(fleet, real.restarts, ahead=False, purpose="imagination")
+        self.role = Handle[Practice](fleet, "imagination", fleet.sims[0].assignment)
+        self.recordings = [Handle[Recordings](fleet, "recordings", sim.assignment) for sim in fleet.sims]
+        self.sums: dict[str, Any] = {
+            "imagined_steps": 0,
+            "imagined_episodes": 0,
+            "fit_updates": 0,
+            "fit_seconds": 0.0,
+            "paused_steps": 0,
+            "paused": "",
+        }
+        """Over the run, up to the last step that is over."""
+        self.flow = self._flow(Ledger())
+        self.report: Report = lambda texts: None
+        self._added: dict[str, Any] = {}
+        """To the sums, once the step is over."""
+        self._gathered: Gathered | None = None
+        """What was imagined in the running step ..."""
+        self._chosen: Gathered | None = None
+        self._advantages: Advantages | None = None
+        """... and what of it is trained on, if anything."""
+
+    def check(self, info: EnvInfo) -> None:
+        """Raise SpecError where imagined episodes would be cut off and nothing values what follows."""
+        if self.practises:
+            check_episodes(self.spec, self.algorithm, info)
+
+    # ----------------------------------------------------------------------------------------------- of a step
+
+    def practise(
+        self, step: int, rollout: Gathered, version: int, progress: Progress, report: Report
+    ) -> dict[str, float]:
+        """Of `step`, whose real rollout this is, `version` being the newest weights: those practise, however far
+        rollouts run ahead. `progress` is told that it begins, `report` of rows that broke. -> metrics."""
+        if not self.practises:
+            return {}
+        self.real.arrive()
+        progress("imagination", 0, 0)
+        self.report = report
+        last = int(rollout.numbers[-1])
+        ended = [by_reference(recordings.call(Recordings.take, last)) for recordings in self.recordings]
+        fitted = self.fleet.get(self.role.call(Practice.fit, step, *ended))
+        metrics = {**fitted.metrics, **_gates_metrics(fitted), **self._inflation(step, fitted)}
+        why = self._why_not(step, fitted, metrics)
+        if not why:
+            why = self._imagine(step, version, fitted.version, metrics)
+        if why != self.sums["paused"] and step > self.section.warm_start:
+            logger.warning("step %d: %s", step, f"imagination pauses: {why}" if why else "imagination goes on")
+        metrics["imagination/paused"] = float(bool(why))
+        self._added = {
+            "imagined_steps": int(metrics.get("imagination/env_steps", 0)),
+            "imagined_episodes": int(metrics.get("imagination/episodes", 0)),
+            "fit_updates": fitted.updates,
+            "fit_seconds": metrics["time/fit"],
+            "paused_steps": int(bool(why)),
+            "paused": why,
+        }
+        return metrics
+
+    def beside(self, chosen: Gathered, advantages: Advantages) -> tuple[Gathered, Advantages]:
+        """What is trained on: what was imagined, and then this, each with the advantages that it has alone."""
+        if self._chosen is None or self._advantages is None:
+            return chosen, advantages
+        return joined([self._chosen, chosen]), side_by_side(self._advantages, advantages)
+
+    def whole(self, real: Gathered) -> Gathered:
+        """All that the step played."""
+        return real if self._gathered is None else joined([self._gathered, real])
+
+    def finish(self, trained: bool) -> None:
+        """The step is over: forget what was imagined in it."""
+        if not self.practises:
+            return
+        if self._gathered is not None:
+            self.tickets.release(self._gathered.numbers.tolist())
+            self.flow.finish("trained" if trained and self._chosen is not None else "void")
+        self.tickets.forget()
+        self.fleet.get(self.role.call(Practice.over))
+        self._gathered = self._chosen = self._advantages = None
+        added, self._added = self._added, {}
+        for name, value in added.items():
+            self.sums[name] = value if isinstance(value, str) else self.sums[name] + value
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    @property
+    def so_far(self) -> dict[str, Any]:
+        """`Runtime.practice`."""
+        if not self.practises:
+            return {}
+        return {**self.sums, "tickets": attrs.asdict(self.flow.ledger)}
+
+    def save(self, folder: Path) -> None:
+        if not self.practises:
+            return
+        self.fleet.get(self.role.call(Practice.save, folder / "world_model.pt"))
+        (folder / "practice.json").write_text(json.dumps(self.so_far, indent=1))
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote."""
+        if not self.practises:
+            return
+        self.sums = json.loads((folder / "practice.json").read_text())
+        self.flow = self._flow(Ledger(**self.sums.pop("tickets")))
+        self.fleet.get(self.role.call(Practice.load, folder / "world_model.pt"))
+
+    # -------------------------------------------------------------------------------------------------- inside
+
+    def _flow(self, ledger: Ledger) -> Flow:
+        rollout = self.spec.rollout
+        groups = self.section.per_real * rollout.groups(self.spec.env.num_envs)
+        return Flow(per_step=groups, steps=self.spec.train.steps, group_size=rollout.group_size, ledger=ledger)
+
+    def _why_not(self, step: int, fitted: Fitted, metrics: dict[str, float]) -> str:
+        """Why nothing is imagined in this step; "": something is."""
+        section = self.section
+        if step <= section.warm_start:
+            return f"the first {section.warm_start} training steps are real only (imagination.warm_start)"
+        if not section.gates:
+            return ""
+        shut = [name for name, is_open in fitted.gates.items() if not is_open]
+        if shut:
+            return f"the world model is not good enough yet on held-out episodes: {', '.join(shut)}"
+        low = metrics.get("imagination/inflation_low", math.inf)
+        if low > section.max_inflation:
+            return (
+                f"the policy succeeds more often in the world model than in the simulator, by at least {low:.2f} "
+                f"(imagination.max_inflation: {section.max_inflation:g})"
+            )
+        return ""
+
+    def _inflation(self, step: int, fitted: Fitted) -> dict[str, float]:
+        """How much more often the policy succeeds in the model than it did in the last rollout, from the same first
+        frames; with the ends of the 95 % interval of the mean difference."""
+        if not fitted.last:
+            return {}
+        numbers = [FIRST + step * self.section.measured + i for i in range(len(fitted.last))]
+        pairs = zip(fitted.last, numbers, strict=True)
+        starts = [Start(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
+        rows = np.array([policy.assignment.rows_served for policy in self.fleet.policies])
+        ends = (np.cumsum(rows) * len(starts) // rows.sum()).tolist()
+        reports = self.fleet.get_all(
+            [
+                self.fleet.worker_of(policy).call(Worker.imagine_eval, starts[first:end])
+                for policy, first, end in zip(self.fleet.policies, [0, *ends], ends, strict=False)
+                if end > first
+            ]
+        )
+        for report in reports:
+            self.report(report.faults)
+        won = {ticket.finished.number: ticket.finished.episodes[0].success_once for r in reports for ticket in r.played}
+        gaps = np.array([won[n] - real for n, (_, real) in zip(numbers, fitted.last, strict=True)], np.float64)
+        mean = float(gaps.mean())
+        half = 1.96 * float(gaps.std(ddof=1)) / len(gaps) ** 0.5 if len(gaps) > 1 else math.inf
+        found = {"": mean, "_low": mean - half, "_high": mean + half}
+        return {f"imagination/inflation{end}": value for end, value in found.items() if math.isfinite(value)}
+
+    def _imagine(self, step: int, version: int, world: int, metrics: dict[str, float]) -> str:
+        """Let the policy of `version` play in the model of version `world`; adds to the metrics. -> why nothing came
+        of it, or ""."""
+        before, rollout = perf_counter(), self.spec.rollout
+        groups = range(self.flow.next, self.flow.next + self.flow.per_step)
+        states = self.fleet.get(self.role.call(Practice.draw, list(groups)))
+        if not states:
+            return "there are no episodes to start from"
+        first, offset = groups[0], FIRST * rollout.group_size
+        starts = [
+            Start(state=states[ticket.group - first], number=offset + ticket.number, world=world)
+            for ticket in self.flow.issue()
+        ]
+        gathered = self._played(step, starts, offset)
+        shaped = self.algorithm.shape_rewards(gathered.rollout)
+        keep = self.algorithm.select(shaped)
+        self.flow.keep((shaped.groups[keep].unique() - FIRST).tolist())
+        columns = keep.nonzero().flatten().numpy()
+        if len(columns):
+            self._chosen = self.supply.prepare(version, gathered, take_columns(shaped, columns), columns)
+            self._advantages = self.algorithm.advantages(self._chosen.rollout)
+            said = self._advantages.metrics.items()
+            metrics |= {f"imagination/{name.replace('/', '_')}": value for name, value in said}
+        self._gathered = gathered
+        metrics |= _renamed(shaped) | self._versions(gathered)
+        metrics["imagination/env_steps"] = float(self.tickets.since.env_steps)
+        metrics["imagination/kept"] = len(columns) / len(keep)
+        metrics["time/imagination"] = perf_counter() - before
+        return ""
+
+    def _versions(self, gathered: Gathered) -> dict[str, float]:
+        """The oldest that made a chunk of it."""
+        rollout, numbers = gathered.rollout, gathered.numbers.tolist()
+        worlds = [self.tickets.played[number][1].finished.world for number in numbers]
+        return {
+            "imagination/policy_version": float(rollout.versions[rollout.samples].min()),
+            "imagination/world_model_version": float(min(world for world in worlds if world is not None)),
+        }
+
+    def _played(self, step: int, starts: Sequence[Start], offset: int) -> Gathered:
+        self.tickets.play([starts])
+        while self.flow.take() is None:
+            for number in self.tickets.finished([offset + number for number in self.flow.needed]):
+                self.flow.add(number - offset)
+            self.report(self.tickets.since.faults)
+        played = [self.tickets.played[start.number] for start in starts]
+        return assemble(step, played, self.spec.rollout.group_size)
+
+
+def side_by_side(first: Advantages, second: Advantages) -> Advantages:
+    """Of two rollouts that one algorithm saw, column beside column; metrics are those of the second."""
+    length = max(len(part.advantages) for part in (first, second))
+
+    def beside(one: Any, other: Any) -> Any:
+        if one is None or other is None:
+            return None
+        padded = [torch.cat((t, t.new_zeros(length - len(t), *t.shape[1:]))) for t in (one, other)]
+        return torch.cat(padded, dim=1)
+
+    (counts, value_counts), (others, other_values) = first.divisors, second.divisors
+    return attrs.evolve(
+        second,
+        advantages=beside(first.advantages, second.advantages),
+        weights=beside(first.weights, second.weights),
+        counts=beside(counts, others),
+        value_counts=beside(value_counts, other_values),
+        returns=beside(first.returns, second.returns),
+        value_weights=beside(first.value_weights, second.value_weights),
+    )
+
+
+def _renamed(rollout: Rollout) -> dict[str, float]:
+    """The metrics of imagined episodes."""
+    found = figures.of_episodes(rollout.episodes)
+    return {f"imagination/{name.partition('/')[2]}": value for name, value in found.items()}
+
+
+def _gates_metrics(fitted: Fitted) -> dict[str, float]:
+    return {f"imagination/gate_{name.replace(' ', '_')}": float(is_open) for name, is_open in fitted.gates.items()}

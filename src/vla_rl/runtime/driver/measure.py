@@ -1,0 +1,67 @@
+"""What the roles of a job take, measured on one worker with the rows that a device would get."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from attrs import evolve
+
+from vla_rl.core.loop import collect, flow_of
+from vla_rl.core.plan import Cluster, Plan, Slot
+from vla_rl.core.spec.sections import AsynchronySpec
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.state import State
+from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.planning.profile import Cost, Profile
+
+CHUNK_STEPS = 2
+logger = logging.getLogger(__name__)
+
+
+def measure(spec: Spec, cluster: Cluster) -> Profile:
+    """Start one worker with all roles, play two chunk steps twice and train on the second time's samples. What it
+    learns is thrown away."""
+    devices = cluster.gpus or max(1, int(cluster.cpus))
+    group = spec.rollout.group_size
+    rows = max(group, spec.env.num_envs // devices // group * group)
+    steps = CHUNK_STEPS * spec.rollout.chunk
+    off = spec.rollout.auto_reset == "off"
+    rollout = evolve(
+        spec.rollout,
+        episodes=rows if off else None,
+        steps=None if off else steps,
+        max_steps=min(steps, spec.rollout.max_steps or steps),
+        resample=None,
+    )
+    train = evolve(spec.train, steps=2)
+    short = evolve(spec, env=evolve(spec.env, num_envs=rows), rollout=rollout, train=train, asynchrony=AsynchronySpec())
+    slot = Slot(
+        roles=("sim", "policy", "learner"),
+        device="cuda" if cluster.gpus else "cpu",
+        cpus=max(1.0, cluster.cpus // devices),
+        gpus=1.0 if cluster.gpus else 0.0,
+    )
+    runtime = Driver(short, plan=Plan(slots=(slot,)))
+    try:
+        limit = max(task.max_steps for task in runtime.info.tasks)
+        flow = flow_of(short, State())
+        collect(runtime, flow, 1)  # allocations and compilations are not what a step takes
+        runtime.finish(trained=False)
+        flow.finish("void")
+        rollouts, _, metrics = collect(runtime, flow, 2)
+        prepared = runtime.prepare(rollouts, np.arange(rollouts.valid.shape[1]))
+        trained = runtime.update(prepared, runtime.algorithm.advantages(prepared))
+    finally:
+        runtime.close()
+    played, cpus = rollouts.valid.shape[0], None if cluster.gpus else slot.cpus
+    chunk_steps = -(-(spec.rollout.max_steps or limit) // spec.rollout.chunk)
+    samples = (spec.rollout.episodes or spec.env.num_envs) * chunk_steps
+    found = Profile(
+        chunk_steps=chunk_steps,
+        sim=Cost(seconds=metrics["time/env"] / played, rows=rows),
+        policy=Cost(seconds=metrics["time/policy"] / played, rows=rows, cpus=cpus),
+        learner=Cost(seconds=trained["time/learner"] * samples / trained["update/samples"], cpus=cpus),
+    )
+    logger.info("measured for %d rows: %s", rows, found)
+    return found

@@ -1,0 +1,226 @@
+"""The driver's part of `asynchrony.stream`: groups that are played are judged, and learners make their passes over
+them, while the rest of the step is played. The optimiser steps once all are there.
+
+Samples go to the learners in the order of their tickets, and in full micro-batches of all ranks, so which sample is in
+which micro-batch is the same whatever was played when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from vla_rl.core.errors import PluginError
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.selection import take_columns
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Advantages, Rollout
+from vla_rl.runtime.comm.backend import Ref
+from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.driver.assembler import Gathered, assemble, find_samples, joined, light_arrays
+from vla_rl.runtime.driver.minibatches import OptimizerStep, dealt
+from vla_rl.runtime.driver.sample_router import Supply
+from vla_rl.runtime.driver.update import merged
+from vla_rl.runtime.workers.host import Worker
+from vla_rl.runtime.workers.policy.rollout_loop import Played
+
+Array = np.ndarray[Any, Any]
+JUDGED = ("advantages", "weights", "returns", "value_weights")
+"""Light fields that an algorithm makes."""
+CLOSE = 1e-3
+"""Of the largest: by how much those of a part may differ from those of the whole step. Sums of rewards are rounded
+otherwise where trajectories are longer, and a division by a small deviation makes more of it."""
+
+
+@frozen(kw_only=True, eq=False)
+class Queue:
+    """S samples in the order of tickets, int64 [S] and light fields [S, ...]."""
+
+    numbers: Array
+    steps: Array
+    """Ticket, and chunk step there."""
+    workers: Array
+    places: Array
+    """As in `Samples`."""
+    light: Mapping[str, Array | None]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, which: Any) -> Queue:
+        return Queue(
+            numbers=self.numbers[which],
+            steps=self.steps[which],
+            workers=self.workers[which],
+            places=self.places[which],
+            light={name: None if array is None else array[which] for name, array in self.light.items()},
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[Queue]) -> Queue:
+        def joined(of: Sequence[Any]) -> Any:
+            return None if any(array is None for array in of) else np.concatenate(of)
+
+        return Queue(
+            numbers=joined([part.numbers for part in parts]),
+            steps=joined([part.steps for part in parts]),
+            workers=joined([part.workers for part in parts]),
+            places=joined([part.places for part in parts]),
+            light={name: joined([part.light[name] for part in parts]) for name in parts[0].light},
+        )
+
+
+@define(eq=False)
+class Feeding:
+    fleet: Fleet
+    spec: Spec
+    algorithm: Algorithm
+    supply: Supply
+    judged: list[int] = field(factory=list, init=False)
+    """The first tickets of the running step, which were judged already."""
+    _parts: list[Gathered] = field(factory=list, init=False)
+    """What their filters left."""
+    _queues: list[Queue] = field(factory=list, init=False)
+    """Its samples."""
+    _left: list[Queue] = field(factory=list, init=False)
+    """Those that no learner has: too few for a micro-batch of every rank."""
+    _fed: list[Ref[None]] = field(factory=list, init=False)
+    _begun: bool = field(default=False, init=False)
+
+    @property
+    def _size(self) -> int:
+        """Samples of a micro-batch of every rank."""
+        return self.spec.train.micro_batch * len(self.fleet.learners)
+
+    def worthwhile(self, played: Sequence[tuple[int, Played]]) -> bool:
+        """Whether these further tickets fill a micro-batch of every rank."""
+        return sum(len(ticket.chosen["versions"]) for _, ticket in played) >= self._size
+
+    def feed(self, step: int, version: int, played: Sequence[tuple[int, Played]]) -> None:
+        """Judge these further tickets, and let the learners begin with them. Does not wait for that."""
+        gathered = assemble(step, played, self.spec.rollout.group_size)
+        self.judged += gathered.numbers.tolist()
+        rollout = self.algorithm.shape_rewards(gathered.rollout)
+        columns = self.algorithm.select(rollout).nonzero().flatten().numpy()
+        if not len(columns):
+            return
+        part = self._prepared(version, gathered, take_columns(rollout, columns), columns)
+        self._parts.append(part)
+        self._queues.append(_queue_of(part, self.algorithm.advantages(part.rollout)))
+        self._left.append(self._queues[-1])
+        count = sum(map(len, self._left)) // self._size * self._size
+        if count:
+            left = Queue.concat(self._left)
+            self._send(left.take(slice(count)))
+            self._left = [left.take(slice(count, None))]
+
+    def prepare(self, version: int, gathered: Gathered, kept: Rollout, keep: Array) -> Gathered:
+        """What is trained on: the columns `keep` (indices) of a step's rollout, which `kept` is cut to, with the
+        learners. Raises PluginError where filters left others of parts."""
+        numbers = gathered.numbers[keep]
+        before = np.isin(numbers, self.judged)
+        known = [number for part in self._parts for number in part.numbers.tolist()]
+        if numbers[before].tolist() != known:
+            raise self._wrong("`select` keeps other trajectories of the whole step than of parts of it")
+        rest = np.flatnonzero(~before)
+        further = [self._prepared(version, gathered, take_columns(kept, rest), keep[rest])] if len(rest) else []
+        chosen = joined([*self._parts, *further])
+        return evolve(chosen, rollout=chosen.rollout.evolve(episodes=gathered.rollout.episodes))
+
+    def _prepared(self, version: int, gathered: Gathered, kept: Rollout, columns: Array) -> Gathered:
+        """Samples are dealt by their place in the step."""
+        known = sum(len(queue) for queue in self._queues)
+        samples = find_samples(kept, columns, gathered)
+        order, ranks = np.lexsort((samples.steps, samples.columns)), np.empty(len(samples.steps), np.int64)
+        ranks[order] = (known + np.arange(len(order))) // self.spec.train.micro_batch % len(self.fleet.learners)
+        return self.supply.prepare(version, gathered, kept, columns, ranks)
+
+    def update(self, chosen: Gathered, advantages: Advantages, wait: Callable[[Any], list[Any]]) -> dict[str, float]:
+        """Give the learners what they were not given of what was prepared, and let them step. -> metrics. Raises
+        PluginError where parts were judged otherwise than the whole step is."""
+        whole, epochs = _queue_of(chosen, advantages), self.spec.train.epochs
+        known = sum(map(len, self._queues))
+        if known:
+            self._compare(Queue.concat(self._queues), whole)
+        self._send(Queue.concat([*self._left, whole.take(slice(known, None))]))
+        divisor, value_divisor = (max(float(_given(whole, name).sum()), 1e-8) for name in ("counts", "value_counts"))
+        first = OptimizerStep(micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor, fed=True)
+        further = OptimizerStep(micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor)
+        steps = [first, *[further] * (epochs - 1)]
+        workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
+        nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        pending = [worker.call(Worker.update, chosen.rollout.step, nothing, {}, steps) for worker in workers]
+        results = wait([*self._fed, *pending])[len(self._fed) :]
+        return {
+            "update/samples": float(len(whole)),
+            "update/optimizer_steps": float(epochs),
+            **merged(results),
+            "time/learner": max(result["seconds"] for result in results),
+        }
+
+    def end(self, trained: bool) -> None:
+        """The step is over."""
+        known = sum(map(len, self._queues))
+        self.judged, self._parts, self._queues, self._left, self._fed = [], [], [], [], []
+        self._begun = False
+        if known and not trained:
+            raise self._wrong(f"`select` keeps nothing of the whole step, and kept {known} samples of parts")
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _send(self, queue: Queue) -> None:
+        """To the learners, who go on with them when they come to it."""
+        batches = dealt(len(queue), len(self.fleet.learners), self.spec.train.micro_batch)
+        passes, first, self._begun = max(map(len, batches)), not self._begun, True
+        for learner, of_rank in zip(self.fleet.learners, batches, strict=True):
+            own = queue.take(np.concatenate([np.zeros(0, np.int64), *of_rank]))
+            ends = np.cumsum([len(batch) for batch in of_rank])[:-1]
+            micro_batches = np.split(np.arange(len(own)), ends) if of_rank else []
+            named, worker = (own.workers, own.places), self.fleet.worker_of(learner)
+            self._fed.append(worker.call(Worker.feed, named, own.light, micro_batches, passes, first))
+
+    def _compare(self, parts: Queue, whole: Queue) -> None:
+        """Raises PluginError where these are not the first samples of the whole step, judged alike."""
+        count = len(parts)
+        same = count <= len(whole) and all(
+            np.array_equal(getattr(parts, name), getattr(whole, name)[:count]) for name in ("numbers", "steps")
+        )
+        if not same:
+            raise self._wrong("`select` keeps other trajectories of the whole step than of parts of it")
+        for name in JUDGED:
+            before, now = parts.light[name], whole.light[name]
+            if before is None and now is None:
+                continue
+            if before is None or now is None:
+                raise self._wrong(f"there are {name} of the whole step or of its parts, and not of both")
+            largest = float(np.abs(now).max(initial=0.0))
+            off = float(np.abs(before - now[:count]).max(initial=0.0))
+            if off > CLOSE * largest:
+                raise self._wrong(f"{name} of parts differ by up to {off:.3g} from those of the whole step")
+
+    def _wrong(self, what: str) -> PluginError:
+        return PluginError(
+            f"algorithm {self.spec.algorithm.type!r} says scope 'group', and needs other groups: {what} (or a wrapper "
+            f"around it does); the weights are unchanged. Set scope = 'step' in it, or asynchrony.stream: false"
+        )
+
+
+def _queue_of(chosen: Gathered, advantages: Advantages) -> Queue:
+    samples = find_samples(chosen.rollout, np.arange(len(chosen.numbers)), chosen)
+    queue = Queue(
+        numbers=chosen.numbers[samples.columns],
+        steps=samples.steps,
+        workers=samples.workers,
+        places=samples.places,
+        light=light_arrays(chosen.rollout, advantages, samples),
+    )
+    return queue.take(np.lexsort((queue.steps, queue.numbers)))
+
+
+def _given(queue: Queue, name: str) -> Array:
+    array = queue.light[name]
+    assert array is not None
+    return array

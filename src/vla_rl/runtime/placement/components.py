@@ -1,0 +1,51 @@
+"""Components of a spec, built and wrapped in the process that asks."""
+
+from __future__ import annotations
+
+from vla_rl.core.catalogue import build, hook_modules
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv
+from vla_rl.core.manager import Named, wrap
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Context, EnvInfo, ValueGranularity
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.toolkit.algorithms.metric_names import guard
+from vla_rl.toolkit.data.samples import check_sample
+from vla_rl.toolkit.envs.settings import in_processes
+
+
+def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
+    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
+    component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
+    return wrap("algorithm", component, spec.algorithm.type, [guard(spec.algorithm.type), *hook_modules(spec.plugins)])
+
+
+def values_for(algorithm: Algorithm) -> ValueGranularity:
+    if "values" not in algorithm.needs:
+        return "none"
+    return "action" if algorithm.value_granularity == "action" else "chunk"
+
+
+def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
+    """The simulator of a worker's lane, not wrapped."""
+    lane = next(lane for lane in assignment.lanes if lane.index == index)
+    context = Context(
+        seed=spec.seed,
+        device=assignment.slot.device,
+        chunk=spec.rollout.chunk,
+        num_envs=lane.rows,
+        first_row=lane.first_row,
+    )
+    config = in_processes(spec.env.config) if assignment.side_by_side else spec.env.config
+    env: SimEnv = build("env", spec.env.type, config, context, spec.plugins)
+    return env
+
+
+def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:
+    """The demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
+    assert spec.imitation is not None and spec.imitation.data is not None
+    name, config = spec.imitation.data.type, spec.imitation.data.config
+    context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
+    opened: Demonstrations = build("data", name, config, context, spec.plugins)
+    data = wrap("data", opened, name, wrappers)
+    check_sample(f"data {name!r}", data, f"env {spec.env.type!r}", info, spec.rollout.chunk)
+    return data

@@ -1,0 +1,86 @@
+"""What a machine has, and what the roles of a run work on, in words."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+import torch
+
+from vla_rl.core.plan import Cluster
+from vla_rl.toolkit.placement.devices import ROLES
+
+if TYPE_CHECKING:
+    from vla_rl.runtime.placement.assignments import Assignment
+
+
+class Device(NamedTuple):
+    """Of one worker."""
+
+    number: int | None = None
+    """Of the GPU, as `nvidia-smi` counts where that is known; None: CPUs."""
+    model: str = ""
+    """Such as "NVIDIA H200"."""
+
+
+def own_device(kind: str) -> Device:
+    """Of this process, for a worker whose slot is on "cuda" or "cpu"."""
+    if kind == "cpu":
+        return Device()
+    number = torch.cuda.current_device()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    outside = visible[number] if number < len(visible) else ""
+    return Device(int(outside) if outside.isdigit() else number, torch.cuda.get_device_name(number))
+
+
+def threads(cpus: float) -> int:
+    """Of torch, in a worker with so many cores: one for each, but no more than OMP_NUM_THREADS says where it is set."""
+    cores, most = max(1, int(cpus)), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(cores, int(most)) if most.isdigit() and int(most) else cores
+
+
+def machine() -> Cluster:
+    """This machine."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Cluster(cpus=float(cpus), gpus=torch.cuda.device_count(), memory=psutil.virtual_memory().available)
+
+
+def describe(assignments: Sequence[Assignment], devices: Sequence[Device]) -> str:
+    """`sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)`."""
+    workers = [(assignment.slot, device.number) for assignment, device in zip(assignments, devices, strict=True)]
+    parts = [f"{role} {_places([(s.node, number) for s, number in workers if role in s.roles])}" for role in ROLES]
+    models = ", ".join(dict.fromkeys(device.model for device in devices if device.model))
+    slots = any(assignment.slot.device == "cpu" and assignment.slot.index is not None for assignment in assignments)
+    note = models or ("no GPU was found: devices are CPU slots" if slots else "")
+    return ", ".join(parts) + (f" ({note})" if note else "")
+
+
+def _places(workers: Sequence[tuple[str | None, int | None]]) -> str:
+    said = []
+    for node in dict.fromkeys(node for node, _ in workers):
+        numbers = [number for of, number in workers if of == node]
+        cpus, gpus = numbers.count(None), Counter(number for number in numbers if number is not None)
+        where = "" if node is None else f"{node}:"
+        if cpus:
+            said.append(f"{where}cpu{_times(cpus)}")
+        said += [
+            f"{where}cuda:{_ranges([n for n in gpus if gpus[n] == count])}{_times(count)}"
+            for count in sorted(set(gpus.values()))
+        ]
+    return " + ".join(said)
+
+
+def _times(count: int) -> str:
+    return f" x{count}" if count > 1 else ""
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 4] -> "0-2,4"."""
+    ordered = sorted(numbers)
+    cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1), len(ordered)]
+    runs = [ordered[a:b] for a, b in pairwise(cuts)]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

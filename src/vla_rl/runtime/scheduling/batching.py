@@ -1,0 +1,179 @@
+"""Lanes: the stream observe -> act -> chunk_step of a slice of simulator rows, and the window that batches them.
+
+A policy's worker drives the lanes that it acts for: it calls simulators of its own process directly and the others
+through its peers, so observations and actions go from worker to worker, and lanes overlap by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from time import monotonic
+from typing import Any
+
+from attrs import define, field, frozen
+
+from vla_rl.core.plan import Window
+from vla_rl.runtime.placement.assignments import LaneSlice
+
+Call = Callable[..., Any]
+"""(method, *arguments) -> a reference to what it returns."""
+Wait = tuple[list[Any], float | None]
+"""References of which one has to be there, and the time at which the waiting ends in any case."""
+Driving = Generator[Wait, None, None]
+"""Lanes being driven; it stops before each wait."""
+
+
+@frozen(kw_only=True)
+class Lane:
+    slice: LaneSlice
+    sim: Call
+
+
+@frozen(kw_only=True)
+class Mode:
+    """How a policy acts in a phase, and whether it keeps records for learning."""
+
+    purpose: str
+    greedy: bool
+    keep: bool
+
+
+Pair = tuple[Lane, Any]
+"""A lane, and the reference to its next request."""
+
+
+def groups_of(lanes: Sequence[Lane], window: Window) -> list[list[Lane]]:
+    """Consecutive lanes that are inferred together: as many as fit into `max_batch` rows."""
+    if window.max_batch is None:
+        return [list(lanes)]
+    groups: list[list[Lane]] = []
+    for lane in lanes:
+        rows = sum(other.slice.rows for other in groups[-1]) if groups else 0
+        if groups and rows + lane.slice.rows <= window.max_batch:
+            groups[-1].append(lane)
+        else:
+            groups.append([lane])
+    return groups
+
+
+def drive(
+    lanes: Sequence[Lane],
+    policy: Call,
+    mode: Mode,
+    window: Window,
+    tickets: Callable[[Lane, int, int, int], Sequence[Any]],
+    value_of: Callable[[Any], Any],
+    ready: Callable[[Sequence[Any], float | None], list[Any]],
+    clock: Callable[[], float] = monotonic,
+) -> Driving:
+    """Let the lanes play tickets while there are any, when it is iterated over.
+
+    Args:
+        tickets: (lane, rows of it that are free, and that surely end with their next chunk, tickets that wait there)
+            -> those that it gets.
+        value_of: waits for a reference.
+        ready: (references, timeout) -> those that are there, at least one unless the timeout came first.
+        clock: by which requests wait, in seconds.
+    """
+    driver = _Driver(policy, mode, tickets, value_of, ready, clock, resting=list(lanes))
+    return driver.in_groups(groups_of(lanes, window)) if window.max_wait is None else driver.windowed(lanes, window)
+
+
+@define
+class _Driver:
+    policy: Call
+    mode: Mode
+    tickets: Callable[[Lane, int, int, int], Sequence[Any]]
+    value_of: Callable[[Any], Any]
+    ready: Callable[[Sequence[Any], float | None], list[Any]]
+    clock: Callable[[], float]
+    resting: list[Lane]
+    """Lanes with nothing to play."""
+    begun: set[int] = field(factory=set)
+
+    def wake(self, lanes: Iterable[Lane]) -> list[Pair]:
+        """Those of the resting lanes for which there are tickets now play them."""
+        woken = []
+        for lane in lanes:
+            if lane in self.resting and (tickets := self.tickets(lane, lane.slice.rows, 0, 0)):
+                self.resting.remove(lane)
+                index = lane.slice.index
+                if index in self.begun:
+                    woken.append((lane, lane.sim("step", index, None, tickets)))
+                else:
+                    self.begun.add(index)
+                    woken.append((lane, lane.sim("begin", index, self.mode.purpose, tickets)))
+        return woken
+
+    def act(self, pairs: Sequence[Pair]) -> Generator[Wait, None, list[Pair]]:
+        """One inference for these lanes, which values final observations too, and a step of each that goes on."""
+        requests = [self.value_of(reference) for _, reference in pairs]
+        acting = self.policy("act", self.mode, tuple(lane.slice.index for lane, _ in pairs), *requests)
+        yield [acting], None
+        further = []
+        for (lane, _), request, actions in zip(pairs, requests, self.value_of(acting), strict=True):
+            free = lane.slice.rows - len(request.positions)
+            tickets = self.tickets(lane, free, request.ending, request.waiting)
+            if tickets or not request.done:
+                further.append((lane, lane.sim("step", lane.slice.index, actions, tickets)))
+            else:
+                self.resting.append(lane)
+        return further
+
+    def in_groups(self, groups: Sequence[Sequence[Lane]]) -> Driving:
+        """Infer for whichever group is complete first."""
+        pending: dict[int, list[Pair]] = {}
+        there: set[int] = set()
+        while True:
+            for i, group in enumerate(groups):
+                if i not in pending and (woken := self.wake(group)):
+                    pending[i] = woken
+            if not pending:
+                return
+            complete = next((i for i, pairs in pending.items() if all(id(r) in there for _, r in pairs)), None)
+            if complete is None:
+                missing = [r for pairs in pending.values() for _, r in pairs if id(r) not in there]
+                yield missing, None
+                there |= {id(r) for r in (self.ready(missing, None) if len(missing) > 1 else missing)}
+                continue
+            pairs = pending.pop(complete)
+            there.difference_update(id(reference) for _, reference in pairs)
+            further = yield from self.act(pairs)
+            further += self.wake(groups[complete])
+            if further:
+                pending[complete] = further
+
+    def windowed(self, lanes: Sequence[Lane], window: Window) -> Driving:
+        """Fire as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds (from its own arrival)."""
+        limit = window.max_batch or sum(lane.slice.rows for lane in lanes)
+        patience = window.max_wait or 0.0
+        running: list[Pair] = []
+        waiting: list[tuple[float, Lane, Any]] = []
+        while True:
+            running += self.wake(lanes)
+            if not running and not waiting:
+                return
+            full = sum(lane.slice.rows for _, lane, _ in waiting) >= limit
+            until = None if not waiting else self.clock() if full else waiting[0][0] + patience
+            if running:
+                expected = [reference for _, reference in running]
+                yield expected, until
+                left = None if until is None else max(0.0, until - self.clock())
+                arrived = {id(r) for r in self.ready(expected, left)}
+                waiting += [(self.clock(), lane, r) for lane, r in running if id(r) in arrived]
+                running = [(lane, r) for lane, r in running if id(r) not in arrived]
+            full = sum(lane.slice.rows for _, lane, _ in waiting) >= limit
+            due = bool(waiting) and self.clock() - waiting[0][0] >= patience
+            if due or full or not running:
+                running += yield from self.act(_batch(waiting, limit))
+
+
+def _batch(waiting: list[tuple[float, Lane, Any]], limit: int) -> list[Pair]:
+    """Take the oldest, as many as fit into `limit` rows, and one in any case."""
+    batch: list[Pair] = []
+    taken = 0
+    while waiting and (not batch or taken + waiting[0][1].slice.rows <= limit):
+        _, lane, reference = waiting.pop(0)
+        taken += lane.slice.rows
+        batch.append((lane, reference))
+    return batch

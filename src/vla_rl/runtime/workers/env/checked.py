@@ -1,0 +1,78 @@
+"""What goes into a simulator and what comes out of it, checked: whoever breaks the contract is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.types import ChunkResult, EnvInfo, Observation, to_numpy
+from vla_rl.runtime.messages.requests import EnvError, Start
+
+Array = np.ndarray[Any, Any]
+BOUND_TOLERANCE = 1e-4
+
+
+def check_observation(env: str, info: EnvInfo, obs: Observation, n: int, method: str) -> None:
+    """Of `n` rows, as `method` returned it. Raises EnvError."""
+    if len(obs) != n:
+        raise EnvError(f"env {env!r}: {method} returned {len(obs)} instructions for {n} rows")
+    for camera, (height, width) in info.cameras.items():
+        if camera not in obs.images:
+            raise EnvError(
+                f"env {env!r}: {method} returned no image of camera {camera!r}; it returned: "
+                f"{', '.join(obs.images) or 'none'}"
+            )
+        _check_shape(env, obs.images[camera], (n, height, width, 3), f"image {camera!r} of {method}")
+    if info.state_dim:
+        _check_shape(env, obs.state, (n, info.state_dim), f"state of {method}")
+        state = to_numpy(obs.state)
+        if not np.isfinite(state).all():
+            row = int(np.argwhere(~np.isfinite(state))[0][0])
+            raise EnvError(f"env {env!r}: {method} returned a state that is not finite in row {row}")
+
+
+def check_result(env: str, info: EnvInfo, result: ChunkResult, rows: int, width: int) -> None:
+    """Of `width` actions in `rows` rows. Raises EnvError."""
+    check_observation(env, info, result.obs, rows, "chunk_step")
+    for field in ("rewards", "terminated", "truncated", "executed"):
+        _check_shape(env, getattr(result, field), (rows, width), field)
+    _check_shape(env, result.success, (rows,), "success")
+    rewards = to_numpy(result.rewards)
+    if not np.isfinite(rewards).all():
+        row, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])
+        raise EnvError(f"env {env!r} returned the reward {rewards[row, step]} in row {row}, action {step}")
+
+
+def checked_actions(env: str, info: EnvInfo, actions: Any, rows: Array, chunk: int) -> Array:
+    """float32 [R, C, A], clipped to the bounds that they may miss by rounding. Raises EnvError."""
+    actions = np.asarray(to_numpy(actions), np.float32)
+    low, high = np.asarray(info.action_low, np.float32), np.asarray(info.action_high, np.float32)
+    want = (len(rows), chunk, len(low))
+    if actions.shape != want:
+        raise EnvError(f"actions for env {env!r} have shape {actions.shape}, expected {want} (rows, chunk, dims)")
+    outside = ~((actions >= low - BOUND_TOLERANCE) & (actions <= high + BOUND_TOLERANCE))
+    if outside.any():
+        row, step, dim = (int(i) for i in np.argwhere(outside)[0])
+        raise EnvError(
+            f"the policy chose {actions[row, step, dim]:g} in dimension {dim} (row {int(rows[row])}, action {step} of "
+            f"the chunk), outside of the bounds [{low[dim]:g}, {high[dim]:g}] of env {env!r}; check that the "
+            f"checkpoint's action statistics (unnorm_key) belong to this simulator"
+        )
+    clipped: Array = np.clip(actions, low, high)
+    return clipped
+
+
+def not_deterministic(env: str, start: Start, chunks: str, paid: str) -> EnvError:
+    """What to raise where an episode comes out otherwise the second time: which chunk of it, and what it paid."""
+    return EnvError(
+        f"env {env!r} is not deterministic: {chunks} of an episode (state {start.state.id} of task "
+        f"{start.state.task!r}), executed again from the same state and seed, ended it or paid {paid}; its info has to "
+        f"say so (EnvInfo(deterministic=False)): then streams of auto_reset begin anew where they cannot go on"
+    )
+
+
+def _check_shape(env: str, array: Any, want: tuple[int, ...], what: str) -> None:
+    got = None if array is None else tuple(array.shape)
+    if got != want:
+        raise EnvError(f"env {env!r}: {what} has shape {got}, expected {want}")

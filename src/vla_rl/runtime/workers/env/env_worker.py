@@ -1,0 +1,246 @@
+"""The sim role: lanes of simulator rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+
+from vla_rl.core.errors import NotOffered, PluginError, UserError
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.randomness import generator
+from vla_rl.core.reset_states import draw_state
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.shared_memory import Outbox
+from vla_rl.runtime.messages.requests import Request, Start
+from vla_rl.runtime.placement.assignments import LaneSlice
+from vla_rl.runtime.workers.env.envs import Rows, in_host_memory
+from vla_rl.runtime.workers.env.episodes import Episodes
+from vla_rl.runtime.workers.env.recording import Key, Spool, Takes
+from vla_rl.runtime.workers.env.world_model_recording import Recordings
+from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
+
+Array = np.ndarray[Any, Any]
+DEMONSTRATIONS = 1 << 20
+"""In place of an episode's number: demonstrations start from draws of their own."""
+Demonstrations = tuple[Observation, Array]
+
+
+class SimRole(Rows):
+    def __init__(
+        self,
+        spec: Spec,
+        envs: dict[int, SimEnv],
+        slices: Sequence[LaneSlice],
+        *,
+        bootstrap: bool,
+        framed: bool,
+        camera: str | None,
+        local: bool,
+        recordings: Recordings | None = None,
+        beat: Callable[[], None],
+        has_to_leave: Callable[[], bool] = lambda: False,
+    ):
+        """
+        Args:
+            envs: lane index -> its simulator.
+            framed: the algorithm embeds the frames of training episodes.
+            camera: whose frames; None: the first one's.
+            local: the policy is in this process, so observations stay as they are.
+            recordings: where the episodes go that the run's world model is fitted to.
+            beat: says that a long call goes on.
+            has_to_leave: whether demonstrations end where they are, with StopRequested.
+        """
+        super().__init__(spec.env.type, spec.runtime.max_faults)
+        self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
+        self.has_to_leave, self.practises = has_to_leave, recordings is not None
+        self.solved: dict[int, int] = {}
+        """Lane -> episodes in which the scripted expert succeeded."""
+        self.outboxes = {s.index: Outbox() for s in slices}
+        self.shared: dict[int, bool] = {}
+        """Lane -> the process of its policy shares memory with this one."""
+        rollout = spec.rollout
+        shared: dict[str, Any] = {
+            "name": spec.env.type,
+            "chunk": rollout.chunk,
+            "max_steps": rollout.max_steps,
+            "seed": spec.seed,
+            "on_fault": self.on_fault,
+        }
+        self.spools = {"rollout": Spool(), "evaluation": Spool()}
+        first = next(iter(envs.values()))
+        self.states = first.reset_states("train")
+        self.train = {
+            i: Episodes(
+                env,
+                first_row=self.slices[i].first_row,
+                auto_reset=rollout.auto_reset,
+                chunk_steps=None if rollout.steps is None else rollout.steps // rollout.chunk,
+                draw=self._draw,
+                ignore_terminations=rollout.ignore_terminations,
+                reward=rollout.reward,
+                reward_coef=rollout.reward_coef,
+                bootstrap=bootstrap,
+                camera=camera_of(first.info, spec, camera) if framed else None,
+                watch=None if recordings is None else recordings.tap(),
+                takes=self._takes(env, "rollout"),
+                **shared,
+            )
+            for i, env in envs.items()
+        }
+        self.eval = {i: Episodes(env, **shared, takes=self._takes(env, "evaluation")) for i, env in envs.items()}
+        self.running = dict(self.train)
+        self.played = {"action": self.train, "evaluation": self.eval}
+        if not self.states:
+            raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
+
+    def swap(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
+        """Go on with these simulators, or, while no round is played, without any. -> those there were."""
+        before, self.envs = self.envs, envs
+        for played in (self.train, self.eval):
+            for lane, episodes in played.items():
+                episodes.env = envs.get(lane)  # type: ignore[assignment]
+        return before
+
+    @remote()
+    def eval_states(self) -> tuple[ResetState, ...]:
+        return next(iter(self.envs.values())).reset_states("eval")
+
+    @remote()
+    def train_states(self) -> tuple[ResetState, ...]:
+        return self.states
+
+    @remote(lane=0, main=True)
+    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
+        """Play these tickets, for the purpose of a `Mode`, and forget what the lane has played before."""
+        if purpose == "evaluation":
+            self.train[lane].leave()
+        return self._answer(lane, self.started(lane, purpose, tickets))
+
+    @remote(lane=0, main=True)
+    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Any:
+        """Execute a chunk in each row that plays, and begin with further tickets."""
+        return self._answer(lane, self.stepped(lane, actions, tickets))
+
+    @remote(phase="act", lane=0)
+    def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
+        """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
+
+        Gaussian noise of this std is added to what is executed, never to the label.
+        Raises UserError for a simulator without an expert, StopRequested.
+        Returns: ((observations, expert actions float32 [B, C, A]) of successful episodes, (B, successes, tries)).
+        """
+        env, own = self.envs[lane], self.slices[lane]
+        episodes = self.eval[lane]
+        self.train[lane].leave()
+        kept_obs: list[Observation] = []
+        kept_actions: list[Array] = []
+        found_at: list[Array] = []
+        good = tried = 0
+        for round_index in range(3 * -(-count // own.rows)):
+            if good >= count:
+                break
+            index = [round_index * self.spec.env.num_envs + own.first_row + p for p in range(own.rows)]
+            starts = [Start(state=draw_state(self.states, self.spec.seed, i, DEMONSTRATIONS), number=i) for i in index]
+            episodes.clear()
+            request = episodes.step(None, starts)
+            solved = np.zeros(own.rows, bool)
+            steps: list[tuple[Array, Array, Observation, Array]] = []
+            first = np.zeros(own.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
+            while not request.done and request.obs is not None:
+                self.beat()
+                if self.has_to_leave():
+                    raise StopRequested
+                first[request.positions[request.chunks == 0]] = len(steps)
+                label = to_numpy(self._expert_chunk(env))[request.positions]
+                jitter = [
+                    generator(self.spec.seed, "expert-noise", int(n), 0, int(c)).standard_normal(label.shape[1:])
+                    for n, c in zip(request.numbers, request.chunks, strict=True)
+                ]
+                steps.append((request.positions, request.chunks, request.obs.numpy(), label))
+                noisy = np.clip(label + noise * np.stack(jitter), episodes.low, episodes.high)
+                request = episodes.step(noisy.astype(np.float32))
+                for ticket in request.finished:
+                    solved[ticket.number - index[0]] = ticket.episodes[0].success_once
+            good, tried = good + int(solved.sum()), tried + own.rows
+            self.solved[lane] = min(good, count)
+            for i, (positions, chunks, obs, label) in enumerate(steps):
+                rows = np.flatnonzero(solved[positions] & (i >= first[positions]))
+                if len(rows):
+                    kept_obs.append(obs.take(rows))
+                    kept_actions.append(label[rows])
+                    found_at.append(np.stack([np.full(len(rows), round_index), chunks[rows], positions[rows]]))
+        if not kept_obs:
+            return None, (0, 0, tried)
+        observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
+        order = np.lexsort(np.concatenate(found_at, axis=1)[::-1])
+        if np.any(np.diff(order) < 0):  # a row that broke plays later than its neighbours
+            observations, actions = observations.take(order), actions[order]
+        return (observations, actions), (len(actions), good, tried)
+
+    def _expert_chunk(self, env: SimEnv) -> Any:
+        try:
+            return env.expert_chunk()
+        except NotOffered as exc:
+            raise UserError(
+                f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `warmup`, or "
+                "clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
+            ) from exc
+
+    def _takes(self, env: SimEnv, what: str) -> Takes:
+        return Takes(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.spools[what])
+
+    @remote(track="none", door="beside")
+    def recorded(self, what: str) -> list[Key]:
+        """Episodes of a "rollout" or an "evaluation" that were recorded here, and not forgotten."""
+        return self.spools[what].keys()
+
+    @remote(track="none", door="beside")
+    def recording(self, what: str, key: Key) -> Recording:
+        return self.spools[what].get(key)
+
+    @remote(track="none", door="beside")
+    def forget_recordings(self, what: str, last: int | None) -> None:
+        """As `Spool.forget`."""
+        self.spools[what].forget(last)
+
+    def close(self) -> None:
+        for outbox in self.outboxes.values():
+            outbox.close()
+        for env in self.envs.values():
+            env.close()
+
+    def _draw(self, start: Start, episode: int) -> Start:
+        """With auto_reset, an episode of a ticket."""
+        group = start.key // self.spec.rollout.group_size
+        return evolve(
+            start, episode=episode, state=draw_state(self.states, self.spec.seed, group, episode, start.weights)
+        )
+
+    def _answer(self, lane: int, request: Request) -> Any:
+        """The request, or the message that it travels in."""
+        if self.local and not self.practises:
+            return request
+        request = in_host_memory(request)  # imagined ones are
+        return request if self.local else self.outboxes[lane].put(request, shared=self.shared.get(lane, False))
+
+
+def camera_of(info: EnvInfo, spec: Spec, asked: str | None) -> str:
+    """The camera whose frames the algorithm sees. Raises UserError where there is none, or none of that name."""
+    name, there = spec.algorithm.type, tuple(info.cameras)
+    if not there:
+        raise UserError(
+            f"algorithm {name!r} looks at the frames of episodes, and env {spec.env.type!r} has no cameras; give it "
+            "one, or choose another algorithm"
+        )
+    if asked is not None and asked not in there:
+        raise UserError(
+            f"algorithm {name!r} looks at the frames of camera {asked!r}, and env {spec.env.type!r} has none of that "
+            f"name; it has: {', '.join(there)}"
+        )
+    return asked or there[0]

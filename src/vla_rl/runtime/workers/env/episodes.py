@@ -1,0 +1,392 @@
+"""Episode bookkeeping around a SimEnv: resets, limits, masks, fixed states, seeds and success statistics.
+
+A simulator plugin writes `reset` and `chunk_step`; everything else that a rollout needs happens here, once. Rows play
+tickets: a row that is done with one takes the next, and waits for no other. Three modes (RLinf-VLA fig. 7;
+docs/algorithms.md):
+
+| auto_reset | ignore_terminations | a ticket is |
+| off | false | an episode: the actions up to and including the one that ends it |
+| immediate, deferred | false | so many chunk steps: every action; a new episode starts with the next chunk |
+| immediate, deferred | true | so many chunk steps: every action; episodes end at the step limit only |
+
+`immediate` drops the rest of a chunk after an end, `deferred` executes it; either way it is not valid.
+
+With auto_reset a ticket is a segment of its row's stream: it goes on where the stream's last one ended. Where the row
+does not stand there any more (an evaluation was played on it, the run was resumed, the worker is another), it is reset
+and the actions of the running episode are executed again, without drawing any.
+
+A row that broke (`SimEnv.faults`) plays its episode again from the start, or from where its ticket went on with it,
+with the same random numbers; what it had done of it is forgotten. So a fault costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+from attrs import evolve
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.types import ChunkResult, Episode, Observation, to_numpy
+from vla_rl.runtime.messages.requests import Finished, Request, Start
+from vla_rl.runtime.workers.env.checked import check_observation, check_result, checked_actions, not_deterministic
+from vla_rl.runtime.workers.env.observer import Watch
+from vla_rl.runtime.workers.env.one_by_one import one_by_one
+from vla_rl.runtime.workers.env.recording import Spool, Takes
+from vla_rl.runtime.workers.env.statistics import Accounts
+from vla_rl.toolkit.data.recording import RecordSettings
+
+Array = np.ndarray[Any, Any]
+NO_ROWS = np.zeros(0, np.int64)
+
+
+class Episodes:
+    """Runs the rows of one lane: `step` with tickets, and then with the actions that each request asks for."""
+
+    def __init__(
+        self,
+        env: SimEnv,
+        *,
+        name: str,
+        seed: int,
+        chunk: int,
+        first_row: int = 0,
+        max_steps: int | None = None,
+        auto_reset: Literal["off", "immediate", "deferred"] = "off",
+        chunk_steps: int | None = None,
+        draw: Callable[[Start, int], Start] | None = None,
+        ignore_terminations: bool = False,
+        reward: Literal["raw", "relative"] = "raw",
+        reward_coef: float = 1.0,
+        bootstrap: bool = False,
+        camera: str | None = None,
+        watch: Watch | None = None,
+        on_fault: Callable[[str], None] = lambda text: None,
+        takes: Takes | None = None,
+    ):
+        """
+        Args:
+            first_row: of the run's.
+            chunk_steps: of a ticket, with auto_reset.
+            draw: with auto_reset, (ticket, e) -> its episode e, from a state of its own.
+            camera: whose frames are kept of an episode that is recorded; None: of all.
+            watch: sees what its rows see and do.
+            on_fault: hears what broke; it may raise to stop.
+            takes: episodes that are recorded as data.
+        """
+        self.on_fault, self.watch = on_fault, watch
+        self.env, self.name, self.seed, self.chunk, self.first_row = env, name, seed, chunk, first_row
+        self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
+        self.chunk_steps, self.draw = chunk_steps, draw
+        self.takes = takes or Takes(env.info, RecordSettings(), Spool())
+        self.broke: dict[int, Sequence[str]] = {}  # within a chunk
+        self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
+        self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
+        self.low = np.asarray(env.info.action_low, np.float32)
+        self.high = np.asarray(env.info.action_high, np.float32)
+        self.rows = env.num_envs
+        self.accounts = Accounts(
+            self.rows,
+            name=name,
+            chunk=chunk,
+            ignore_terminations=ignore_terminations,
+            reward=reward,
+            reward_coef=reward_coef,
+        )
+        n = self.rows
+        self.starts: list[Start | None] = [None] * n  # of the running episode, or of the last one
+        self.identity = np.zeros((n, 4), np.int64)  # its number, key, episode and version
+        self.limit = np.zeros(n, np.int64)  # of its steps
+        self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began, or was gone on with
+        self.since: list[list[Array]] = [[] for _ in range(n)]  # chunks of a stream's running episode
+        self.before = [0] * n  # how many of them were before the running ticket
+        self.paid = [0.0] * n  # what those paid
+        self.going_on: dict[int, Observation] = {}  # of rows whose streams stand in the midst of an episode
+        self.clear()
+
+    # ---------------------------------------------------------------------------------------------- protocol
+
+    def clear(self) -> None:
+        """Forget what is being played; but not which scenes the rows have, nor streams that stand between tickets."""
+        self.waiting: deque[Start] = deque()
+        self.takes.clear()
+        self.active = np.zeros(self.rows, bool)
+        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]  # of the running ticket; [N, ...]
+        self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # of its episodes
+        self.frames: dict[int, list[dict[str, Array]]] = {}
+        self.recorded: dict[int, dict[str, Array]] = {}
+        self.obs_rows = NO_ROWS
+
+    def leave(self) -> None:
+        """Somebody else will play on the simulator."""
+        self.going_on.clear()
+
+    def step(self, actions: Array | None = None, tickets: Sequence[Start] = ()) -> Request:
+        """Execute float [R, C, A], aligned with the last request's `positions`; let rows that are free begin with
+        tickets, of which others wait in the lane; and ask for the next chunks."""
+        self.waiting.extend(tickets)
+        self.seconds, self.env_steps, self.replayed, self.restarted = 0.0, 0, 0, 0
+        if not self.active.any():
+            self._renew(self._fill())
+            return self._request()
+        assert actions is not None
+        rows, remaining = np.flatnonzero(self.active), self._remaining(self.active)
+        chosen = np.zeros((self.rows, self.chunk, len(self.low)), np.float32)
+        chosen[rows] = checked_actions(self.name, self.env.info, actions, rows, self.chunk)
+        result = self._chunk_step(chosen[:, : min(self.chunk, int(remaining.max()))], self.active)
+        broken = self._broken(self.active)
+        record, ends, executed = self.accounts.add(self.active, remaining, result, broken)
+        self.env_steps += executed
+        for row in rows:
+            self.records[row].append(record)
+            if self._start(row).row is not None:
+                self.since[row].append(chosen[row])
+        moved = np.setdiff1d(rows, broken) if len(broken) else rows
+        if self.watch is not None:
+            self.watch.moved(moved, chosen, record, self.accounts.at_end, result.obs)
+        retaken = [self._take_back(int(row)) for row in broken]
+        self.takes.add(moved, chosen, result, record["valid"])
+
+        last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
+        self._keep_frames(rows, result.obs)
+        cut = record["truncated"].any(1) | (last & ~ends)
+        cut[broken] = False
+        valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ROWS
+        valued_of = [self._start(row) for row in valued]
+        final = self._counted(result.obs.take(valued), valued) if len(valued) else None
+        for row in np.flatnonzero(ends):
+            self._finish(int(row), record)
+            if self.chunk_steps is not None:
+                self._follow(int(row))
+        over = np.flatnonzero(ends & ~last)
+        finished = [self._hand_over(int(row), result.obs) for row in np.flatnonzero(last & self.active)]
+        self.obs, self.obs_rows = result.obs, np.arange(self.rows)
+        self._renew(np.concatenate([over, broken, self._fill()]))
+        return self._request(valued_of, final, finished, retaken)
+
+    def _fill(self) -> Array:
+        """Let free rows begin with waiting tickets. -> these rows."""
+        filled = []
+        for row in np.flatnonzero(~self.active):
+            ticket = self._next_of(row)
+            if ticket is None:
+                continue
+            self.waiting.remove(ticket)
+            before, self.active[row] = self.starts[row], True
+            self._play(row, ticket)
+            self.records[row], self.ended[row], self.begun[row] = [], [], 0
+            if before is None or before.number != ticket.follows:
+                self.going_on.pop(int(row), None)
+            self.since[row] = [] if ticket.actions is None else list(ticket.actions)
+            self.before[row], self.paid[row] = len(self.since[row]), ticket.paid
+            if ticket.row is not None and not self.since[row]:
+                self._draw(row, ticket.episode)  # by the weights of this ticket
+            filled.append(row)
+        return np.array(filled, np.int64)
+
+    def _next_of(self, row: Any) -> Start | None:
+        """The ticket for a row, best one of the task whose scene it has."""
+        before, own = self.starts[row], [t for t in self.waiting if t.row in (None, self.first_row + row)]
+        like = (t for t in own if before is not None and t.state.task == before.state.task)
+        return next(like, own[0] if own else None)
+
+    def _follow(self, row: int) -> None:
+        """The row's ticket, or its stream, goes on with another episode."""
+        self._draw(row, self._start(row).episode + 1)
+        self.since[row], self.before[row], self.paid[row] = [], 0, 0.0
+
+    def _draw(self, row: Any, episode: int) -> None:
+        assert self.draw is not None
+        self._play(row, self.draw(self._start(row), episode))
+
+    def _play(self, row: Any, start: Start) -> None:
+        self.starts[row], self.limit[row] = start, self.limits[start.state.task]
+        self.identity[row] = start.number, start.key, start.episode, start.version
+
+    def _hand_over(self, row: int, obs: Observation) -> Finished:
+        """The ticket that a row is done with; the row is free then. `obs`: of all rows."""
+        start, records, self.active[row] = self._start(row), self.records[row], False
+        after, since = None, self.since[row]
+        if start.row is not None:
+            actions = np.stack(since) if since else np.zeros((0, self.chunk, len(self.low)), np.float32)
+            after = evolve(start, actions=actions, paid=float(self.accounts.total[row]) if since else 0.0)
+        if since:
+            self.going_on[row] = obs.take(np.array([row]))
+        return Finished(
+            number=start.number,
+            light={key: np.stack([record[key][row] for record in records]) for key in records[0]},
+            episodes=tuple(self.ended[row]),
+            frames=self.recorded.pop(row, None),
+            after=after,
+            world=start.world,
+        )
+
+    # --------------------------------------------------------------------------------------------- simulator
+
+    def _reset(self, rows: Array) -> Observation:
+        """Put rows at the beginning of their episodes. -> Observation of these rows."""
+        starts = [self._start(row) for row in rows]
+        ids = np.array([s.state.id for s in starts], np.int64)
+        seeds = np.array([derived_seed(self.seed, "episode", s.key, s.episode) for s in starts], np.int64)
+        before = perf_counter()
+        obs = self.env.reset(rows, ids, seeds)
+        self._broken(self.active)  # and repaired: these faults are only counted
+        self.seconds += perf_counter() - before
+        check_observation(self.name, self.env.info, obs, len(rows), "reset")
+        if self.watch is not None:
+            self.watch.began(rows, starts, seeds, obs)
+        for position, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            self.accounts.open(row)
+            self.begun[row] = len(self.records[row])
+            self.takes.begin(int(row), start, obs, position)
+            if start.record:
+                self.frames[int(row)] = [{name: to_numpy(obs.images[name][position]) for name in self.cameras}]
+        return obs
+
+    def _chunk_step(self, actions: Array, active: Array) -> ChunkResult:
+        """Of all rows: float32 [N, C', A], bool [N]."""
+        before = perf_counter()
+        if self.takes.wants_steps(active):
+            result, self.broke = one_by_one(self.env, actions, active, self.stop_at_end, self.takes.see)
+        else:
+            result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
+        self.seconds += perf_counter() - before
+        check_result(self.name, self.env.info, result, self.rows, actions.shape[1])
+        return result
+
+    def _replay(self, rows: Array) -> Observation:
+        """Execute the actions of running episodes again, from the rows' resets. -> Observation of these rows."""
+        done = dict.fromkeys(rows.tolist(), 0)
+        arrived: dict[int, Observation] = {}
+        while left := [row for row in done if row not in arrived]:
+            active, actions = np.zeros(self.rows, bool), np.zeros((self.rows, self.chunk, len(self.low)), np.float32)
+            active[left] = True
+            for row in left:
+                actions[row] = self.since[row][done[row]]
+            result = self._chunk_step(actions, active)
+            broken = self._broken(active)
+            _, ends, executed = self.accounts.add(active, self._remaining(active), result, broken)
+            self.replayed += executed
+            for row in set(left) - set(broken.tolist()):
+                done[row] += 1
+                last = done[row] == len(self.since[row])
+                if ends[row] or (last and not np.isclose(self.accounts.total[row], self.paid[row])):
+                    chunks = f"chunk {done[row]} of {len(self.since[row])}"
+                    paid = f"{self.accounts.total[row]:g} in all instead of {self.paid[row]:g}"
+                    raise not_deterministic(self.name, self._start(row), chunks, paid)
+                if last:
+                    arrived[row] = result.obs.take(np.array([row]))
+            if len(broken):
+                self._reset(broken)
+                done.update(dict.fromkeys(broken.tolist(), 0))
+        return Observation.concat([arrived[row] for row in rows.tolist()])
+
+    # -------------------------------------------------------------------------------------------- accounting
+
+    def _remaining(self, active: Array) -> Array:
+        """Actions before the step limit, int64 [N]; of rows that are not active 0."""
+        return np.where(active, self.limit - self.accounts.steps, 0)
+
+    def _finish(self, row: int, record: dict[str, Array]) -> None:
+        self.ended[row].append(self.accounts.close(row, self._start(row), bool(record["truncated"][row].any())))
+        self.takes.end(row, self.ended[row][-1])
+        if row in self.frames:
+            frames = self.frames.pop(row)
+            self.recorded[row] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
+
+    def _keep_frames(self, rows: Array, obs: Observation) -> None:
+        for row in self.frames.keys() & rows.tolist():
+            self.frames[row].append({name: to_numpy(obs.images[name][row]) for name in self.cameras})
+
+    def _renew(self, rows: Array) -> None:
+        """Let rows go on where their stream stands, or else from a reset; and put the observation from which they do so
+        in the place of the one they have."""
+        if not len(rows):
+            return
+        rows = np.unique(rows)
+        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.rows), rows))
+        found = [(kept, self.obs.take(kept))] if len(kept) else []
+        found += [(np.array([row]), self.going_on.pop(row)) for row in rows.tolist() if row in self.going_on]
+        found += self._set_up(np.setdiff1d(rows, [row for on, _ in found for row in on]))
+        self.obs = Observation.concat([obs for _, obs in found])
+        self.obs_rows = np.concatenate([of for of, _ in found])
+
+    def _set_up(self, rows: Array) -> list[tuple[Array, Observation]]:
+        """Reset rows, and bring those whose episode has begun before to where it stood."""
+        if not len(rows):
+            return []
+        for row in rows:
+            if self.since[row] and not self.env.info.deterministic:
+                self._follow(row)
+                self.restarted += 1
+        begun = np.array([bool(self.since[row]) for row in rows])
+        obs = self._reset(rows)
+        if not begun.any():
+            return [(rows, obs)]
+        return [(rows[~begun], obs.take(np.flatnonzero(~begun))), (rows[begun], self._replay(rows[begun]))]
+
+    def _broken(self, active: Array) -> Array:
+        """Those of the active rows that broke since the last call, int64, ascending."""
+        faults, self.broke = {**self.broke, **self.env.faults()}, {}
+        for row, texts in faults.items():
+            self.going_on.pop(row, None)
+            for text in texts:
+                self.on_fault(text)
+        return np.array(sorted(row for row in faults if active[row]), np.int64)
+
+    def _take_back(self, row: int) -> tuple[int, int]:
+        """Forget what the ticket has of the running episode. -> (ticket, chunk steps of it that stand)."""
+        del self.records[row][self.begun[row] :], self.since[row][self.before[row] :]
+        return self._start(row).number, int(self.begun[row])
+
+    def _ending(self, rows: Array, played: Sequence[int]) -> int:
+        """How many of these rows, with so many chunk steps, surely end their tickets with the next one."""
+        if self.chunk_steps is not None:
+            return sum(count + 1 == self.chunk_steps for count in played)
+        return int(np.count_nonzero(self.limit[rows] - self.accounts.steps[rows] <= self.chunk))
+
+    def _start(self, row: Any) -> Start:
+        start: Start | None = self.starts[row]
+        assert start is not None
+        return start
+
+    def _counted(self, obs: Observation, rows: Array) -> Observation:
+        """An observation of these rows, with the steps of their episodes."""
+        return evolve(obs, steps=self.accounts.steps[rows])
+
+    def _request(
+        self,
+        valued: Sequence[Start] = (),
+        final: Observation | None = None,
+        finished: Sequence[Finished] = (),
+        again: Sequence[tuple[int, int]] = (),
+    ) -> Request:
+        positions = np.flatnonzero(self.active)
+        asking = np.empty((6, len(positions)), np.int64)
+        asking[0], asking[[1, 2, 3, 5]] = positions, self.identity[positions].T
+        asking[4] = self.accounts.chunks[positions]
+        played = [len(self.records[row]) for row in positions.tolist()]
+        obs = None
+        if len(positions):
+            whole = np.array_equal(positions, self.obs_rows)
+            of = self.obs if whole else self.obs.take((positions[:, None] == self.obs_rows).argmax(1))
+            obs = self._counted(of, positions)
+        return Request(
+            asking=asking,
+            obs=obs,
+            ended=np.array([[s.number for s in valued], [s.version for s in valued]], np.int64),
+            final=final,
+            finished=tuple(finished),
+            again=tuple(again),
+            steps=sum(played),
+            ending=self._ending(positions, played),
+            waiting=len(self.waiting),
+            seconds=self.seconds,
+            env_steps=self.env_steps,
+            replayed=self.replayed,
+            restarted=self.restarted,
+        )

@@ -1,0 +1,398 @@
+"""A worker hosts the roles that the plan puts into one slot. Backends own workers: in this process, or as Ray actors.
+
+Every process rebuilds its components from the spec; live components are never pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from threading import Lock, get_ident
+from time import monotonic, time
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve
+
+from vla_rl.core.catalogue import hook_modules
+from vla_rl.core.hookspecs import Demonstrations, SimEnv
+from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.manager import wrap
+from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
+from vla_rl.runtime.comm.channel import Answering, RayPeers
+from vla_rl.runtime.comm.remote import IMAGINED, declared, remote
+from vla_rl.runtime.messages.requests import Request, Start
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.runtime.placement.components import build_algorithm, build_env, open_data, values_for
+from vla_rl.runtime.placement.hardware import Device, own_device, threads
+from vla_rl.runtime.scheduling.batching import Call, Mode, drive
+from vla_rl.runtime.trace import OTHERS, PRACTICE, Event, Recorder, clock
+from vla_rl.runtime.workers.env.env_worker import SimRole
+from vla_rl.runtime.workers.env.world_model_recording import Recordings
+from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.learner.scoring import Named
+from vla_rl.runtime.workers.models import build_model
+from vla_rl.runtime.workers.offload import Offload
+from vla_rl.runtime.workers.policy.env_clients import Reach
+from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
+from vla_rl.runtime.workers.policy.progress import Count, Progress
+from vla_rl.runtime.workers.policy.rollout_loop import Play, Played, Report
+from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedRows
+from vla_rl.runtime.workers.world_model.worker import Practice
+from vla_rl.toolkit.waiting import works_now
+
+Array = np.ndarray[Any, Any]
+Result = dict[str, Any]
+IDLE = "idle"
+PLAYING = "action", "evaluation"
+"""Purposes of a `Mode` on the simulators; the others are in the world model."""
+
+
+class Worker:
+    def __init__(self, spec: Spec | dict[str, Any], assignment: Assignment):
+        self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
+        self.assignment = assignment
+        self.algorithm = build_algorithm(self.spec, assignment.slot.device)
+        self.wrappers = hook_modules(self.spec.plugins)
+        self.roles: dict[str, Any] = {}
+        self.data: Demonstrations | None = None
+        self.trace = Recorder()
+        self.offload = Offload(self.roles, assignment, self._make_env)
+        self.doings: dict[int, tuple[str, float]] = {}
+        """Of each thread: weights are published while a rollout is played."""
+        self.between_requests = Lock()
+        """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
+        self.in_lane = {lane.index: Lock() for lane in assignment.lanes}
+        """Held by whoever works in a lane: after an error its policy may ask again while its last call goes on."""
+        self.has_to_leave: Callable[[], bool] = lambda: False
+        """Whether a rollout or an evaluation ends where it is, with StopRequested."""
+        self.imagining = Lock()
+        """Held by whoever works with the world model."""
+        self.reach = Reach(assignment, self._direct, lambda: self.beat(IDLE))
+        self.answering = Answering(assignment.threads)
+        self._homes = {lane.index: home for lane, home in zip(assignment.served, assignment.homes, strict=True)}
+        self.plays = {purpose: Play(assignment.served) for purpose in ("action", "imagination")}
+        self.played = Progress()
+        if assignment.slot.device == "cpu":
+            torch.set_num_threads(threads(assignment.slot.cpus))
+
+    # -------------------------------------------------------------------------------------------------- set-up
+
+    @remote(track="first")
+    def start_sim(self, folder: Path | None = None, imagined: Mapping[int, int] | None = None) -> EnvInfo:
+        """Build this worker's simulator rows, one component a lane; with the folder of a run whose policy practises,
+        keep its episodes, and where lanes are `imagined` (lane -> its rows), build the world model."""
+        spec = self.spec
+        if not on_this_machine(spec):
+            ask_plugin(spec)
+        envs = {lane.index: self._make_env(lane.index) for lane in self.assignment.lanes}
+        bootstrap = values_for(self.algorithm) != "none"
+        long: dict[str, Any] = {"beat": self.beat, "has_to_leave": lambda: self.has_to_leave()}
+        if folder is not None:
+            self.roles["recordings"] = Recordings()
+        if folder is not None and imagined:
+            info = next(iter(envs.values())).info
+            practice = Practice(spec, info, folder, self.assignment.slot.device, self.wrappers, **long)
+            self.roles["imagination"] = practice
+            self.roles[IMAGINED] = ImaginedRows(practice, imagined, bootstrap)
+        self.roles["sim"] = SimRole(
+            spec,
+            envs,
+            self.assignment.lanes,
+            bootstrap=bootstrap,
+            framed="frames" in self.algorithm.needs,
+            camera=self.algorithm.camera,
+            local=self.assignment.local,
+            recordings=self.roles.get("recordings"),
+            **long,
+        )
+        return next(iter(envs.values())).info
+
+    def _make_env(self, index: int) -> SimEnv:
+        env, name = build_env(self.spec, self.assignment, index), self.spec.env.type
+        if "sim" in self.assignment.offload:
+            check_offload(env, name)
+        return wrap("env", env, name, self.wrappers)
+
+    @remote(track="none")
+    def open_data(self, info: EnvInfo) -> int:
+        """Open the demonstrations of the spec's `imitation:`; -> number of samples."""
+        self.data = open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
+        return self.data.num_samples()
+
+    @remote(track="none")
+    def data_statistics(self) -> Any:
+        assert self.data is not None
+        return self.data.data_statistics()
+
+    def meet(self, peers: RayPeers) -> None:
+        """From now on these are the workers whose simulators the policy role acts for."""
+        self.reach.meet(peers)
+
+    @remote(track="none")
+    def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
+        """Let the worker of the policy that acts for these lanes talk to the simulators directly; -> whether it can."""
+        opened = self.answering.connect(policy, reader, address)
+        self.roles["sim"].shared.update(dict.fromkeys(lanes, opened))
+        return opened
+
+    @remote(track="none")
+    def serve(self, policy: int) -> None:
+        """Answer what policies want of the simulators, while this one plays a rollout."""
+        self.beat(IDLE)
+        self.answering.serve(policy, self.call)
+
+    @remote(track="last")
+    def start_model(self, info: EnvInfo, scaling: Any) -> None:
+        """Build the model once, for the policy and the learner of this worker."""
+        spec, slot = self.spec, self.assignment.slot
+        model = build_model(spec, info, slot.device, scaling, self.algorithm, self.wrappers)
+        needs = self.algorithm.needs
+        if "policy" in slot.roles:
+            self.roles["policy"] = PolicyRole(
+                model,
+                name=spec.model.type,
+                seed=spec.seed,
+                lag=spec.behind,
+                finals="fresh-values" in needs or ("values" in needs and spec.asynchrony.replay.uses > 1),
+                embed=self.algorithm.features,
+                on_version=self.plays["action"].reach,
+                between_requests=self.between_requests,
+            )
+        if "learner" in slot.roles:
+            self.roles["learner"] = LearnerRole(
+                model,
+                self.algorithm,
+                spec.train,
+                name=spec.model.type,
+                device=slot.device,
+                world=self.assignment.world,
+                info=info,
+                acting="policy" in slot.roles,
+                beat=self.beat,
+                data=self.data,
+            )
+
+    # --------------------------------------------------------------------------------------------------- calls
+
+    def call(self, role: str, method: str, *arguments: Any) -> Any:
+        """Call a method of a hosted role; `role` "worker" is this object."""
+        who = self._who(role, method, arguments)
+        self.beat(f"{who} ({self._plugin(role)}): {method}")
+        try:
+            return self._timed(role, method, arguments)
+        except Exception as exc:
+            if role == "sim" and self.assignment.side_by_side:
+                exc.add_note(f"in {who}")
+            raise
+        finally:
+            self.beat(IDLE)
+
+    @remote(phase="act", track="none")
+    def play(self, batches: Sequence[Sequence[Start]]) -> Report:
+        """Play these tickets, those of earlier batches first, and what is given meanwhile. -> what was not reported."""
+        self.plays["action"].begin(batches)
+        with self.reach.talking():
+            return self._drive(Mode(purpose="action", greedy=False, keep=True), self.plays["action"])
+
+    @remote(phase="act", track="none", door="practice")
+    def imagine(self, batches: Sequence[Sequence[Start]]) -> Report:
+        """The same in the world model, while others may be played on the simulators."""
+        self.plays["imagination"].begin(batches)
+        return self._drive(Mode(purpose="imagination", greedy=False, keep=True), self.plays["imagination"])
+
+    @remote(track="none", door="beside")
+    def give(self, batches: Sequence[Sequence[Start]], purpose: str) -> bool:
+        """Further tickets, while others are played; -> False where playing has ended, and these are not taken."""
+        return self.plays[purpose].give(batches)
+
+    @remote(track="none", door="waiting")
+    def report(self, needed: Sequence[int], early: bool, purpose: str) -> Report:
+        """Wait until these tickets are played (`early`: one of all), or playing ends. -> what was not reported."""
+        self.beat(IDLE)
+        return self.plays[purpose].report(needed, early)
+
+    @remote(phase="act", track="none")
+    def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
+        """The episodes of an evaluation, on all lanes that this worker acts for."""
+        play = Play(self.assignment.served, [tickets])
+        with self.reach.talking():
+            return self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
+
+    @remote(phase="act", track="none", door="practice")
+    def imagine_eval(self, tickets: Sequence[Start]) -> Report:
+        """Episodes in the world model by which its success is measured."""
+        play = Play(self.assignment.served, [tickets])
+        return self._drive(Mode(purpose="inflation", greedy=False, keep=False), play)
+
+    @remote(track="none", door="beside")
+    def keep(self, places: Array, host: bool) -> None:
+        """What the policy of this worker made is the learner's too, where it lies; `host`: in host memory."""
+        parts = self.roles["policy"].parts(places)
+        self.roles["learner"].buffer.add(self.assignment.index, [p.numpy() for p in parts] if host else parts)
+
+    @remote(phase="learn", main=True, track="last")
+    def update(self, step: int, named: Named, light: Any, steps: Any) -> Result:
+        """Train this rank on samples that lie with it. They are put together once; what is kept for long is gathered
+        for each micro-batch, so that there are not two of it."""
+        result: Result = self.roles["learner"].update(step, self._heavy(named), light, steps)
+        return result
+
+    @remote(phase="learn", main=True, track="last")
+    def feed(self, named: Named, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
+        """Begin with a part of a training step's samples, which lie with this rank."""
+        self.roles["learner"].feed(self._heavy(named), light, micro_batches, passes, first)
+
+    def _heavy(self, named: Named) -> Any:
+        rows = self.roles["learner"].buffer.heavy(*named)
+        once = self.spec.asynchrony.replay.uses == 1 and len(rows)
+        return rows.take(np.arange(len(rows))) if once else rows
+
+    @remote(track="none")
+    def rendezvous(self) -> str:
+        """The address at which the learner group meets: that of this node, as the Ray of the run knows it."""
+        import ray
+
+        return str(self.roles["learner"].open_door(ray.util.get_node_ip_address()))
+
+    @remote(track="last")
+    def leave(self, phase: str) -> int:
+        return self.offload.leave(phase)
+
+    @remote(track="last")
+    def come_back(self, phase: str) -> None:
+        self.offload.come_back(phase)
+
+    @remote(track="none", door="beside")
+    def clock(self) -> tuple[str, float]:
+        return clock()
+
+    @remote(track="none")
+    def device(self) -> Device:
+        return own_device(self.assignment.slot.device)
+
+    @remote(track="none")
+    def model_size(self) -> dict[str, float]:
+        """ "parameters", "trainable" of them, and "weight_bytes" of one."""
+        role = self.roles.get("learner") or self.roles["policy"]
+        parameters = list(role.model.module.parameters())
+        count = sum(p.numel() for p in parameters)
+        return {
+            "parameters": count,
+            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
+        }
+
+    @remote(track="none", door="beside")
+    def drain_trace(self) -> tuple[list[Event], int]:
+        return self.trace.drain()
+
+    @remote(track="none")
+    def close(self) -> None:
+        if "sim" in self.roles:
+            with ExitStack() as stack:
+                for lane in self.in_lane.values():
+                    stack.enter_context(lane)
+                self.roles["sim"].close()
+
+    def beat(self, doing: str | None = None) -> None:
+        """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
+        thread = get_ident()
+        self.doings[thread] = (doing or self.doings.get(thread, (IDLE, 0.0))[0], time())
+
+    @property
+    def doing(self) -> tuple[str, float]:
+        """What has gone on for longest without a word, and since when."""
+        busy = [doing for doing in tuple(self.doings.values()) if doing[0] != IDLE]
+        return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
+
+    def count(self) -> Count:
+        """How far it is with what it plays."""
+        sim: SimRole | None = self.roles.get("sim")
+        return evolve(self.played.count(), solved=sum(sim.solved.values()) if sim else 0, works=works_now())
+
+    def _who(self, role: str, method: str, arguments: Sequence[Any]) -> str:
+        """Role, worker and, of simulators, lane of a call."""
+        if role == "worker":
+            return f"worker {self.assignment.index}"
+        lane = declared(getattr(self.roles[role], method)).lane if role in ("sim", IMAGINED) else None
+        return f"{role} worker {self.assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
+
+    def _plugin(self, role: str) -> str:
+        if role in ("imagination", IMAGINED) and self.spec.world_model is not None:
+            return f"world model {self.spec.world_model.type!r}"
+        return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
+
+    def _direct(self, name: str, track: str | None = None) -> Call:
+        """Calls to a role in this worker, as a lane makes them; `track` of the trace, in place of the method's."""
+
+        def call(method: str, *arguments: Any) -> Any:
+            if self.has_to_leave():
+                raise StopRequested
+            self.beat(f"{self._who(name, method, arguments)} ({self._plugin(name)}): {method}")
+            return self._timed(name, method, arguments, track)
+
+        return call
+
+    def _timed(self, role: str, method: str, arguments: Sequence[Any], track: str | None = None) -> Any:
+        """A call on the trace of its role, or on another track."""
+        called = getattr(self if role == "worker" else self.roles[role], method)
+        about = declared(called)
+        guard = self.between_requests if role == "policy" and about.door != "weights" else None
+        if role == "sim" and about.lane is not None:
+            guard = self.in_lane[arguments[about.lane]]
+        if role in ("imagination", IMAGINED):
+            guard = self.imagining
+        with guard or nullcontext():
+            start = monotonic()
+            try:
+                return called(*arguments)
+            finally:
+                if about.track != "none":
+                    roles = self.assignment.slot.roles
+                    tracks = {"own": role, "first": roles[0], "last": roles[-1], **OTHERS}
+                    track = track or tracks[about.track]
+                    lane = None if about.lane is None else arguments[about.lane]
+                    self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
+
+    def _drive(self, mode: Mode, play: Play) -> Report:
+        """Play what is there, and what comes meanwhile. -> what was not reported."""
+        real, home = mode.purpose in PLAYING, self._homes
+        lanes = self.reach.lanes("sim" if real else IMAGINED)
+        policy = self._direct("policy", None if real else PRACTICE)
+        framed = "frames" in self.algorithm.needs
+        window = evolve(self.assignment.window, max_wait=None) if self.assignment.local else self.assignment.window
+        if real:
+            self.played.begin()
+
+        def act(method: str, mode: Mode, indices: Sequence[int], *requests: Request) -> Any:
+            done = Report(env_steps=sum(request.env_steps for request in requests))
+            for lane, request in zip(indices, requests, strict=True):
+                if real:
+                    self.played.note(lane, request)
+                source = lane if self.assignment.side_by_side else home[lane]
+                done.env_seconds[source] = done.env_seconds.get(source, 0.0) + request.seconds
+                done.faults += request.faults
+                done.replayed, done.restarted = done.replayed + request.replayed, done.restarted + request.restarted
+            actions = policy(method, mode, indices, *requests)
+            finished = [ticket for request in requests for ticket in request.finished]
+            role: PolicyRole = self.roles["policy"]
+            chosen = role.results(finished, framed) if mode.keep else [{} for _ in finished]
+            done.played = [Played(finished=f, chosen=c) for f, c in zip(finished, chosen, strict=True)]
+            done.policy_seconds[self.assignment.index] = role.seconds.pop(mode.purpose, 0.0)
+            play.add(done)
+            return actions
+
+        try:
+            while not play.end():
+                if self.has_to_leave():
+                    raise StopRequested
+                for _ in drive(lanes, act, mode, window, play.tickets, self.reach.value_of, self.reach.ready):
+                    pass  # the calls of this function wait themselves
+        finally:
+            play.stop()
+        return play.report((), False)

@@ -1,0 +1,387 @@
+"""The learner role: model, algorithm and optimiser; exact gradients of all micro-batches and ranks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import asdict
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
+from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores
+from vla_rl.runtime.comm.process_group import address_of, enter_group, open_door
+from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.weight_sync import Published, Publisher
+from vla_rl.runtime.driver.minibatches import UNDIVIDED, ImitationStep, OptimizerStep
+from vla_rl.runtime.messages.model_inputs import Heavy, Part, blank
+from vla_rl.runtime.run_folder.env_info import write_env_info
+from vla_rl.runtime.workers.learner import optimizer
+from vla_rl.runtime.workers.learner.gradient_accumulator import Light, Tally, Undivided
+from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding, Replicas
+from vla_rl.runtime.workers.learner.sample_buffer import Buffer, Rows
+from vla_rl.runtime.workers.learner.scoring import Asked, Found, Scoring
+from vla_rl.toolkit.data.samples import Held
+
+Array = np.ndarray[Any, Any]
+HeavyRows = Heavy | Rows[Heavy]
+
+
+class LearnerRole:
+    def __init__(
+        self,
+        model: VLAModel,
+        algorithm: Algorithm,
+        train: TrainSpec,
+        *,
+        name: str,
+        device: str,
+        world: int,
+        info: EnvInfo,
+        acting: bool,
+        beat: Callable[[], None],
+        data: Demonstrations | None = None,
+    ):
+        """
+        Args:
+            world: number of learners; more than one have to `join` each other.
+            info: what the model was built for.
+            acting: a policy acts with this model between calls.
+        """
+        self.beat, self.data = beat, data
+        self.model, self.algorithm, self.train, self.name = model, algorithm, train, name
+        self.device, self.world, self.info, self.acting = device, world, info, acting
+        self.rank, self.version = 0, 0
+        self.door: socket.socket | None = None
+        """At which rank 0 lets the others in."""
+        self.group: Holding = Replicas(world)
+        self.publisher = Publisher()
+        self.buffer = Buffer()
+        self._start_optimizer()
+
+    def _start_optimizer(self) -> None:
+        named = [(n, p) for n, p in self.model.module.named_parameters() if p.requires_grad]
+        if not named:
+            raise UserError(f"model {self.name!r} has no trainable parameters")
+        self.parameters = dict(named)
+        parts = [] if self.model.critic is None else [id(p) for p in self.model.critic.parameters()]
+        self.of_critic = frozenset(n for n, p in named if id(p) in parts)
+        critic = [p for n, p in named if n in self.of_critic]
+        actor = [p for n, p in named if n not in self.of_critic]
+        self.optimizer = optimizer.built(actor, critic, self.train)
+        self.fed = self._begin()
+
+    def open_door(self, host: str) -> str:
+        """For rank 0: let the others in at this address of the machine. -> the address for `join`."""
+        self.door = open_door(host)
+        return address_of(self.door)
+
+    @remote()
+    def join(self, address: str, rank: int) -> None:
+        """Enter the torch.distributed group of all learners, and share the model out."""
+        if self.world == 1:
+            return
+        backend = "nccl" if self.device.startswith("cuda") else "gloo"
+        enter_group(backend, address, rank, self.world, self.door)
+        self.rank = rank
+        if self.train.sharding == "full":
+            from vla_rl.runtime.workers.learner.parallel.fsdp import shard
+
+            self.group, self.filler = shard(self.model, self.info, self.device, self.world)
+            self._start_optimizer()
+            self._let_act()
+
+    def _let_act(self) -> None:
+        if self.acting:
+            self.group.gather()
+
+    # ------------------------------------------------------------------------------------------------- learning
+
+    def update(
+        self, step: int, heavy: HeavyRows | None, light: Light, steps: Sequence[OptimizerStep]
+    ) -> dict[str, Any]:
+        """All optimiser steps of one iteration.
+
+        Args:
+            heavy, light: this rank's samples in one order; light holds arrays [B, ...] of `Batch`'s fields.
+        Returns: "sums", "maxima" and "statistics" of the algorithm's metrics (sums are means over the optimiser steps
+            once added over ranks) and "seconds".
+        """
+        before = perf_counter()
+        self.group.release()
+        optimizer.set_rates(self.optimizer, self.train, self.train.factor(step))
+        tally, norms = Tally({"loss/total": torch.zeros((), device=self.device)}), list[float]()
+        if any(optimizer_step.fed for optimizer_step in steps):
+            before -= self.fed.seconds
+            heavy, light, steps = self.fed.again(steps)
+        for optimizer_step in steps:
+            if optimizer_step.fed:
+                total = self.fed.divide(optimizer_step, tally, len(steps))
+            else:
+                total = self._passes(heavy, light, optimizer_step, tally, len(steps))
+            norms.append(self._optimizer_step(f"step {step}", total, step <= self.train.critic_warmup_steps))
+        self.fed = self._begin()  # frees what it kept
+        self._let_act()
+        self.version += 1
+        return {
+            "sums": {name: float(value) for name, value in tally.sums.items()},
+            "maxima": {**{n: float(v) for n, v in tally.maxima.items()}, "policy/grad_norm": max(norms, default=0.0)},
+            "statistics": {name: statistic.cpu() for name, statistic in tally.statistics.items()},
+            "seconds": perf_counter() - before,
+        }
+
+    def feed(self, heavy: Heavy | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool) -> None:
+        """The passes of a part of a training step's samples, before the rest is there; `update` steps the optimiser.
+
+        Args:
+            heavy, light: as in `update`.   micro_batches, passes: as in `OptimizerStep`.
+            first: no other of the training step came before it.
+        """
+        self.group.release()
+        if first:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.fed = self._begin()
+        with self.fed.part(heavy, light, micro_batches, passes):
+            for indices in micro_batches:
+                assert heavy is not None
+                self.beat()
+                batch = self.collate(heavy, light, indices, UNDIVIDED)
+                self.fed.add(self._scores(batch), batch)
+            for _ in range(self._idle(passes, len(micro_batches))):
+                self.beat()
+                batch = self._blank_batch(light, UNDIVIDED)
+                self.fed.add(self._scores(batch), batch, counts=False)
+
+    def _begin(self) -> Undivided:
+        return Undivided(self.parameters, self.algorithm.loss, keep=self.train.epochs > 1)
+
+    def _passes(
+        self, heavy: HeavyRows | None, light: Light, optimizer_step: OptimizerStep, tally: Tally, steps: int
+    ) -> torch.Tensor:
+        """Forward and backward of all micro-batches of one of so many optimiser steps. -> the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for indices in optimizer_step.micro_batches:
+            assert heavy is not None
+            self.beat()
+            batch = self.collate(heavy, light, indices, optimizer_step)
+            loss = self._loss(batch)
+            loss.total.backward()
+            total = total + loss.total.detach()
+            tally.add_sums(loss.metrics, steps)
+            tally.add(loss.maxima, loss.statistics)
+        tally.add_sums({"loss/total": total}, steps)
+        for _ in range(self._idle(optimizer_step.passes, len(optimizer_step.micro_batches))):
+            self.beat()
+            self._loss(self._blank_batch(light, optimizer_step)).total.backward()
+        return total
+
+    @remote(phase="learn")
+    def score(self, asked: Asked) -> Found:
+        """Values and log-probs of samples that lie here, by the weights as they are; all ranks together."""
+        self.group.release()
+        filler = self.filler if self.group.lockstep else None
+        found = Scoring(self.model, self.group, self.buffer, filler, self.beat).answer(asked)
+        self._let_act()
+        return found
+
+    @remote(track="beside", door="beside")
+    def receive(self, policy: int, part: Part, copied: bool) -> None:
+        """Keep what the policy of another worker made; `copied`: not where it came in, which others may need."""
+        self.buffer.add(policy, [deepcopy(part) if copied else part])
+
+    @remote(track="none", door="beside")
+    def release(self, places: Mapping[int, Array]) -> int:
+        """Forget these samples, by worker, as far as they lie here. -> bytes that are left."""
+        self.buffer.release(places)
+        return self.buffer.bytes
+
+    @remote()
+    def sample_bytes(self) -> int:
+        """Of the heavy part of a sample."""
+        if self.group.lockstep:
+            return self.filler.nbytes
+        obs, chunk = blank(self.model, self.info)
+        return Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay).nbytes
+
+    @remote()
+    def skip(self) -> None:
+        """A step without anything to train on makes a version too."""
+        self.version += 1
+
+    @remote()
+    def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
+        """Keep this rank's demonstrations for `imitate`."""
+        there = [d for d in demonstrations if d is not None]
+        self.data = Held(there) if there else None
+
+    @remote(phase="learn", main=True)
+    def imitate(self, steps: Sequence[ImitationStep]) -> float:
+        """Optimiser steps of behaviour cloning, in micro-batches; -> sum of the losses of this rank's samples."""
+        self.group.release()
+        size = self.train.micro_batch
+        parts = [[s.indices[i : i + size] for i in range(0, len(s.indices), size)] for s in steps]
+        losses = [torch.zeros((), device=self.device)]
+        coming = self._read_ahead([part for of_step in parts for part in of_step])
+        for step, of_step in zip(steps, parts, strict=True):
+            optimizer.set_rate(self.optimizer, step.lr)
+            self.optimizer.zero_grad(set_to_none=True)
+            total = torch.zeros((), device=self.device)
+            for part in of_step:
+                self.beat()
+                loss = self._imitation_loss(*next(coming)) * len(part)
+                (loss / step.total).backward()
+                total = total + loss.detach()
+            for _ in range(self._idle(-(-step.most // size), len(of_step))):
+                (0 * self._imitation_loss(self.filler.obs, self.filler.actions)).backward()
+            self._optimizer_step("imitation", total)
+            losses.append(total)
+        self._let_act()
+        return float(torch.stack(losses).sum())
+
+    def _read_ahead(self, parts: Sequence[Array]) -> Iterator[tuple[Observation, Any]]:
+        """These samples of the demonstrations, the next being read while the last are trained on."""
+        if self.data is None or not parts:
+            return
+        with ThreadPoolExecutor(1) as reader:
+            following = reader.submit(self.data.read_samples, parts[0])
+            for part in parts[1:]:
+                ready, following = following, reader.submit(self.data.read_samples, part)
+                yield ready.result()
+            yield following.result()
+
+    @remote()
+    def forget_imitation(self) -> None:
+        """Free the demonstrations and forget the optimiser's moments."""
+        self.data = None
+        self.optimizer.state.clear()
+
+    def _optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> float:
+        for name, parameter in self.parameters.items():
+            if critic_only and name not in self.of_critic:
+                parameter.grad = None
+        chosen = [p for n, p in self.parameters.items() if n in self.of_critic or not critic_only]
+        return optimizer.step(self.optimizer, chosen, self.group, self.train.max_grad_norm, loss, self.name, where)
+
+    def _idle(self, passes: int, own: int) -> int:
+        """Passes that the rank makes on a black picture, without weight, while others have samples left."""
+        return passes - own if self.group.lockstep else 0
+
+    def _loss(self, batch: Batch) -> Loss:
+        return self.algorithm.loss(self._scores(batch), batch)
+
+    def _scores(self, batch: Batch) -> Scores:
+        scores = self.group.run(lambda: asdict(self.model.chunk_log_probs(batch.obs, batch.chunk), recurse=False))
+        return Scores(**scores)
+
+    def _imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
+        return self.group.run(lambda: self.model.imitation_loss(obs, actions))
+
+    def _blank_batch(self, light: Light, optimizer_step: OptimizerStep) -> Batch:
+        zeros = {n: None if a is None else np.zeros((1, *a.shape[1:]), a.dtype) for n, a in light.items()}
+        return self.collate(self.filler, zeros, np.zeros(1, np.int64), optimizer_step)
+
+    def collate(self, rows: HeavyRows, light: Light, indices: Array, optimizer_step: OptimizerStep) -> Batch:
+        """One micro-batch of the rank's samples."""
+        heavy = rows.take(indices)
+
+        def tensor(name: str) -> Any:
+            array = light[name]
+            return None if array is None else torch.tensor(array[indices], device=self.device)
+
+        log_probs, values, value_weights = tensor("log_probs"), tensor("values"), tensor("value_weights")
+        chunk = Chunk(actions=heavy.actions, log_probs=log_probs, values=values, replay=heavy.replay)
+        reference = None
+        if "reference" in self.algorithm.needs:
+            with torch.no_grad():
+                reference = self.group.run(lambda: self.model.reference_log_probs(heavy.obs, chunk))
+        return Batch(
+            obs=heavy.obs,
+            chunk=chunk,
+            valid=tensor("valid"),
+            log_probs=log_probs,
+            values=values,
+            advantages=tensor("advantages"),
+            weights=tensor("weights") / optimizer_step.divisor,
+            returns=tensor("returns"),
+            value_weights=None if value_weights is None else value_weights / optimizer_step.value_divisor,
+            lag=self.version - tensor("versions"),
+            reference_log_probs=reference,
+            fresh_log_probs=tensor("fresh_log_probs"),
+        )
+
+    # -------------------------------------------------------------------------------------- weights and state
+
+    @remote(phase="learn")
+    def weights(self, check: bool) -> Published | None:
+        """Trainable weights for policies in other processes, with checksums if asked for. All ranks together; the first
+        has them."""
+        with self._whole() as mine:
+            return self.publisher.publish(self.model, self.version, check) if mine else None
+
+    @remote(phase="learn")
+    def save(self, model_folder: Path | None, state_file: Path | None) -> None:
+        """Write the model in its public format, beside it what it was built for, and exact weights with optimiser state
+        and version: whole tensors, however many learners there are. All ranks together; the first writes."""
+        with self._whole() as mine:
+            if mine and model_folder is not None:
+                self.model.save(model_folder)
+                write_env_info(model_folder.parent, self.info)
+        if state_file is not None and (self.rank == 0 or self.group.lockstep):
+            weights = {name: self.group.whole(tensor) for name, tensor in self.parameters.items()}
+            moments = self.optimizer.state_dict()
+            moments["state"] = _each(lambda value, _: self.group.whole(value), moments["state"])
+            if self.rank == 0:
+                torch.save({"weights": weights, "optimizer": moments, "version": self.version}, state_file)
+
+    @remote(phase="learn")
+    def load(self, state_file: Path) -> int:
+        """Restore what `save` wrote; all ranks together. -> version of the weights. Raises UserError for weights of
+        another model."""
+        state = torch.load(state_file, map_location="cpu", weights_only=True)
+        have, want = set(state["weights"]), set(self.parameters)
+        if have != want:
+            raise UserError(
+                f"{state_file} holds the weights of another model: missing {sorted(want - have)[:5]}, "
+                f"unexpected {sorted(have - want)[:5]}"
+            )
+        self.group.release()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                if parameter.shape != state["weights"][name].shape:
+                    raise UserError(
+                        f"{state_file}: {name} has shape {tuple(state['weights'][name].shape)}, "
+                        f"the model has {tuple(parameter.shape)}"
+                    )
+                parameter.copy_(self.group.share(state["weights"][name], parameter))
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        moments = state["optimizer"]
+        moments["state"] = _each(lambda value, i: self.group.share(value, parameters[i]), moments["state"])
+        self.optimizer.load_state_dict(moments)
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = self.train.weight_decay
+        self.version = int(state["version"])
+        self._let_act()
+        return self.version
+
+    @contextmanager
+    def _whole(self) -> Iterator[bool]:
+        """The module holds whole weights meanwhile, to be saved or sent. -> whether by this rank: the first."""
+        self.group.release()
+        with self.group.whole_weights():
+            yield self.rank == 0
+        self._let_act()
+
+
+def _each(change: Callable[[Any, int], Any], state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The state of an optimiser with `change` of every value and the index of its parameter."""
+    return {i: {name: change(value, i) for name, value in of_one.items()} for i, of_one in state.items()}

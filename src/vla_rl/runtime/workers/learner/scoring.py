@@ -1,0 +1,110 @@
+"""What a learner computes of samples that lie with it before they are trained on: values, those of final observations
+included (AcceRL eq. 3-4), and log-probs, by its weights, which are the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from attrs import asdict, frozen
+
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.types import Chunk, Observation, to_numpy
+from vla_rl.runtime.messages.model_inputs import Heavy
+from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding
+from vla_rl.runtime.workers.learner.sample_buffer import Buffer, Rows
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+Named = tuple[Array, Array]
+"""Samples: workers and places, int64 [b] each."""
+
+
+@frozen(kw_only=True, eq=False)
+class Asked:
+    """Of one rank, in batches."""
+
+    values: Sequence[Named] = ()
+    finals: Sequence[Named] = ()
+    """Samples whose final observations are valued."""
+    log_probs: Sequence[tuple[Named, Array]] = ()
+    """With those recorded, float32 [b, C, M]."""
+    passes: tuple[int, int, int] = (0, 0, 0)
+    """Batches of each, of the rank that has most."""
+
+
+@frozen(kw_only=True, eq=False)
+class Found:
+    """Batch by batch."""
+
+    values: list[Array]
+    """float32 [b] or [b, C] each."""
+    next_values: list[Array]
+    """float32 [b]."""
+    log_probs: list[Array]
+    """float32 [b, C, M]."""
+
+
+@frozen(eq=False)
+class Scoring:
+    model: VLAModel
+    group: Holding
+    buffer: Buffer
+    filler: Heavy | None
+    """One sample to keep step with other ranks, where all passes are made together."""
+    beat: Callable[[], None]
+
+    @torch.no_grad()
+    def answer(self, asked: Asked) -> Found:
+        """Raises KeyError for a sample that does not lie here."""
+        heavy, finals = self.buffer.heavy, self.buffer.finals
+        values, next_values, log_probs = asked.passes
+        return Found(
+            values=self._each(lambda b: self._values(_all(heavy(*b)).obs), asked.values, values, self._blank_values),
+            next_values=self._each(
+                lambda b: _first(self._values(_all(finals(*b)))), asked.finals, next_values, self._blank_values
+            ),
+            log_probs=self._each(
+                lambda b: self._log_probs(_all(heavy(*b[0])), b[1]), asked.log_probs, log_probs, self._blank_log_probs
+            ),
+        )
+
+    def _each(
+        self, score: Callable[[T], Array], batches: Sequence[T], passes: int, blank: Callable[[Heavy], Any]
+    ) -> list[Array]:
+        found = []
+        for batch in batches:
+            self.beat()
+            found.append(score(batch))
+        for _ in range(passes - len(batches) if self.group.lockstep else 0):
+            self.beat()
+            assert self.filler is not None
+            blank(self.filler)
+        return found
+
+    def _values(self, obs: Observation) -> Array:
+        values: Array = to_numpy(self.group.run(lambda: self.model.values(obs))).astype(np.float32)
+        return values
+
+    def _log_probs(self, heavy: Heavy, recorded: Array) -> Array:
+        chunk = Chunk(actions=heavy.actions, log_probs=recorded, replay=heavy.replay)
+        scores = self.group.run(lambda: asdict(self.model.chunk_log_probs(heavy.obs, chunk), recurse=False))
+        log_probs: Array = to_numpy(scores["log_probs"]).astype(np.float32)
+        return log_probs
+
+    def _blank_values(self, filler: Heavy) -> None:
+        self._values(filler.obs)
+
+    def _blank_log_probs(self, filler: Heavy) -> None:
+        self._log_probs(filler, np.zeros((*filler.actions.shape[:2], self.model.tokens_per_action), np.float32))
+
+
+def _all(rows: Rows[Any]) -> Any:
+    return rows.take(np.arange(len(rows)))
+
+
+def _first(values: Array) -> Array:
+    """Of the first action of each row, [b]."""
+    return values if values.ndim == 1 else values[:, 0]

@@ -1,0 +1,61 @@
+"""The model of a run, in the process that asks: to act and learn in a worker, or to act alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_rl.core.catalogue import build, load
+from vla_rl.core.errors import CheckpointError
+from vla_rl.core.hookspecs import Algorithm, VLAModel
+from vla_rl.core.manager import Named, wrap
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.runtime.checks.run import check_critic, check_reference
+from vla_rl.runtime.placement.components import values_for
+from vla_rl.runtime.workers.precision import Autocast
+
+Scaling = Mapping[str, Any] | None
+
+
+def build_model(
+    spec: Spec, info: EnvInfo, device: str, scaling: Scaling, algorithm: Algorithm, wrappers: Named
+) -> VLAModel:
+    """The spec's model, wrapped. Raises UserError where it has not the critic or the reference policy that the
+    algorithm needs, unless nobody can train it.
+
+    Args:
+        info: of the simulator.   scaling: as in `Context`.
+    """
+    context = Context(
+        seed=spec.seed,
+        device=device,
+        chunk=spec.rollout.chunk,
+        env=info,
+        temperature=spec.rollout.temperature,
+        values=values_for(algorithm),
+        scaling=scaling,
+    )
+    component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
+    no_rl = load("model", spec.model.type, spec.plugins).no_rl
+    learns = no_rl is None or no_rl(spec.model.config) is None
+    if learns and context.values != "none":
+        check_critic(component, spec)
+    narrow = [("train.precision", Autocast(device))] if spec.train.precision == "bf16" else []
+    model = wrap("model", component, spec.model.type, [*wrappers, *narrow])
+    if learns and "reference" in algorithm.needs:
+        check_reference(model, spec, info)
+    return model
+
+
+def load_trained(model: VLAModel, trainer: Path) -> None:
+    """Put the exact weights of a checkpoint's trainer folder into a model. Raises CheckpointError where these are of
+    another model."""
+    state = torch.load(trainer / "learner.pt", map_location="cpu", weights_only=True, mmap=True)
+    try:
+        model.load_weights(state["weights"].items())
+    except (KeyError, RuntimeError) as exc:
+        raise CheckpointError(f"{trainer / 'learner.pt'} holds the weights of another model: {exc}") from exc

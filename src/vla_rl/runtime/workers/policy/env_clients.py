@@ -1,0 +1,85 @@
+"""How a policy's worker reaches the simulators that it acts for: in its own process, or through its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from attrs import define, field, frozen
+
+from vla_rl.runtime.comm.channel import RayPeers
+from vla_rl.runtime.comm.remote import IMAGINED
+from vla_rl.runtime.comm.shared_memory import Inbox
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.runtime.scheduling.batching import Call, Lane
+
+
+@frozen(eq=False)
+class _Remote:
+    """What a simulator in another process answers."""
+
+    lane: int
+    reference: Any
+
+
+@define(eq=False)
+class Reach:
+    assignment: Assignment
+    direct: Callable[[str], Call]
+    """Calls to a role of this worker."""
+    idle: Callable[[], None]
+    """Says that the worker waits."""
+    peers: RayPeers | None = field(default=None, init=False)
+    _inboxes: dict[int, Inbox] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._inboxes = {lane.index: Inbox() for lane in self.assignment.served}
+
+    def meet(self, peers: RayPeers) -> None:
+        """From now on these are the workers of the other simulators."""
+        if self.peers is not None:
+            self.peers.close()
+        self.peers = peers
+        of_worker: dict[int, list[int]] = {}
+        for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True):
+            of_worker.setdefault(home, []).append(lane.index)
+        peers.connect(of_worker)
+
+    def talking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.peers is None else self.peers.talking()
+
+    def lanes(self, role: str) -> list[Lane]:
+        """Those that this worker acts for: of simulators ("sim"), or in the world model ("imagined")."""
+        served, homes, imagined_at = self.assignment.served, self.assignment.homes, self.assignment.imagined_at
+        at = homes if role != IMAGINED or imagined_at is None else (imagined_at,) * len(served)
+        return [
+            Lane(slice=lane, sim=self._rows_of(role, lane.index, home)) for lane, home in zip(served, at, strict=True)
+        ]
+
+    def _rows_of(self, role: str, lane: int, home: int) -> Call:
+        if home == self.assignment.index:
+            inbox, direct = self._inboxes[lane], self.direct(role)
+            return lambda method, *arguments: inbox.take(direct(method, *arguments))
+        peers = self.peers
+        assert peers is not None  # the driver introduces them before anything is played
+        return lambda method, *arguments: _Remote(lane, peers.call(home, role, method, *arguments))
+
+    def value_of(self, reference: Any) -> Any:
+        """Wait for what a simulator answers."""
+        if not isinstance(reference, _Remote):
+            return reference
+        assert self.peers is not None
+        self.idle()
+        return self._inboxes[reference.lane].take(self.peers.value_of(reference.reference))
+
+    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+        """Those answers that are there, at least one unless the timeout (seconds) came first."""
+        local = [reference for reference in references if not isinstance(reference, _Remote)]
+        remote = {remote.reference: remote for remote in references if isinstance(remote, _Remote)}
+        if not remote:
+            return local
+        assert self.peers is not None
+        self.idle()
+        there = self.peers.ready(list(remote), 0.0 if local else timeout)
+        return [*local, *(remote[reference] for reference in there)]

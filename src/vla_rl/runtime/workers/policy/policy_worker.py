@@ -1,0 +1,352 @@
+"""The policy role: a model that acts for lanes and keeps what learning needs."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from attrs import define
+
+from vla_rl.core.errors import PluginError
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.types import Chunk, Observation, concat, pick, to_numpy
+from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.weight_sync import Published, receive, swap_in
+from vla_rl.runtime.messages.model_inputs import Heavy, Part
+from vla_rl.runtime.messages.requests import Finished, Request
+from vla_rl.runtime.scheduling.batching import Mode
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+
+NOBODY = nullcontext()
+ROWS = 1 << 20
+"""A sample's place is that of its inference, times this, plus its row there."""
+
+
+@define(eq=False)
+class _Inference:
+    """What the policy did for one lane at one time."""
+
+    place: int
+    versions: Array
+    """int64 [R]: of the weights that chose."""
+    log_probs: Array
+    values: Array | None
+    """float32 [R, ...]."""
+    heavy: Heavy
+    next_values: Array
+    """float32 [R]: bootstrap values; 0 where there is none."""
+    left: int
+    """Rows that somebody may still want."""
+    ended: Array
+    """bool [R]: rows behind which there is a final observation."""
+    finals: Observation | None = None
+    """Of these, where learners ask for their values again."""
+
+
+class PolicyRole:
+    def __init__(
+        self,
+        model: VLAModel,
+        *,
+        name: str,
+        seed: int,
+        lag: int = 0,
+        finals: bool = False,
+        embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
+        on_version: Callable[[int], None] = lambda version: None,
+        between_requests: AbstractContextManager[Any] = NOBODY,
+    ):
+        """
+        Args:
+            lag: versions before the newest that tickets may ask for; they are kept in host memory.
+            finals: learners ask for values again; final observations are kept for them.
+            embed: `Algorithm.features`.
+            on_version: is told of the weights that act from now on.
+            between_requests: held by whoever uses the model.
+        """
+        self.between_requests = between_requests
+        self.embed, self.on_version = embed, on_version
+        self.model, self.name, self.seed, self.lag, self.finals = model, name, seed, lag, finals
+        self.version = 0
+        self.past: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque(maxlen=lag + 1)
+        self.made = 0
+        """Inferences so far."""
+        self.seconds: dict[str, float] = {}
+        """Purpose of a `Mode` -> that it took, until whoever plays reads it."""
+        self.store: dict[int, _Inference] = {}
+        """By place, until nobody wants a row of it any more."""
+        self.tickets: dict[int, list[tuple[_Inference, int]]] = {}
+        """Ticket -> its chunk steps: inference and row there."""
+
+    @remote(lane=1, main=True)
+    def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
+        """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions."""
+        before = perf_counter()
+        if mode.keep:
+            for number, standing in (ticket for request in requests for ticket in request.again):
+                self._forget(number, standing)
+            self._value_finals(requests)
+        busy = [(lane, request) for lane, request in zip(lanes, requests, strict=True) if request.obs is not None]
+        actions: dict[int, Array] = {}
+        if busy:
+            obs = Observation.concat([request.obs for _, request in busy if request.obs is not None])
+            _, _, *keys, wanted = np.concatenate([request.asking for _, request in busy], axis=1)
+
+            def sample(rows: Array) -> Chunk:
+                noise = Noise(self.seed, mode.purpose, *(key[rows].tolist() for key in keys))
+                return self.model.sample_chunk(_taken(obs, rows), noise, mode.greedy)
+
+            parts = self._by_version(wanted, sample)
+            chunk, versions = _joined([(rows, part) for rows, _, part in parts]), np.empty(len(obs), np.int64)
+            for rows, version, _ in parts:
+                versions[rows] = version
+            chosen = to_numpy(chunk.actions).astype(np.float32)
+            self._check(chosen, chunk)
+            start = 0
+            for lane, request in busy:
+                part = slice(start, start + len(request.positions))
+                actions[lane] = chosen[part]
+                if mode.keep:
+                    self._keep(request, chunk, part, versions[part])
+                start = part.stop
+        self._took(mode.purpose, before)
+        empty = np.zeros((0, 0, 0), np.float32)
+        return [actions.get(lane, empty) for lane in lanes]
+
+    def results(self, finished: Sequence[Finished], framed: bool) -> list[dict[str, Any]]:
+        """Of each ticket that ended: its light fields [T, ...], and "features" [D] of its frames where these are asked
+        for. "ended" says behind which chunks there is a final observation."""
+        features = self._features([self._frames(ticket) for ticket in finished]) if framed and finished else None
+        results = []
+        for i, ticket in enumerate(finished):
+            steps = self.tickets[ticket.number]
+            light = {
+                "log_probs": np.stack([inference.log_probs[row] for inference, row in steps]),
+                "versions": np.array([inference.versions[row] for inference, row in steps], np.int64),
+                "sample": np.array([inference.place * ROWS + row for inference, row in steps], np.int64),
+                **_values_of(steps),
+            }
+            if self.finals:
+                light["ended"] = np.array([inference.ended[row] for inference, row in steps])
+            results.append(light if features is None else light | {"features": features[i]})
+        return results
+
+    @remote(door="beside")
+    def take(self, samples: Array) -> Part:
+        """Samples by their places, int64 ascending, ready to cross processes."""
+        return Part.concat(self.parts(samples)).numpy()
+
+    def parts(self, samples: Array) -> list[Part]:
+        """The same where they lie, by inference; nothing is copied of one that is wanted as a whole."""
+        inferences, rows = np.divmod(samples, ROWS)
+        cuts = np.flatnonzero(np.diff(inferences)) + 1
+        return [
+            self._part(self.store[int(inferences[own[0]])], rows[own])
+            for own in np.split(np.arange(len(samples)), cuts)
+            if len(own)
+        ]
+
+    def _part(self, inference: _Inference, rows: Array) -> Part:
+        finals, with_final = inference.finals, rows[inference.ended[rows]]
+        if finals is not None:
+            finals = _taken(finals, np.searchsorted(np.flatnonzero(inference.ended), with_final))
+        return Part(
+            places=inference.place * ROWS + rows,
+            heavy=inference.heavy.take(rows),
+            ended=inference.place * ROWS + (rows[:0] if finals is None else with_final),
+            finals=finals if finals is not None and len(finals) else None,
+        )
+
+    @remote(door="beside")
+    def release(self, tickets: Sequence[int] | None = None) -> None:
+        """Free what these tickets left here; None: whatever is here."""
+        if tickets is None:
+            self.tickets.clear()
+            self.store.clear()
+            return
+        for number in tickets:
+            self._forget(number)
+            self.tickets.pop(number, None)
+
+    def _took(self, purpose: str, since: float) -> None:
+        self.seconds[purpose] = self.seconds.get(purpose, 0.0) + perf_counter() - since
+
+    def _forget(self, number: int, standing: int = 0) -> None:
+        """All of a ticket's chunk steps but the first."""
+        steps = self.tickets.get(number, [])
+        for inference, _ in steps[standing:]:
+            inference.left -= 1
+            if not inference.left:
+                del self.store[inference.place]
+        del steps[standing:]
+
+    # ------------------------------------------------------------------------------------------------- weights
+
+    @remote(door="weights")
+    def load(self, version: int, published: Published) -> None:
+        """Put a version beside the one that acts, and swap it in between two requests."""
+        received = receive(self.model, published)
+        with self.between_requests:
+            swap_in(self.model, received, published)
+            self._take(version)
+
+    @remote(door="weights")
+    def adopt(self, version: int) -> None:
+        """The model has the weights of this version already."""
+        with self.between_requests:
+            self._take(version)
+
+    def _take(self, version: int) -> None:
+        self.version = version
+        if self.lag:
+            self._remember()
+        self.on_version(version)
+
+    def _by_version(self, wanted: Array, act: Callable[[Array], T]) -> list[tuple[Array, int, T]]:
+        """Act for the rows [R] with the weights of the versions that they want (below 0: the newest), and leave
+        the newest in place. -> (rows, version, what came of it) for each version."""
+        if self.lag and not self.past:
+            self._remember()
+        newest, found = self.version, []
+        if (wanted < 0).all():
+            return [(rows := np.arange(len(wanted)), newest, act(rows))]
+        wanted = np.where(wanted < 0, newest, wanted)
+        past = dict(self.past)
+        try:
+            for version in np.unique(wanted)[::-1].tolist():
+                if version != self.version:
+                    self._put(version, past[version])
+                rows = np.flatnonzero(wanted == version)
+                found.append((rows, version, act(rows)))
+        finally:
+            if self.version != newest:
+                self._put(newest, past[newest])
+        return found
+
+    @remote(door="beside")
+    def save_past(self, file: Path) -> None:
+        torch.save(list(self.past), file)
+
+    @remote()
+    def load_past(self, file: Path) -> None:
+        """What `save_past` wrote; nothing where the run had no lag so far."""
+        if file.exists():
+            self.past.extend(torch.load(file, weights_only=True))
+
+    def _remember(self) -> None:
+        if self.past and self.past[-1][0] == self.version:
+            self.past.pop()  # published again: after a warm-up, or from a checkpoint
+        self.past.append((self.version, [(n, w.detach().to("cpu", copy=True)) for n, w in self.model.weights()]))
+
+    def _put(self, version: int, weights: list[tuple[str, torch.Tensor]]) -> None:
+        self.model.load_weights(weights)
+        self.version = version
+
+    def _frames(self, ticket: Finished) -> Array:
+        assert ticket.frames is not None
+        (images,) = ticket.frames.values()
+        return images
+
+    def _features(self, frames: Sequence[Array]) -> Array:
+        before = perf_counter()
+        features = to_numpy(self.embed(tuple(frames)))
+        self._took("action", before)
+        found = f"{features.dtype} {list(features.shape)}" if isinstance(features, np.ndarray) else repr(features)
+        if not re.fullmatch(rf"float32 \[{len(frames)}, \d+\]", found):
+            raise PluginError(f"the algorithm's features are {found}; expected float32 [{len(frames)}, D]")
+        if not np.isfinite(features).all():
+            raise PluginError("the algorithm's features are not finite")
+        return np.asarray(features)
+
+    # ------------------------------------------------------------------------------------------------- records
+
+    def _keep(self, request: Request, chunk: Chunk, part: slice, versions: Array) -> None:
+        assert request.obs is not None
+        heavy = Heavy(
+            obs=request.obs,
+            actions=chunk.actions[part],
+            replay={name: tensor[part] for name, tensor in chunk.replay.items()},
+        )
+        rows = len(request.positions)
+        inference = _Inference(
+            place=self.made,
+            versions=versions,
+            log_probs=to_numpy(chunk.log_probs)[part].astype(np.float32),
+            values=None if chunk.values is None else to_numpy(chunk.values)[part].astype(np.float32),
+            heavy=heavy,
+            next_values=np.zeros(rows, np.float32),
+            ended=np.zeros(rows, bool),
+            left=rows,
+        )
+        self.made += 1
+        self.store[inference.place] = inference
+        for row, number in enumerate(request.numbers.tolist()):
+            self.tickets.setdefault(number, []).append((inference, row))
+
+    def _value_finals(self, requests: Sequence[Request]) -> None:
+        """Bootstrap values of the previous chunk step: one value-only forward on just the rows that need one."""
+        due = [request for request in requests if request.final is not None]
+        if not due:
+            return
+        final = Observation.concat([request.final for request in due if request.final is not None])
+        last = [[self.tickets[number][-1] for number in request.final_numbers.tolist()] for request in due]
+        pinned = np.concatenate([request.final_versions for request in due])
+        values = np.zeros(len(final), np.float32)
+        for rows, _, found in self._by_version(pinned, lambda rows: self._bootstrap(_taken(final, rows))):
+            values[rows] = found
+        for request, of_lane in zip(due, last, strict=True):
+            inference, rows = of_lane[0][0], np.array([row for _, row in of_lane])  # of one lane: of one inference
+            inference.next_values[rows], values = values[: len(rows)], values[len(rows) :]
+            inference.ended[rows] = True
+            if self.finals and request.final is not None:
+                inference.finals = _taken(request.final, np.argsort(rows))
+
+    def _bootstrap(self, obs: Observation) -> Array:
+        """Value of the first action of each row, float32 [R]."""
+        values = to_numpy(self.model.values(obs))
+        first: Array = (values if values.ndim == 1 else values[:, 0]).astype(np.float32)
+        return first
+
+    def _check(self, actions: Array, chunk: Chunk) -> None:
+        if not np.isfinite(actions).all() or not np.isfinite(to_numpy(chunk.log_probs)).all():
+            raise PluginError(f"model {self.name!r} sampled actions or log-probs that are not finite")
+
+
+def _taken(obs: Observation, rows: Array) -> Observation:
+    return obs if len(rows) == len(obs) else obs.take(rows)
+
+
+def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
+    """One chunk of parts, in the order of their rows."""
+    if len(parts) == 1:
+        return parts[0][1]
+    chunks, order = [chunk for _, chunk in parts], np.argsort(np.concatenate([rows for rows, _ in parts]))
+    values = [chunk.values for chunk in chunks if chunk.values is not None]
+    return Chunk(
+        actions=pick(concat([chunk.actions for chunk in chunks]), order),
+        log_probs=pick(concat([chunk.log_probs for chunk in chunks]), order),
+        values=pick(concat(values), order) if values else None,
+        replay={key: pick(concat([chunk.replay[key] for chunk in chunks]), order) for key in chunks[0].replay},
+    )
+
+
+def _values_of(steps: Sequence[tuple[_Inference, int]]) -> dict[str, Array]:
+    """values [T] or [T, C] and next_values [T]; nothing without a critic."""
+    values = [inference.values[row] for inference, row in steps if inference.values is not None]
+    if not values:
+        return {}
+    return {
+        "values": np.stack(values),
+        "next_values": np.array([inference.next_values[row] for inference, row in steps], np.float32),
+    }

@@ -1,0 +1,213 @@
+"""What a policy's worker has to play, and what came of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from threading import Condition
+from typing import Any
+
+from attrs import define, field, frozen
+
+from vla_rl.runtime.driver.stream_cursors import Standings
+from vla_rl.runtime.messages.requests import Finished, Start
+from vla_rl.runtime.placement.assignments import LaneSlice
+from vla_rl.runtime.scheduling.batching import Lane
+
+LOOK_S = 0.5
+"""Seconds between two looks at whether to leave, where nothing may be played yet."""
+HELD = 2
+"""Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
+can play."""
+
+
+@frozen(kw_only=True, eq=False)
+class Played:
+    """A ticket that was played."""
+
+    finished: Finished
+    """What its simulator says."""
+    chosen: dict[str, Any]
+    """What its policy says: light fields [T, ...]; nothing in an evaluation."""
+
+
+@define(kw_only=True, eq=False)
+class Report:
+    """What came of some tickets, and what was done since the last report."""
+
+    played: list[Played] = field(factory=list)
+    env_seconds: dict[int, float] = field(factory=dict)
+    """Of each sim worker, or of each lane where lanes work at the same time."""
+    policy_seconds: dict[int, float] = field(factory=dict)
+    """Of each policy's worker."""
+    env_steps: int = 0
+    replayed: int = 0
+    restarted: int = 0
+    """As in `Request`."""
+    faults: list[str] = field(factory=list)
+    """What broke and was repaired."""
+
+    def add(self, other: Report) -> None:
+        """What another says was done too, but for its tickets."""
+        for worker, seconds in other.env_seconds.items():
+            self.env_seconds[worker] = self.env_seconds.get(worker, 0.0) + seconds
+        for worker, seconds in other.policy_seconds.items():
+            self.policy_seconds[worker] = self.policy_seconds.get(worker, 0.0) + seconds
+        self.env_steps += other.env_steps
+        self.replayed += other.replayed
+        self.restarted += other.restarted
+        self.faults += other.faults
+
+
+def most_held(rows: int, several: bool, ahead: bool) -> float:
+    """Tickets that a worker with so many rows holds at most. Where there are several workers, what one does not hold
+    another can play; but where rollouts run ahead, the driver may wait for learners when a row becomes free."""
+    return HELD * rows if several and not ahead else float("inf")
+
+
+class _Batch:
+    """Tickets that were given together, by task."""
+
+    def __init__(self, starts: Iterable[Start]):
+        self.of_task: dict[str, deque[Start]] = {}
+        for start in starts:
+            self.of_task.setdefault(start.state.task, deque()).append(start)
+
+    def pop(self, tasks: Collection[str]) -> Start:
+        """The next one of these tasks; if there is none, of the task that has most left."""
+        task = next((task for task in tasks if task in self.of_task), None)
+        if task is None:
+            task = max(self.of_task, key=lambda name: len(self.of_task[name]))
+        start = self.of_task[task].popleft()
+        if not self.of_task[task]:
+            del self.of_task[task]
+        return start
+
+
+class Play:
+    """Tickets of one worker. One thread plays, others give tickets and ask for what came of them."""
+
+    def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[Start]] = ()) -> None:
+        """`batches`: to begin with."""
+        self.lanes = len(lanes)
+        self.going = False
+        self._changed = Condition()
+        self._batches: deque[_Batch] = deque()
+        self._left = 0
+        self._held: dict[int, deque[str]] = {}
+        """Lane -> tasks that its rows got last: many simulators need seconds to build the scene of another."""
+        self._lane_of = {row: lane.index for lane in lanes for row in range(lane.first_row, lane.first_row + lane.rows)}
+        self._own: dict[int, list[Start]] = {}
+        """Lane -> tickets of its rows' streams."""
+        self._later: list[list[Start]] = []
+        """Those that wait for the end of others, with which they go on, or for a version of the weights."""
+        self._version = 0
+        self._standings = Standings()
+        self._report = Report()
+        self._done: set[int] = set()
+        """Tickets in the report."""
+        if batches:
+            self.begin(batches)
+
+    # ------------------------------------------------------------------------------------- by whoever gives tickets
+
+    def begin(self, batches: Iterable[Sequence[Start]]) -> None:
+        """Before the first are played."""
+        with self._changed:
+            self.going = True
+            self._add(batches)
+
+    def give(self, batches: Iterable[Sequence[Start]]) -> bool:
+        """-> whether these will be played; if not, playing has ended, and has to begin anew."""
+        with self._changed:
+            if self.going:
+                self._add(batches)
+            return self.going
+
+    def report(self, needed: Collection[int], early: bool) -> Report:
+        """Wait until all these tickets are played (`early`: one of all), or playing has ended. -> what was not
+        reported before."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.going or (self._done if early else self._done.issuperset(needed)))
+            found, self._report = self._report, Report()
+            self._done.clear()
+            return found
+
+    def reach(self, version: int) -> None:
+        """The policy has these weights now."""
+        with self._changed:
+            self._version = version
+            self._place()
+
+    def _add(self, batches: Iterable[Sequence[Start]]) -> None:
+        for starts in batches:
+            self._left += len(starts)
+            self._later.append(list(starts))
+        self._place()
+
+    def _place(self) -> None:
+        """Let those of the waiting tickets be played that may."""
+        later, self._later = self._later, []
+        for starts in later:
+            anywhere, waiting = [], []
+            for start in map(self._standings.placed, starts):
+                if start.least > self._version or (start.row is not None and start.actions is None):
+                    waiting.append(start)
+                elif start.row is None:
+                    anywhere.append(start)
+                else:
+                    self._own.setdefault(self._lane_of[start.row], []).append(start)
+            if anywhere:
+                self._batches.append(_Batch(anywhere))
+            if waiting:
+                self._later.append(waiting)
+        self._changed.notify_all()
+
+    # -------------------------------------------------------------------------------------------- by whoever plays
+
+    def tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[Start]:
+        """For the rows of a lane that are free, or will be after their next chunk, and some to wait there for those
+        that end before they have to: fewer and fewer, so that no lane holds what another could play. Tickets of
+        streams go to the lanes that have their rows."""
+        with self._changed:
+            spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
+            want = free + max(ending, min(lane.slice.rows - free, spare)) - waiting
+            held = self._held.setdefault(lane.slice.index, deque(maxlen=lane.slice.rows))
+            found = self._own.pop(lane.slice.index, [])
+            self._left -= len(found)
+            while len(found) < want and self._batches:
+                start = self._batches[0].pop(held)
+                found.append(start)
+                held.append(start.state.task)
+                self._left -= 1
+                if not self._batches[0].of_task:
+                    self._batches.popleft()
+            return found
+
+    def add(self, done: Report) -> None:
+        """Tickets that ended, and what was done."""
+        with self._changed:
+            self._report.played += done.played
+            self._report.add(done)
+            self._done.update(ticket.finished.number for ticket in done.played)
+            for ticket in done.played:
+                self._standings.note(ticket.finished)
+            if done.played:
+                self._place()
+
+    def end(self) -> bool:
+        """Nothing is left; -> False where there is something to play, or may soon be."""
+        with self._changed:
+            if self._left:
+                self._changed.wait_for(lambda: self._own or self._batches, LOOK_S)
+                return False
+            self.stop()
+            return True
+
+    def stop(self) -> None:
+        """Playing ends, with whatever is left."""
+        with self._changed:
+            self.going, self._left, self._later = False, 0, []
+            self._batches.clear()
+            self._own.clear()
+            self._changed.notify_all()

@@ -1,0 +1,184 @@
+"""A simulator whose next frames a world model imagines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from attrs import evolve
+
+from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.randomness import Noise, derived_seed
+from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.world_models import Windows, WorldModel
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
+from vla_rl.toolkit.world_models.windows import followed_by, put_rows, take_rows
+
+if TYPE_CHECKING:
+    from vla_rl.core.types import Array
+
+Numbers = np.ndarray[Any, Any]
+TRIES = 3
+"""Of a trajectory in which the model gives numbers that are not finite, each with noise of its own."""
+
+
+class Imagination(SimEnv):
+    """N rows that start where recorded train episodes were, and go on as the model says.
+
+    A reset state is a window of the recorder. The reset's seed keys everything that is drawn, so rows of a group are
+    the same window with other seeds. After `horizon` chunks of actions a row is truncated, and at the step limit of the
+    episode that it goes on with. What is recorded meanwhile is not started from before `refresh`.
+    """
+
+    def __init__(
+        self,
+        model: WorldModel,
+        recorder: Recorder,
+        info: EnvInfo,
+        num_envs: int,
+        *,
+        horizon: int,
+        start: Literal["any", "first"] = "any",
+        outcome: Literal["sample", "most likely"] = "sample",
+        recent: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            info: of the simulator that the episodes are of, with the step limits that hold.
+            recent: start from the newest so many train episodes; None: from all.
+            outcome: how an episode's going on or end is taken from the model's probabilities.
+            seed: of the run.
+        Raises UserError for a recorder of another simulator's episodes.
+        """
+        found, wanted = recorder.shape, Shape.of(info, recorder.shape.chunk)
+        for name in ("cameras", "state_dim", "action_dim"):
+            if getattr(found, name) != getattr(wanted, name):
+                raise UserError(
+                    f"the recorder in {recorder.folder} holds episodes with {name} {getattr(found, name)}, and the "
+                    f"simulator has {getattr(wanted, name)}; give the simulator that was recorded"
+                )
+        self.model, self.recorder, self.num_envs, self.seed = model, recorder, num_envs, seed
+        self.info = evolve(info, notes=(*info.notes, "imagined by a world model"))
+        self._start, self._outcome, self._recent = start, outcome, recent
+        self._horizon, self._limits = horizon * recorder.shape.chunk, {task.name: task.max_steps for task in info.tasks}
+        self._limit = np.full(num_envs, self._horizon)
+        self._windows: Windows | None = None
+        self._seed, self._steps = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._chunks, self._ids = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._tries = np.zeros(num_envs, np.int64)
+        self._over, self._success = np.ones(num_envs, bool), np.zeros(num_envs, bool)
+        self._faults: dict[int, list[str]] = {}
+        self._tried: dict[tuple[int, int], int] = {}
+        """(reset state, seed) of a trajectory -> how often it broke since `refresh`."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """From now on start from what is recorded by now."""
+        self._tried.clear()
+        self._starts = self.recorder.starts(self._start, newest=self._recent)
+
+    def reset_states(self, split: str) -> tuple[ResetState, ...]:
+        if split == "eval":
+            raise NotOffered("evaluation is on the real simulator, never on imagined frames")
+        return self._starts
+
+    def reset(self, rows: Array, state_ids: Array, seed: Array) -> Observation:
+        chosen = np.array(to_numpy(rows), np.int64)
+        ids = np.array(to_numpy(state_ids), np.int64)
+        windows = self.recorder.windows(ids, history=self.model.history)
+        if self._windows is None:
+            self._windows = take_rows(windows, np.zeros(self.num_envs, np.int64))
+        self._windows = put_rows(self._windows, chosen, windows)
+        self._ids[chosen], self._seed[chosen] = ids, to_numpy(seed)
+        self._tries[chosen] = [self._tried.get(key, 0) for key in self._trajectories(chosen)]
+        self._steps[chosen] = self._chunks[chosen] = 0
+        self._over[chosen] = self._success[chosen] = False
+        limits = np.array([self._limits[task] for task in self.recorder.tasks(ids)])
+        played = (windows.first + self.model.history - 1) * self.recorder.shape.chunk
+        self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - played, 1))
+        return self._seen(chosen)
+
+    def chunk_step(self, actions: Array, active: Array, stop_at_end: bool) -> ChunkResult:
+        moves, running = np.array(to_numpy(actions), np.float32), np.array(to_numpy(active), bool)
+        count, width = moves.shape[:2]
+        rewards, terminated = np.zeros((count, width), np.float32), np.zeros((count, width), bool)
+        truncated, executed = np.zeros_like(terminated), np.repeat(running[:, None], width, axis=1)
+        left = np.where(running & ~self._over, np.minimum(self._limit - self._steps, width), 0)
+        for length in np.unique(left[left > 0]):
+            rows = np.flatnonzero(left == length)
+            for row, outcome in zip(rows, self._imagine(rows, moves[rows, :length]), strict=True):
+                won, last = bool(1 <= outcome <= length), int(outcome - 1) % length if outcome else length - 1
+                terminated[row, last], rewards[row, last] = outcome > 0, won
+                self._steps[row] += last + 1
+                truncated[row, last] = not outcome and self._steps[row] >= self._limit[row]
+                self._over[row] = terminated[row, last] or truncated[row, last]
+                if stop_at_end and self._over[row]:
+                    executed[row, last + 1 :] = False
+                self._success[row] = won
+        return ChunkResult(
+            obs=self._seen(np.arange(self.num_envs)),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            executed=executed,
+            success=self._success.copy(),
+        )
+
+    def faults(self) -> Mapping[int, Sequence[str]]:
+        found, self._faults = self._faults, {}
+        return found
+
+    def _imagine(self, rows: Numbers, actions: Numbers) -> Numbers:
+        """Move these rows on. -> the class of each one's outcome, int64 [R]."""
+        assert self._windows is not None
+        windows = take_rows(self._windows, rows)
+        keys = [self._keys(rows), self._ids[rows].tolist(), self._chunks[rows].tolist()]
+        after = self.model.imagine(windows, actions, Noise(self.seed, "imagination/frames", *keys)).numpy()
+        chances = np.array(to_numpy(self.model.outcome(windows, actions, after)), np.float64)
+        broken = ~np.isfinite(chances).all(1)
+        if after.state is not None:
+            broken |= ~np.isfinite(np.asarray(after.state)).all(1)
+        for row, key in zip(rows[broken], self._trajectories(rows[broken]), strict=True):
+            self._tried[key] = tries = self._tried.get(key, 0) + 1
+            self._faults.setdefault(int(row), []).append("the world model gave numbers that are not finite")
+            if tries == TRIES:
+                raise UserError(
+                    f"the world model gave numbers that are not finite {TRIES} times in one trajectory, each time with "
+                    "other noise: its weights are not sound; go on from an earlier checkpoint with a lower learning "
+                    "rate of the world model, or without it"
+                )
+        chances[broken] = np.eye(1, chances.shape[1])
+        uniforms = Noise(self.seed, "imagination/outcome", *keys).uniforms()
+        drawn: Numbers = chances.argmax(1)
+        if self._outcome == "sample":
+            bounds = chances.cumsum(1)
+            drawn = (uniforms[:, None] * bounds[:, -1:] >= bounds).sum(1).clip(max=chances.shape[1] - 1)
+        width = actions.shape[1]
+        last = np.where(drawn > 0, (drawn - 1) % width, width - 1)
+        executed = np.arange(width) <= last[:, None]
+        moved = followed_by(windows, actions, executed, drawn, after)
+        sound = np.flatnonzero(~broken)
+        self._windows = put_rows(self._windows, rows[sound], take_rows(moved, sound))
+        self._chunks[rows] += 1
+        return drawn
+
+    def _trajectories(self, rows: Numbers) -> list[tuple[int, int]]:
+        return list(zip(self._ids[rows].tolist(), self._seed[rows].tolist(), strict=True))
+
+    def _keys(self, rows: Numbers) -> list[int]:
+        """Of the noise: a trajectory that broke is not played again with the same."""
+        drawn = zip(self._seed[rows].tolist(), self._tries[rows].tolist(), strict=True)
+        return [derived_seed(seed, "tried", tries) if tries else seed for seed, tries in drawn]
+
+    def _seen(self, rows: Numbers) -> Observation:
+        if self._windows is None:
+            raise RuntimeError("no row has been reset")
+        windows = self._windows
+        return Observation(
+            images={camera: frames[rows, -1] for camera, frames in windows.images.items()},
+            instructions=tuple(windows.instructions[row] for row in rows),
+            state=windows.state[rows, -1] if self.info.state_dim else None,
+        )

@@ -1,0 +1,44 @@
+"""The rows in which policies practise, where the world model is. They are apart from those of the simulators, so that a
+rollout may be played meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.messages.requests import Request, Start
+from vla_rl.runtime.workers.env.envs import Rows, in_host_memory
+from vla_rl.runtime.workers.world_model.worker import Practice
+
+
+class ImaginedRows(Rows):
+    def __init__(self, practice: Practice, rows: Mapping[int, int], bootstrap: bool) -> None:
+        """
+        Args:
+            rows: lane -> how many it has, for all lanes of the run.
+            bootstrap: what follows a truncation is valued.
+        """
+        spec = practice.spec
+        super().__init__(spec.env.type, spec.runtime.max_faults)
+        self.practice = practice
+        self.played |= practice.episodes(rows, bootstrap, self.on_fault)
+
+    @remote(track="practice", door="practice", lane=0)
+    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Request:
+        """As `SimRole.begin`."""
+        self._check(tickets)
+        return in_host_memory(self.started(lane, purpose, tickets))
+
+    @remote(track="practice", door="practice", lane=0)
+    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Request:
+        """As `SimRole.step`."""
+        self._check(tickets)
+        return in_host_memory(self.stepped(lane, actions, tickets))
+
+    def _check(self, tickets: Sequence[Start]) -> None:
+        """Raises RuntimeError for a ticket of another version of the world model than the one that is here."""
+        here = self.practice.counts.updates
+        for ticket in tickets:
+            if ticket.world != here:
+                raise RuntimeError(f"ticket {ticket.number} is of world model version {ticket.world}, not {here}")

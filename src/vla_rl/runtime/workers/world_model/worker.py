@@ -1,0 +1,259 @@
+"""The world model of a run, where its simulators are: what it is fitted to, and what it is worth."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from attrs import define, frozen
+
+from vla_rl.core.catalogue import build
+from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.manager import Named, wrap
+from vla_rl.core.randomness import Noise
+from vla_rl.core.reset_states import draw_state
+from vla_rl.core.spec.sections import ImaginationSpec
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Context, EnvInfo, ResetState
+from vla_rl.core.world_models import Windows, WorldModel
+from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.workers.env.episodes import Episodes
+from vla_rl.runtime.workers.world_model.comparison_images import write_strips
+from vla_rl.runtime.workers.world_model.imagined_env import Imagination
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape
+from vla_rl.toolkit.world_models.measures import GATES, gates, measure
+
+IMAGINED = 1 << 21
+"""In place of an episode's number: imagined trajectories start from draws of their own."""
+ROLLOUT = 2
+"""Predictions in a row of a fit: the second is made from the first (DIAMOND)."""
+OF_ACTIONS = 16
+"""Held-out episodes by which action following is measured: each of their chunks is imagined 8 times."""
+SHOWN = 6
+"""Episodes of a picture."""
+
+
+@frozen(kw_only=True)
+class Fitted:
+    """What came of a fit."""
+
+    updates: int
+    version: int
+    """Updates of the world model in the whole run: its version."""
+    metrics: dict[str, float]
+    gates: dict[str, bool]
+    """Name -> open."""
+    last: tuple[tuple[ResetState, bool], ...]
+    """First windows of the last rollout's episodes, and whether each was a success."""
+
+
+@define(eq=False)
+class _Counts:
+    updates: int = 0
+    """Of the world model: its version."""
+    good: bool = False
+    """All gates were open when it was measured last."""
+
+
+class Practice:
+    """A role of the worker that has the simulators."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        info: EnvInfo,
+        folder: Path,
+        device: str,
+        wrappers: Named,
+        *,
+        beat: Callable[[], None],
+        has_to_leave: Callable[[], bool],
+    ) -> None:
+        """
+        Args:
+            info: of the simulator.
+            folder: of the run.
+            beat: says that a long call goes on.
+            has_to_leave: whether a fit ends where it is, with StopRequested.
+        Raises UserError where the simulator has no cameras, episodes do not fit on disk or in memory, or they have
+        another shape than those that are there.
+        """
+        assert spec.world_model is not None and spec.imagination is not None
+        self.spec, self.section, self.folder = spec, spec.imagination, folder
+        self.beat, self.has_to_leave = beat, has_to_leave
+        self.info = limited(info, spec.rollout.max_steps)
+        shape = Shape.of(self.info, spec.rollout.chunk)
+        self.recorder = Recorder(
+            folder / "episodes",
+            shape,
+            capacity=self.section.buffer,
+            spare=spare_of(spec),
+            held_out=self.section.held_out,
+        )
+        context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=self.info)
+        part = spec.world_model
+        built: WorldModel = build("world_model", part.type, part.config, context, spec.plugins)
+        self.model = wrap("world_model", built, part.type, wrappers)
+        self.envs: list[Imagination] = []
+        self.counts = _Counts()
+        self._pool: tuple[ResetState, ...] = ()
+        self._before: dict[str, Any] | None = None
+        """What a checkpoint has, while a step goes on."""
+
+    def episodes(
+        self, rows: Mapping[int, int], bootstrap: bool, on_fault: Callable[[str], None]
+    ) -> dict[str, dict[int, Episodes]]:
+        """Where the policy practises, and where it is measured, for lanes of so many rows each: purpose of a `Mode` ->
+        lane -> its imagined episodes."""
+        section, rollout = self.section, self.spec.rollout
+        assert self.spec.world_model is not None
+        found: dict[str, dict[int, Episodes]] = {"imagination": {}, "inflation": {}}
+        for lane, count in rows.items():
+            settings: dict[str, Any] = {"outcome": section.outcome, "recent": section.recent, "seed": self.spec.seed}
+            longest, of_model = self.recorder.shape.longest, (self.model, self.recorder, self.info, count)
+            practice = Imagination(*of_model, horizon=section.horizon, start=section.start, **settings)
+            probe = Imagination(*of_model, horizon=longest, start="first", **settings)
+            self.envs.append(practice)
+            for purpose, env in (("imagination", practice), ("inflation", probe)):
+                found[purpose][lane] = Episodes(
+                    env,
+                    name=f"{self.spec.env.type} (imagined by {self.spec.world_model.type})",
+                    seed=self.spec.seed,
+                    chunk=rollout.chunk,
+                    reward=rollout.reward,
+                    reward_coef=rollout.reward_coef,
+                    bootstrap=bootstrap and purpose == "imagination",
+                    on_fault=on_fault,
+                )
+        return found
+
+    # ----------------------------------------------------------------------------------------------- of a step
+
+    @remote(track="practice", door="practice")
+    def fit(self, step: int, *ended: list[Recording]) -> Fitted:
+        """Record the episodes of a step, which ended in several places, in the order of their tickets; fit to all that
+        is recorded, and measure."""
+        section, before = self.section, perf_counter()
+        self.recorder.saved()
+        self._before = copy.deepcopy(self._state())
+        played = sorted((attrs.evolve(e, step=step) for part in ended for e in part), key=lambda e: e.number)
+        self.recorder.add(played)
+        losses: dict[str, list[float]] = {}
+        updates = section.fit_updates if self.counts.good else section.fit_shut
+        updates = updates if self.recorder.starts("first") else 0
+        for _ in range(updates):
+            self._go_on()
+            number, rows = self.counts.updates, range(section.fit_batch)
+            windows = self.recorder.draw(
+                section.fit_batch, history=self.model.history, rollout=ROLLOUT, seed=self.spec.seed, number=number
+            )
+            noise = Noise(self.spec.seed, "world-model/fit", rows, [0] * len(rows), [number] * len(rows))
+            for name, value in self.model.fit(windows, noise).items():
+                losses.setdefault(name, []).append(value)
+            self.counts.updates += 1
+        fitted = perf_counter()
+        found = self._measured()
+        opened = gates(found, self.counts.good) if found else dict.fromkeys(GATES, False)
+        self.counts.good = all(opened.values())
+        self._pool = self._starts()
+        return Fitted(
+            updates=updates,
+            version=self.counts.updates,
+            metrics={
+                **{f"world_model/{name}": float(np.mean(values)) for name, values in losses.items()},
+                **{f"world_model/{name}": value for name, value in found.items() if np.isfinite(value)},
+                "world_model/updates": float(self.counts.updates),
+                "world_model/episodes": float(len(self.recorder)),
+                "time/fit": fitted - before,
+                "time/measure": perf_counter() - fitted,
+            },
+            gates=opened,
+            last=tuple(self.recorder.last(min(len(played), section.measured))),
+        )
+
+    @remote(track="practice", door="practice")
+    def draw(self, groups: Sequence[int]) -> list[ResetState]:
+        """Where these groups of imagined trajectories start: windows of train episodes. [] where there are none."""
+        return [draw_state(self._pool, self.spec.seed, group, IMAGINED) for group in groups] if self._pool else []
+
+    @remote(track="practice", door="practice")
+    def over(self) -> None:
+        """The step is over."""
+        if self._before is not None:
+            self._before = None
+            self.recorder.dropped()
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    @remote(track="practice", door="practice")
+    def save(self, file: Path) -> None:
+        """As it was when the last step was over; and a picture of what it imagines."""
+        torch.save(self._state() if self._before is None else self._before, file)
+        self.recorder.flush()
+        windows = self._held_out(SHOWN)
+        if windows is not None and self._before is None:
+            write_strips(self.model, windows, self.folder / "imagined" / f"update_{self.counts.updates:06d}.png")
+
+    @remote(track="practice", door="practice")
+    def load(self, file: Path) -> None:
+        """Go on from what `save` wrote."""
+        state = torch.load(file, weights_only=True)
+        self.recorder.load_state(state["recorder"])
+        self.counts = _Counts(**state["counts"])
+        if self.model.module is not None:
+            self.model.module.load_state_dict(state["weights"])
+        self.model.load_training_state(state["training"])
+
+    # -------------------------------------------------------------------------------------------------- inside
+
+    def _state(self) -> dict[str, Any]:
+        module = self.model.module
+        weights = {} if module is None else {name: t.detach().cpu() for name, t in module.state_dict().items()}
+        return {
+            "recorder": self.recorder.state(),
+            "counts": attrs.asdict(self.counts),
+            "weights": weights,
+            "training": dict(self.model.training_state()),
+        }
+
+    def _starts(self) -> tuple[ResetState, ...]:
+        for env in self.envs:
+            env.refresh()
+        return self.envs[0].reset_states("train") if self.envs else ()
+
+    def _measured(self) -> dict[str, float]:
+        self._go_on()
+        windows = self._held_out(self.section.measured)
+        return {} if windows is None else measure(self.model, windows, self.spec.seed, of_actions=OF_ACTIONS)
+
+    def _held_out(self, count: int) -> Windows | None:
+        """Whole episodes."""
+        ids, longest = self.recorder.held_out(count), self.recorder.shape.longest
+        return self.recorder.windows(ids, history=self.model.history, rollout=longest) if len(ids) else None
+
+    def _go_on(self) -> None:
+        self.beat()
+        if self.has_to_leave():
+            raise StopRequested
+
+
+def limited(info: EnvInfo, max_steps: int | None) -> EnvInfo:
+    """With the step limit of the spec, where it has one."""
+    if max_steps is None:
+        return info
+    return attrs.evolve(info, tasks=tuple(attrs.evolve(task, max_steps=max_steps) for task in info.tasks))
+
+
+def spare_of(spec: Spec) -> int:
+    """Episodes that may be recorded between two checkpoints, and in a step that is not over."""
+    rollout, rows = spec.rollout, spec.env.num_envs
+    section: ImaginationSpec | None = spec.imagination
+    assert section is not None
+    step = (rollout.groups(rows) + rollout.further_groups(rows)) * rollout.group_size
+    return min((spec.train.checkpoint_every or spec.train.steps) * step, section.buffer) + step
