@@ -25,7 +25,7 @@ from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.state import State
 from vla_rl.core.types import Batch, Scores
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.start import start
 from vla_rl.testing import synthetic
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
             "hooks": [],
         }
     )
-    runtime = Driver(spec)
+    runtime = start(spec)
     try:
         learner = runtime.backend.worker.roles["learner"]
         judge = runtime.algorithm

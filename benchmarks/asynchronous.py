@@ -51,6 +51,7 @@ from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.planning.forecast import expected
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
+from vla_rl.runtime.start import start
 
 ROLLOUT, UPDATE = 536.8 / 200, 441.3 / 200
 """Seconds of a training step."""
@@ -202,7 +203,7 @@ class Running:
     @classmethod
     def start(cls, case: Case) -> Running:
         spec = case.spec()
-        return cls(case, Driver(spec), flow_of(spec, State()))
+        return cls(case, start(spec), flow_of(spec, State()))
 
     def turn(self, steps: int) -> list[Step]:
         """Some training steps, of which the last are measured; then what is played ahead, so that others have the

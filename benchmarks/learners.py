@@ -32,9 +32,9 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.types import Context, Plugin
-from vla_rl.runtime.driver.driver import Driver
-from vla_rl.runtime.driver.minibatches import OptimizerStep
+from vla_rl.runtime.messages.learning import OptimizerStep
 from vla_rl.runtime.messages.model_inputs import Heavy
+from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
@@ -98,7 +98,7 @@ def publication(dtype: str, repeats: int, check: bool = False) -> tuple[float, f
             "hooks": [],
         }
     )
-    runtime = Driver(spec)
+    runtime = start(spec)
     try:
         actor = ray.remote(num_cpus=0)(Copier)
         giver, taker = actor.remote(), actor.remote()

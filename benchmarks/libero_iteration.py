@@ -34,6 +34,7 @@ from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.state import State
 from vla_rl.core.types import Context, Observation
 from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.start import start
 
 SIZE, CHUNK, SETTLE = 128, 8, 10
 CAMERAS = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}
@@ -135,7 +136,7 @@ def measure(rounds: int, rows: int, steps: int) -> dict[str, float]:
     alone: SimEnv = plugins.build("env", "libero", spec.env.config, Context(num_envs=rows, chunk=CHUNK))
     states = alone.reset_states("train")
     model: VLAModel = plugins.build("model", spec.model.type, spec.model.config, Context(env=alone.info, chunk=CHUNK))
-    runtime = Driver(spec)
+    runtime = start(spec)
     try:
         flow = flow_of(spec, State())
         iteration(runtime, flow)

@@ -34,6 +34,7 @@ from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import forecast
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
+from vla_rl.runtime.start import start
 from vla_rl.testing.latency import Latency
 
 STEPS, TAIL = 32, 0.7
@@ -147,7 +148,7 @@ def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
     try:
         for case in cases:
             spec = case.spec()
-            runtimes.append((Driver(spec, plan=case.plan()), flow_of(spec, State())))
+            runtimes.append((start(spec, plan=case.plan()), flow_of(spec, State())))
             play(*runtimes[-1])
         times: list[list[float]] = [[] for _ in cases]
         for _ in range(rounds):

@@ -19,7 +19,8 @@ import numpy as np
 from PIL import Image
 
 from vla_rl import Context, Noise, Observation, SimEnv, Windows, WorldModel, build, load, to_numpy
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape
+from vla_rl.runtime.messages.world_model import Recording
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
 from vla_rl.toolkit.world_models.measures import gates, measure, play
 from vla_rl.toolkit.world_models.windows import frames_of, take_rows
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from vla_rl import Context, Observation, build, generator, load, to_numpy
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape
+from vla_rl.runtime.messages.world_model import RecordedEpisode
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
 
 CHUNK = 4
 STEPS = 16
@@ -19,7 +20,7 @@ def tabletop(rows: int, size: int = 16, chunk: int = CHUNK) -> Any:
     return build("env", "tabletop", plugin.config(image_size=size), Context(num_envs=rows, chunk=chunk))
 
 
-def recordings(count: int, env: Any, longest: int) -> list[Recording]:
+def recordings(count: int, env: Any, longest: int) -> list[RecordedEpisode]:
     """Episodes of the expert, in two of three of which it is disturbed, so that some fail."""
     states, rows = env.reset_states("train")[:count], np.arange(env.num_envs)
     found = []
@@ -47,7 +48,7 @@ def recordings(count: int, env: Any, longest: int) -> list[Recording]:
             actions, executed, outcomes = (np.stack(column) for column in zip(*parts[row], strict=True))
             about = {"task": state.task, "reset_state": state.id, "number": first + row}
             found.append(
-                Recording(
+                RecordedEpisode(
                     images=dict(frames.images),
                     state=to_numpy(frames.state),
                     actions=actions,

@@ -18,10 +18,9 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context
-from vla_rl.runtime.driver.minibatches import ImitationStep
+from vla_rl.runtime.messages.learning import Asked, ImitationStep
 from vla_rl.runtime.messages.model_inputs import Heavy, Part
 from vla_rl.runtime.workers.learner.learner import LearnerRole
-from vla_rl.runtime.workers.learner.scoring import Asked
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel

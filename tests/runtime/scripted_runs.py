@@ -16,8 +16,7 @@ from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.selection import take_columns
 from vla_rl.core.state import State
 from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, read_token_anew
-from vla_rl.runtime.workers.learner.learner import LearnerRole
-from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
+from vla_rl.runtime.comm.interfaces import LearnerInterface, PolicyInterface
 
 MEASURED = ("time/", "throughput/")
 
@@ -68,7 +67,7 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 def weights_of(runtime) -> dict[str, torch.Tensor]:
     """Name -> the weights that the learners would publish now."""
     fleet = runtime.fleet
-    published = fleet.get_all([learner.call(LearnerRole.weights, False) for learner in fleet.learners])[0]
+    published = fleet.get_all([learner.call(LearnerInterface.weights, False) for learner in fleet.learners])[0]
     memory = torch.from_numpy(published.memory)
     return {tensor.name: tensor.read(memory).clone() for tensor in published.tensors}
 
@@ -105,7 +104,7 @@ def prepared(runtime, rollout):
 def heavy_of(runtime, rollout):
     """The heavy part of a rollout's samples in time-major order; one policy has played it, and it is not over."""
     places = runtime.gathered.places[rollout.samples.numpy()]
-    part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyRole.take, np.sort(places)))
+    part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyInterface.take, np.sort(places)))
     return part.heavy.take(np.argsort(np.argsort(places)))
 
 
@@ -113,4 +112,4 @@ def assert_no_heavy_rows(runtime):
     """Of tickets that are over; there is one of number 0."""
     for policy in runtime.fleet.policies:
         with pytest.raises(KeyError):
-            runtime.fleet.get(policy.call(PolicyRole.take, np.zeros(1, np.int64)))
+            runtime.fleet.get(policy.call(PolicyInterface.take, np.zeros(1, np.int64)))

@@ -12,8 +12,8 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.start import start
 
 PPO = {"group_size": 1, "episodes": 32}
 
@@ -52,7 +52,7 @@ def test_ppo_trains_with_auto_reset(train, mode, ignore):
 
 def test_critic_warm_up_leaves_the_actor_alone(tmp_path):
     spec = parse_spec(scripted_spec(algorithm={"type": "ppo"}, rollout=PPO, train={"critic_warmup_steps": 1}))
-    runtime = Driver(spec)
+    runtime = start(spec)
     try:
         before = weights_of(runtime)
         for step, changed in ((1, False), (2, True)):
@@ -95,7 +95,7 @@ def test_a_rollout_without_signal_skips_the_update(train):
 
 
 def test_groups_share_a_state_and_rows_of_a_group_differ(train):
-    runtime = Driver(parse_spec(scripted_spec()))
+    runtime = start(parse_spec(scripted_spec()))
     try:
         rollout, _ = play(runtime, 1)
     finally:

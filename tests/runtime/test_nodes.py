@@ -11,6 +11,7 @@ from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm.backends.reservation import nodes_of
 from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.start import start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 APART = {"type": "hybrid", "sim": "body:cpu", "policy": "brain:0", "learner": "brain:0"}
@@ -29,7 +30,7 @@ def cluster():
 
 
 def test_workers_are_where_the_placement_says(cluster):
-    runtime = Driver(parse_spec(scripted_spec(runtime=JOIN, placement=APART)))
+    runtime = start(parse_spec(scripted_spec(runtime=JOIN, placement=APART)))
     try:
         names = {identity: node.name for identity, node in nodes_of(ray)}
         where = [ray.util.placement_group_table(g)["bundles_to_node_id"][b] for g, b in runtime.backend.held]
@@ -41,9 +42,9 @@ def test_workers_are_where_the_placement_says(cluster):
     finally:
         runtime.close()
     with pytest.raises(DoesNotFit, match=r"no node is named 'head'; there are: body, brain"):
-        Driver(parse_spec(scripted_spec(runtime=JOIN, placement={**APART, "policy": "head:0"})))
+        start(parse_spec(scripted_spec(runtime=JOIN, placement={**APART, "policy": "head:0"})))
     with pytest.raises(DoesNotFit, match=r"device 2 is needed, and there are 2 CPU slots .* on node 'brain': 0-1"):
-        Driver(parse_spec(scripted_spec(runtime=JOIN, placement={**APART, "learner": "brain:2"})))
+        start(parse_spec(scripted_spec(runtime=JOIN, placement={**APART, "learner": "brain:2"})))
 
 
 def test_a_run_survives_a_sim_node_that_comes_back_a_sim_worker_and_a_learner(cluster, train, monkeypatch):

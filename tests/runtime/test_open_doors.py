@@ -19,7 +19,7 @@ from vla_rl.runtime.comm.backends import own_ray
 from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN
 from vla_rl.runtime.comm.backends.private_folder import LOCK, PrivateFolder
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_door
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.start import start
 
 TWO_LEARNERS = {"placement": {"type": "collocated", "workers": 2}, "train": {"steps": 1}}
 ASK = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).internal_kv_keys(b'', None))"
@@ -48,7 +48,7 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
     for name in (MODE, TOKEN, own_ray.TOKEN_FILE):
         monkeypatch.delenv(name, raising=False)
     before = listening([psutil.Process()])
-    runtime = Driver(parse_spec(scripted_spec(runtime={"backend": "ray"}, **TWO_LEARNERS)))
+    runtime = start(parse_spec(scripted_spec(runtime={"backend": "ray"}, **TWO_LEARNERS)))
     try:
         token, folder = os.environ[TOKEN], runtime.backend.own.folder.path
         play(runtime, 1)

@@ -15,12 +15,12 @@ from vla_rl.core.plan import Slot
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm import status_line
 from vla_rl.runtime.comm.backends import local, ray
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface
+from vla_rl.runtime.messages.reports import Count
 from vla_rl.runtime.placement.hardware import Device, describe
-from vla_rl.runtime.start import run
-from vla_rl.runtime.workers.env.env_worker import SimRole
+from vla_rl.runtime.start import run, start
 from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.policy.progress import Count, Progress
+from vla_rl.runtime.workers.policy.progress import Progress
 
 LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
 
@@ -158,11 +158,11 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
 def test_a_worker_that_works_for_itself_is_named_once(monkeypatch):
     heard = []
     monkeypatch.setattr(Worker, "beat", lambda worker, doing=None: heard.append(doing))
-    runtime = Driver(parse_spec(scripted_spec()))
+    runtime = start(parse_spec(scripted_spec()))
     heard.clear()
     try:
-        runtime.fleet.get(runtime.fleet.workers[0].call(Worker.clock))
-        runtime.fleet.get(runtime.fleet.sims[0].call(SimRole.eval_states))
+        runtime.fleet.get(runtime.fleet.workers[0].call(HostInterface.clock))
+        runtime.fleet.get(runtime.fleet.sims[0].call(EnvInterface.eval_states))
     finally:
         runtime.close()
     assert heard[0] == "worker 0 (model 'linear'): clock" and "sim worker 0 (env 'scripted'): eval_states" in heard

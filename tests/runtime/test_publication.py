@@ -16,8 +16,8 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
 from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.comm.weight_sync import ALIGNED, Publisher, receive, swap_in
-from vla_rl.runtime.driver.driver import Driver
-from vla_rl.runtime.driver.minibatches import ImitationStep
+from vla_rl.runtime.messages.learning import ImitationStep
+from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
@@ -98,7 +98,7 @@ def stop(tmp_path_factory):
 @pytest.fixture(scope="module")
 def slow(stop):
     """A run with two learners that share the model out, and a policy in a process of its own."""
-    made = Driver(
+    made = start(
         parse_spec(
             scripted_spec(
                 plugins=[

@@ -15,8 +15,9 @@ import pytest
 from imagined import CHUNK
 
 from vla_rl import EnvInfo, TaskInfo, UserError
+from vla_rl.runtime.messages.world_model import RecordedEpisode
 from vla_rl.runtime.workers.world_model import recorder as module
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape, is_held_out
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape, is_held_out
 
 INFO = EnvInfo(
     cameras={"top": (2, 3)},
@@ -28,12 +29,12 @@ INFO = EnvInfo(
 SHAPE = Shape.of(INFO, CHUNK)
 
 
-def episode(number: int, length: int = 3) -> Recording:
+def episode(number: int, length: int = 3) -> RecordedEpisode:
     """Its frames show its number in red and the chunk in green; its actions are number + chunk / 10."""
     top = np.zeros((length + 1, 2, 3, 3), np.uint8)
     top[..., 0], top[..., 1] = number % 256, np.arange(length + 1)[:, None, None]
     actions = np.repeat(number + np.arange(length, dtype=np.float32) / 10, CHUNK * 2).reshape(length, CHUNK, 2)
-    return Recording(
+    return RecordedEpisode(
         images={"top": top},
         state=np.arange(length + 1, dtype=np.float32)[:, None] + number,
         actions=actions,

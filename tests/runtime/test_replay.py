@@ -19,10 +19,10 @@ from vla_rl.core.spec.sections import ReplaySpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.backends.local import LocalBackend
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.driver.replay import Replay
 from vla_rl.runtime.planning.memory import check_memory, groups_held, trajectory_bytes
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.start import start
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -36,7 +36,7 @@ def replaying(uses, **settings):
 
 @contextmanager
 def runtime(**changes):
-    made = Driver(parse_spec(scripted_spec(**{"runtime": {"backend": "local"}, **changes})))
+    made = start(parse_spec(scripted_spec(**{"runtime": {"backend": "local"}, **changes})))
     try:
         yield made
     finally:
@@ -199,9 +199,9 @@ def test_nothing_is_left_of_what_nobody_trains_on():
             assert not made.backend.worker.roles["policy"].store
         assert list(made.supply.held) == [12, 13, 14]
         learner = made.fleet.learners[0]
-        assert made.fleet.get(learner.call(LearnerRole.release, made.supply.held[12].places_of())) > 0
+        assert made.fleet.get(learner.call(LearnerInterface.release, made.supply.held[12].places_of())) > 0
         for group in (13, 14):
-            left = made.fleet.get(learner.call(LearnerRole.release, made.supply.held[group].places_of()))
+            left = made.fleet.get(learner.call(LearnerInterface.release, made.supply.held[group].places_of()))
         assert left == 0 == lies_there(made)
 
 

@@ -21,13 +21,12 @@ from vla_rl.core.types import Chunk, Context
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.weight_sync import Publisher
 from vla_rl.runtime.driver.assembler import assemble
-from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.driver.refresh import refreshed
-from vla_rl.runtime.messages.requests import Finished, Request
-from vla_rl.runtime.scheduling.batching import Mode
+from vla_rl.runtime.messages.reports import Played
+from vla_rl.runtime.messages.requests import Finished, Mode, Request
+from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
-from vla_rl.runtime.workers.policy.rollout_loop import Played
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -65,7 +64,7 @@ class Alone:
 
 @contextmanager
 def runtime(**changes):
-    made = Driver(parse_spec(scripted_spec(**changes)))
+    made = start(parse_spec(scripted_spec(**changes)))
     try:
         yield made
     finally:
@@ -380,13 +379,13 @@ def test_a_run_under_a_lag_is_corrected(train, algorithm):
 
 def test_a_model_without_a_reference_is_refused_before_training():
     with pytest.raises(UserError, match=r"kl_coef above 0.* model 'linear' gives none.*set algorithm.kl_coef: 0"):
-        Driver(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
+        start(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
 
 
 def test_a_bug_in_a_reference_is_shown_as_one(monkeypatch):
     monkeypatch.setattr(LinearModel, "reference_log_probs", lambda self, obs, chunk: len(None))
     with pytest.raises(TypeError, match="NoneType") as caught:
-        Driver(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
+        start(parse_spec(scripted_spec(algorithm={"type": "grpo", "kl_coef": 0.1})))
     assert "in plugin 'linear', hook 'reference_log_probs' of model" in caught.value.__notes__
 
 

@@ -26,7 +26,7 @@ from vla_rl.core.types import Advantages, Loss, Plugin
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.planning.profile import from_trace
-from vla_rl.runtime.start import run
+from vla_rl.runtime.start import run, start
 from vla_rl.runtime.workers.learner.learner import LearnerRole
 
 LOTTERY = Path(__file__).parents[1] / "plugins" / "test_combinations.py"
@@ -335,7 +335,7 @@ def test_a_loss_that_cannot_be_divided_is_found_out(train, piecemeal):
 )
 def test_a_part_that_fails_leaves_no_trace(piecemeal, algorithm, error, message):
     """The next step begins with zero gradients."""
-    runtime = Driver(parse_spec(scripted_spec(**of(algorithm))))
+    runtime = start(parse_spec(scripted_spec(**of(algorithm))))
     try:
         before = weights_of(runtime)
         with pytest.raises(error, match=message):
@@ -351,7 +351,7 @@ def test_a_part_that_fails_leaves_no_trace(piecemeal, algorithm, error, message)
         got = weights_of(runtime)
     finally:
         runtime.close()
-    clean = Driver(parse_spec(scripted_spec(**of("group"))))
+    clean = start(parse_spec(scripted_spec(**of("group"))))
     try:
         clean.flow = flow_of(clean.spec, State(tickets=Ledger(first=16)))
         advance(clean, 2)

@@ -14,8 +14,8 @@ from scripted_runs import advance, scripted_spec, weights_in
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Plugin
-from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.messages.requests import EnvError, Start
+from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv, seen
 
@@ -196,7 +196,7 @@ def test_a_long_task_is_learned_from_short_segments(seed):
     train = {"steps": 20, "lr": 3e-2, "micro_batch": 128, "global_batch": None, "epochs": 2}
     long, rollout = {"num_envs": 32, "length": 96, "max_steps": 96}, {**SEGMENTS, "chunk": 8, "steps": 32}
     ppo = {"type": "ppo", "gamma": 1.0, "lam": 1.0}
-    runtime = Driver(parse_spec(scripted_spec(seed=seed, env=long, rollout=rollout, algorithm=ppo, train=train)))
+    runtime = start(parse_spec(scripted_spec(seed=seed, env=long, rollout=rollout, algorithm=ppo, train=train)))
     try:
         rollouts = [advance(runtime, step)[0] for step in range(1, 21)]
         success = runtime.evaluate(20).success.rate

@@ -8,9 +8,10 @@ from imagined import CHUNK, tabletop
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import to_numpy
 from vla_rl.runtime.messages.requests import Finished, Start
+from vla_rl.runtime.messages.world_model import RecordedEpisode
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.world_model_recording import Recordings, Tap
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
 
 TICKETS = 9
 
@@ -35,9 +36,9 @@ class Stumbling:
         return {}
 
 
-def played(env) -> tuple[dict[int, Recording], dict[int, Finished], dict[tuple[int, int], np.ndarray]]:
+def played(env) -> tuple[dict[int, RecordedEpisode], dict[int, Finished], dict[tuple[int, int], np.ndarray]]:
     """Tickets that are played by the disturbed expert: recordings, what came of them, and what was seen."""
-    recordings: dict[int, Recording] = {}
+    recordings: dict[int, RecordedEpisode] = {}
     episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, watch=Tap(recordings))
     states = env.reset_states("train")
     request = episodes.step(None, [Start(state=states[n], number=n) for n in range(TICKETS)])

@@ -10,9 +10,8 @@ from scripted_runs import advance
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, Episode, Plugin
-from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.driver.task_weights import TaskWindows
-from vla_rl.runtime.start import run
+from vla_rl.runtime.start import run, start
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 
@@ -106,7 +105,7 @@ def uneven(**changes):
 
 def played(spec, steps=4):
     """Episodes of the hard task in each rollout, and its weight."""
-    runtime = Driver(spec)
+    runtime = start(spec)
     try:
         rollouts = [advance(runtime, step) for step in range(1, steps + 1)]
     finally:

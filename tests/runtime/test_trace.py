@@ -10,10 +10,12 @@ import pytest
 
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime import trace as module
+from vla_rl.runtime.comm import tracing
+from vla_rl.runtime.comm.tracing import Event, Recorder
+from vla_rl.runtime.driver import trace as module
+from vla_rl.runtime.driver.trace import Segment, Trace, causes, waits
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.start import run
-from vla_rl.runtime.trace import Event, Recorder, Segment, Trace, causes, waits
 
 
 def assigned(index, *roles):
@@ -37,7 +39,7 @@ def call(role, start, end, method="step", lane=0):
 
 
 def test_recorder_keeps_lanes_and_counts_what_it_drops(monkeypatch):
-    monkeypatch.setattr(module, "HELD_EVENTS", 2)
+    monkeypatch.setattr(tracing, "HELD_EVENTS", 2)
     recorder = Recorder()
     act, step, load = call("policy", 0.5, 0.6, "act", (0, 1)), call("sim", 0.6, 0.7), call("policy", 0.7, 0.8, "load")
     for event in (act, step, load):
@@ -105,11 +107,11 @@ def test_clocks_of_other_machines_are_brought_to_the_drivers(monkeypatch):
         now.t += 0.25
         return now.t
 
-    monkeypatch.setattr(module, "monotonic", monotonic)
-    monkeypatch.setattr(module, "clock", lambda: ("here", monotonic()))
+    monkeypatch.setattr(tracing, "monotonic", monotonic)
+    monkeypatch.setattr(tracing, "clock", lambda: ("here", monotonic()))
 
-    assert module.clock_ahead(lambda: ("here", now.t)) == 0.0
-    ahead = module.clock_ahead(lambda: ("there", now.t + 0.125 + 500.0))
+    assert tracing.clock_ahead(lambda: ("here", now.t)) == 0.0
+    ahead = tracing.clock_ahead(lambda: ("there", now.t + 0.125 + 500.0))
     assert ahead == 500.0
 
     trace = Trace([assigned(0, "sim"), assigned(1, "policy")])

@@ -10,7 +10,7 @@ from scripted_runs import advance, assert_no_heavy_rows, finish, play, scripted_
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm.backends.own_ray import SYSTEM
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.start import start
 
 ONE_WORKER = np.arange(4)
 """Columns of the groups that the first worker's rows play, of 12 rows on three workers."""
@@ -39,7 +39,7 @@ def train_on(keep, **changes):
         train={"global_batch": 12},
         **changes,
     )
-    runtime = Driver(parse_spec(spec))
+    runtime = start(parse_spec(spec))
     try:
         metrics = []
         for step in (1, 2):
@@ -62,7 +62,7 @@ def test_ranks_share_what_one_worker_made(case, keep):
 
 
 def test_nothing_is_kept_of_a_rollout_that_is_not_trained_on():
-    runtime = Driver(parse_spec(scripted_spec()))
+    runtime = start(parse_spec(scripted_spec()))
     try:
         play(runtime, 1)
         finish(runtime, trained=False)

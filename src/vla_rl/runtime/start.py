@@ -10,14 +10,20 @@ from attrs import evolve
 from vla_rl.core.imitation import Cloning, imitation_of
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.loop import ReinforcementLearning
+from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.runtime import Scaling
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.state import State
 from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.comm.backend import Backend
+from vla_rl.runtime.comm.backends.local import LocalBackend
+from vla_rl.runtime.comm.backends.ray import RayBackend
 from vla_rl.runtime.driver import evaluation
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.driver.measure import measure
+from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.run_folder.folder import RunFolder, read_state
+from vla_rl.runtime.workers.host import Worker
 
 
 def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
@@ -56,7 +62,30 @@ def start(
     imitation: bool = False,
     scaling: Scaling = None,
     folder: Path | None = None,
+    plan: Plan | None = None,
     interrupts: Interrupts | None = None,
 ) -> Driver:
-    """As `core.runtime.StartRuntime`."""
-    return Driver(spec, imitation=imitation, scaling=scaling, folder=folder, measure=measure, interrupts=interrupts)
+    """Start the runtime of a run, as `core.runtime.StartRuntime`. `plan`: of the workers; None: that of the spec's
+    placement."""
+    return Driver(
+        spec,
+        lambda: backend_of(spec),
+        imitation=imitation,
+        scaling=scaling,
+        folder=folder,
+        plan=plan,
+        measure=measure_roles,
+        interrupts=interrupts,
+    )
+
+
+def backend_of(spec: Spec) -> Backend:
+    """Make what hosts the workers of a spec: this process, or Ray."""
+    if spec.runtime.backend == "local":
+        return LocalBackend(Worker)
+    return RayBackend(Worker, spec.runtime.address, spec.runtime.deadline_s)
+
+
+def measure_roles(spec: Spec, cluster: Cluster) -> Profile:
+    """Measure what the roles of a spec take on these machines, for a placement that plans by it."""
+    return measure(lambda short, plan: start(short, plan=plan), spec, cluster)

@@ -22,10 +22,9 @@ from vla_rl.core.types import Context, Observation, Plugin, to_numpy
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.comm.interfaces import EnvInterface
 from vla_rl.runtime.placement.components import build_algorithm
-from vla_rl.runtime.start import run
-from vla_rl.runtime.workers.env.env_worker import SimRole
+from vla_rl.runtime.start import run, start
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
@@ -118,7 +117,7 @@ def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     spec = parse_spec({**SCRIPTED, **changes})
     films: list[Any] = []
     monkeypatch.setattr(SRPO, "features", lambda self, frames: films.extend(frames) or torch.ones(len(frames), 2))
-    runtime = Driver(spec)
+    runtime = start(spec)
     try:
         rollout, *_ = play(runtime)
     finally:
@@ -157,7 +156,7 @@ def test_frames_are_recorded_only_for_who_needs_them(algorithm, monkeypatch):
         return step(self, actions, tickets)
 
     monkeypatch.setattr(Episodes, "step", watched)
-    runtime = Driver(parse_spec({**SCRIPTED, "algorithm": ALGORITHMS[algorithm]}))
+    runtime = start(parse_spec({**SCRIPTED, "algorithm": ALGORITHMS[algorithm]}))
     try:
         rollout, *_ = play(runtime)
     finally:
@@ -177,12 +176,12 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
         _, films = recorded(monkeypatch, **table, algorithm={**SCRIPTED["algorithm"], **keys})
         return sorted((film[0] for film in films), key=lambda image: image.tobytes())
 
-    start = Driver(parse_spec({**SCRIPTED, **table}))
+    runtime = start(parse_spec({**SCRIPTED, **table}))
     try:
-        tickets = [start.starts.of(Ticket(number, number // 4), 1, 0) for number in range(8)]
-        seen = start.fleet.get(start.fleet.sims[0].call(SimRole.begin, 0, "action", tickets)).obs.images
+        tickets = [runtime.starts.of(Ticket(number, number // 4), 1, 0) for number in range(8)]
+        seen = runtime.fleet.get(runtime.fleet.sims[0].call(EnvInterface.begin, 0, "action", tickets)).obs.images
     finally:
-        start.close()
+        runtime.close()
     for keys, camera in (({}, "overhead"), ({"camera": "wrist"}, "wrist"), ({"camera": "overhead"}, "overhead")):
         wanted = sorted((to_numpy(image) for image in seen[camera]), key=lambda image: image.tobytes())
         np.testing.assert_array_equal(first_frames(**keys), wanted)
@@ -196,7 +195,7 @@ def test_wrong_features_are_refused(monkeypatch):
     wrong = iter([None, torch.ones(8), torch.ones(7, 4), torch.ones(8, 4).double(), torch.full((8, 4), torch.nan)])
     monkeypatch.setattr(SRPO, "features", lambda self, frames: next(wrong))
     for _ in range(5):
-        runtime = Driver(parse_spec(SCRIPTED))
+        runtime = start(parse_spec(SCRIPTED))
         with pytest.raises(PluginError, match="the algorithm's features are"):
             play(runtime)
         runtime.close()
@@ -281,7 +280,7 @@ def test_a_run_that_cannot_be_is_refused_before_it_starts(changes, message, monk
 
 
 def test_evaluation_needs_no_encoder():
-    Driver(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).close()
+    start(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).close()
 
 
 def test_the_encoder_has_to_be_named():

@@ -143,6 +143,10 @@ class ReplaySpec:
         if self.uses == 1 and value != attribute.default:
             raise ValueError("has no effect with uses: 1, where nothing is trained on again")
 
+    def most_groups(self, per_step: int) -> int:
+        """Return how many groups the buffer keeps at most, where a training step has `per_step`."""
+        return self.capacity or (self.uses - 1) * per_step
+
 
 @frozen(kw_only=True)
 class AsynchronySpec:

@@ -12,8 +12,8 @@ from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.remote import Door
 from vla_rl.runtime.comm.status_line import StatusLine
+from vla_rl.runtime.messages.reports import Count
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.workers.policy.progress import Count
 from vla_rl.toolkit.waiting import Work, summed
 
 TICK_S = 0.5

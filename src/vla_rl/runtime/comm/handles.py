@@ -1,7 +1,7 @@
 """The workers of a run, as the driver speaks to them: typed handles in place of names.
 
-`fleet.policies[0].call(PolicyRole.take_heavy, wanted, True)` is checked like a call of the method itself; `Ref[T]` is a
-T that may still be on its way in another process.
+`fleet.policies[0].call(PolicyInterface.take, samples)` is checked like a call of the method itself; `Ref[T]` is a T
+that may still be on its way in another process.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from attrs import frozen
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.comm.backend import Backend, Ref
+from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.comm.remote import Door, Phase, declared
 from vla_rl.runtime.comm.weight_sync import Published
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.workers.env.env_worker import SimRole
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.learner.learner import LearnerRole
-from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
 from vla_rl.toolkit.waiting import summed
 
 Host = TypeVar("Host")
@@ -67,7 +64,7 @@ class Handle(Generic[Host]):
 class Phases:
     """Which phase it is, and what changing it cost (`roles/offload.py` is the workers' part)."""
 
-    def __init__(self, offload: frozenset[str], workers: Sequence[Handle[Worker]], get_all: Any):
+    def __init__(self, offload: frozenset[str], workers: Sequence[Handle[HostInterface]], get_all: Any):
         self.offload, self.get_all = offload, get_all
         self.moving = [worker for worker in workers if offload & set(worker.assignment.slot.roles)]
         self.now: Phase | None = None
@@ -78,8 +75,8 @@ class Phases:
         if phase in (None, self.now) or not self.moving:
             return
         before = perf_counter()
-        self.freed += sum(self.get_all([worker.call(Worker.leave, phase) for worker in self.moving]))
-        self.get_all([worker.call(Worker.come_back, phase) for worker in self.moving])
+        self.freed += sum(self.get_all([worker.call(HostInterface.leave, phase) for worker in self.moving]))
+        self.get_all([worker.call(HostInterface.come_back, phase) for worker in self.moving])
         self.now = phase  # only now: where a worker died, all of it is done again
         self.seconds += perf_counter() - before
 
@@ -95,11 +92,11 @@ class Phases:
 class Fleet:
     def __init__(self, backend: Backend, assignments: Sequence[Assignment], offload: frozenset[str]):
         self.backend, self.assignments = backend, tuple(assignments)
-        self.workers = [self._handle("worker", assignment, Worker) for assignment in assignments]
-        self.sims = [self._handle("sim", a, SimRole) for a in assignments if a.lanes]
-        self.policies = [self._handle("policy", a, PolicyRole) for a in assignments if a.served]
+        self.workers = [Handle[HostInterface](self, "worker", assignment) for assignment in assignments]
+        self.sims = [Handle[EnvInterface](self, "sim", a) for a in assignments if a.lanes]
+        self.policies = [Handle[PolicyInterface](self, "policy", a) for a in assignments if a.served]
         ranked = sorted((a for a in assignments if a.rank >= 0), key=lambda a: a.rank)
-        self.learners = [self._handle("learner", assignment, LearnerRole) for assignment in ranked]
+        self.learners = [Handle[LearnerInterface](self, "learner", assignment) for assignment in ranked]
         """By rank."""
         self.lanes = sorted((lane for a in assignments for lane in a.lanes), key=lambda lane: lane.index)
         self.sim_of = {lane.index: sim for sim in self.sims for lane in sim.assignment.lanes}
@@ -107,9 +104,6 @@ class Fleet:
         self.policy_of = {lane.index: policy for policy in self.policies for lane in policy.assignment.served}
         """Lane -> the policy that acts for it."""
         self.phases = Phases(offload, self.workers, self.get_all)
-
-    def _handle(self, role: str, assignment: Assignment, host: type[Host]) -> Handle[Host]:
-        return Handle[Host](self, role, assignment)
 
     def send(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
         about = declared(method)
@@ -126,15 +120,15 @@ class Fleet:
         """Wait for all; the first error is raised even if others never return."""
         return self.backend.get_all(references)
 
-    def worker_of(self, handle: Handle[Any]) -> Handle[Worker]:
+    def worker_of(self, handle: Handle[Any]) -> Handle[HostInterface]:
         """The worker of a role."""
         return self.workers[handle.worker]
 
     def start_simulators(self, folder: Path | None) -> EnvInfo:
-        """As `Worker.start_sim`; the world model is with the first ones, and has rows for all lanes."""
+        """As `HostInterface.start_sim`; the world model is with the first ones, and has rows for all lanes."""
         rows = {lane.index: lane.rows for lane in self.lanes}
         workers = [self.worker_of(sim) for sim in self.sims]
-        calls = [w.call(Worker.start_sim, folder, None if i else rows) for i, w in enumerate(workers)]
+        calls = [w.call(HostInterface.start_sim, folder, None if i else rows) for i, w in enumerate(workers)]
         return self.get_all(calls)[0]
 
     def introduce(self, workers: Collection[int]) -> None:
@@ -149,15 +143,17 @@ class Fleet:
         already. Does not wait: learners go on when it is copied, and policies take it between two requests."""
         beside = {learner.worker for learner in self.learners}
         apart = [policy for policy in self.policies if policy.worker not in beside]
-        sending = [learner.call(LearnerRole.weights, check) for learner in self.learners] if apart else []
-        loading = [policy.call(PolicyRole.load, version, cast(Published, by_reference(sending[0]))) for policy in apart]
-        adopting = [policy.call(PolicyRole.adopt, version) for policy in self.policies if policy.worker in beside]
+        sending = [learner.call(LearnerInterface.weights, check) for learner in self.learners] if apart else []
+        loading = [
+            policy.call(PolicyInterface.load, version, cast(Published, by_reference(sending[0]))) for policy in apart
+        ]
+        adopting = [policy.call(PolicyInterface.adopt, version) for policy in self.policies if policy.worker in beside]
         return [*sending[1:], *loading, *adopting]
 
     def skip(self, version: int) -> None:
         """A version whose weights are those of the one before."""
-        learners = [learner.call(LearnerRole.skip) for learner in self.learners]
-        self.get_all([*learners, *(policy.call(PolicyRole.adopt, version) for policy in self.policies)])
+        learners = [learner.call(LearnerInterface.skip) for learner in self.learners]
+        self.get_all([*learners, *(policy.call(PolicyInterface.adopt, version) for policy in self.policies)])
 
     def how_far(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """What a phase waits for, if that takes long, or the phase, and (done, total) of it: chunk steps of a rollout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, TypeVar, cast
 
 from attrs import frozen
@@ -51,8 +52,22 @@ def remote(
 
 
 def declared(method: Callable[..., Any]) -> Remote:
-    """What was said of a method. Raises TypeError for one that is not for other processes."""
-    found: object = getattr(method, "remote", None)
-    if not isinstance(found, Remote):
+    """Return what an interface declares of its method. Raises TypeError for one that is not declared with `@remote`."""
+    declaration: object = getattr(method, "remote", None)
+    if not isinstance(declaration, Remote):
         raise TypeError(f"{method.__qualname__} is not declared with @remote")
-    return found
+    return declaration
+
+
+def declaration_of(role: object, method: str) -> Remote:
+    """Return what the interface of a role declares of its method. Raises TypeError where no interface declares it."""
+    return _declaration(type(role), method)  # type: ignore[arg-type] # a class is hashable
+
+
+@cache
+def _declaration(role: type, method: str) -> Remote:
+    for base in role.__mro__:
+        declaration: object = getattr(base.__dict__.get(method), "remote", None)
+        if isinstance(declaration, Remote):
+            return declaration
+    raise TypeError(f"{role.__name__}.{method} is in no interface of remote methods")

@@ -10,7 +10,7 @@ import torch
 from attrs import asdict, frozen
 
 from vla_rl.core.types import Advantages, Rollout
-from vla_rl.runtime.workers.policy.rollout_loop import Played
+from vla_rl.runtime.messages.reports import Played
 
 Array = np.ndarray[Any, Any]
 LIGHT = ("rewards", "terminated", "truncated", "valid")

@@ -12,9 +12,8 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import ExpertSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.handles import Fleet, by_reference
-from vla_rl.runtime.driver.minibatches import ImitationStep
-from vla_rl.runtime.workers.env.env_worker import SimRole
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
+from vla_rl.runtime.messages.learning import ImitationStep
 
 Array = np.ndarray[Any, Any]
 PIECE = 10
@@ -52,7 +51,7 @@ class Imitation:
             progress(start)
             steps = [self.shares(k, rate(k)) for k in range(start, min(start + PIECE, last + 1))]
             pending = [
-                learner.call(LearnerRole.imitate, [shares[rank] for shares in steps])
+                learner.call(LearnerInterface.imitate, [shares[rank] for shares in steps])
                 for rank, learner in enumerate(self._fleet.learners)
             ]
             total += sum(self._fleet.get_all(pending))
@@ -74,7 +73,7 @@ def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch:
     Raises UserError when it solved nothing."""
     per_lane = -(-expert.episodes // len(fleet.lanes))
     playing = {
-        lane.index: fleet.sim_of[lane.index].call_for_two(SimRole.demonstrate, lane.index, per_lane, expert.noise)
+        lane.index: fleet.sim_of[lane.index].call_for_two(EnvInterface.demonstrate, lane.index, per_lane, expert.noise)
         for lane in fleet.lanes
     }
     stats = {lane: fleet.get(found) for lane, (_, found) in playing.items()}
@@ -87,7 +86,7 @@ def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch:
         of_rank[own[0] if own else i % len(of_rank)].append(lane.index)
     fleet.get_all(
         [
-            learner.call(LearnerRole.hold, *(by_reference(playing[lane][0]) for lane in lanes))
+            learner.call(LearnerInterface.hold, *(by_reference(playing[lane][0]) for lane in lanes))
             for learner, lanes in zip(fleet.learners, of_rank, strict=True)
         ]
     )

@@ -13,12 +13,12 @@ from attrs import define, field
 from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, Handle
+from vla_rl.runtime.comm.interfaces import HostInterface, PolicyInterface
 from vla_rl.runtime.driver.restarts import Restarts
-from vla_rl.runtime.driver.stream_cursors import Standings
+from vla_rl.runtime.messages.reports import Played, Report
 from vla_rl.runtime.messages.requests import Start
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
-from vla_rl.runtime.workers.policy.rollout_loop import Played, Report, most_held
+from vla_rl.runtime.messages.stream_cursors import Standings
+from vla_rl.runtime.scheduling.admission import most_held
 from vla_rl.toolkit.waiting import waiting
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class Tickets:
         """Forget these, here and where they were played."""
         for number in numbers:
             del self.played[number]
-        self.fleet.get_all([policy.call(PolicyRole.release, numbers) for policy in self.fleet.policies])
+        self.fleet.get_all([policy.call(PolicyInterface.release, numbers) for policy in self.fleet.policies])
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -145,14 +145,14 @@ class Tickets:
             if batches:
                 self._give(self.fleet.workers[worker], batches)
 
-    def _give(self, worker: Handle[Worker], batches: list[list[Start]]) -> None:
+    def _give(self, worker: Handle[HostInterface], batches: list[list[Start]]) -> None:
         index = worker.worker
         self._given[index] |= {start.number: start for batch in batches for start in batch}
         if index in self._plays:
-            if self.fleet.get(worker.call(Worker.give, self._placed(batches), self.purpose)):
+            if self.fleet.get(worker.call(HostInterface.give, self._placed(batches), self.purpose)):
                 return
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
-        play = Worker.play if self.purpose == "action" else Worker.imagine
+        play = HostInterface.play if self.purpose == "action" else HostInterface.imagine
         self._plays[index] = worker.call(play, self._placed(batches))
 
     def _placed(self, batches: list[list[Start]]) -> list[list[Start]]:
@@ -167,7 +167,7 @@ class Tickets:
             own = [number for number in self._given[index] if number in wanted]
             if index not in self._reports and (early or (self.ahead and own)):
                 worker = self.fleet.workers[index]
-                self._reports[index] = worker.call(Worker.report, own, early, self.purpose)
+                self._reports[index] = worker.call(HostInterface.report, own, early, self.purpose)
         expected = [*self._plays.values(), *self._reports.values(), *self.publishing, *others]
         there = {id(r) for r in self.fleet.backend.ready(expected)}
         for further in (self.publishing, others):
@@ -204,8 +204,8 @@ class Tickets:
                     with suppress(WorkerDied):
                         self._take_in(index, self.fleet.get(pending.pop(index)))
             worker = self.fleet.workers[index]
-            self._take_in(index, self.fleet.get(worker.call(Worker.report, (), False, self.purpose)))
+            self._take_in(index, self.fleet.get(worker.call(HostInterface.report, (), False, self.purpose)))
             lost, self._given[index] = self._given[index], {}
-            self.fleet.get(policy.call(PolicyRole.release, list(lost)))
+            self.fleet.get(policy.call(PolicyInterface.release, list(lost)))
             self._waiting.appendleft(deque(lost.values()))
         self.fleet.introduce(dead)

@@ -21,9 +21,9 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
 from vla_rl.runtime.checks.run import check_plan, check_simulators
 from vla_rl.runtime.comm.backend import Backend
-from vla_rl.runtime.comm.backends.local import LocalBackend
-from vla_rl.runtime.comm.backends.ray import RayBackend
 from vla_rl.runtime.comm.handles import Fleet, Handle
+from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
+from vla_rl.runtime.comm.tracing import clock_ahead
 from vla_rl.runtime.driver import figures
 from vla_rl.runtime.driver.assembler import Gathered, assemble
 from vla_rl.runtime.driver.behaviour_cloning import Imitation, of_data, of_expert, warm_up
@@ -35,19 +35,15 @@ from vla_rl.runtime.driver.recordings import of_rollout
 from vla_rl.runtime.driver.restarts import Restarts
 from vla_rl.runtime.driver.sample_router import Supply
 from vla_rl.runtime.driver.streaming_update import Feeding
+from vla_rl.runtime.driver.trace import Trace, traced
 from vla_rl.runtime.driver.update import update
+from vla_rl.runtime.messages.requests import too_many_faults
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import describe
 from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.trace import Trace, clock_ahead, traced
-from vla_rl.runtime.workers.env.env_worker import SimRole
-from vla_rl.runtime.workers.env.envs import too_many_faults
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.learner.learner import LearnerRole
-from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
@@ -61,6 +57,7 @@ class Driver:
     def __init__(
         self,
         spec: Spec,
+        make_backend: Callable[[], Backend],
         *,
         imitation: bool = False,
         scaling: Scaling = None,
@@ -71,6 +68,7 @@ class Driver:
     ):
         """
         Args:
+            make_backend: makes what hosts the workers; it is closed where the start fails, and by `close`.
             imitation: for `vla-rl sft`: the learners open the data that the spec names.
             scaling: by which the model scales, of a run that took them from its data; None: the model's own.
             folder: of the run; with one, the policy practises in the spec's world model.
@@ -96,7 +94,7 @@ class Driver:
         """... and the seconds that it took to have it ready."""
         self.fits = spec.asynchrony.max_lag == 0 and spec.asynchrony.replay.uses == 1
         """What learners will hold at most was compared with the memory that there is, or need not be."""
-        self.backend: Backend = LocalBackend() if local else RayBackend(spec.runtime.address, spec.runtime.deadline_s)
+        self.backend = make_backend()
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
             self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
@@ -251,7 +249,7 @@ class Driver:
 
     def forget_imitation(self) -> None:
         """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
-        self.fleet.get_all([learner.call(LearnerRole.forget_imitation) for learner in self.fleet.learners])
+        self.fleet.get_all([learner.call(LearnerInterface.forget_imitation) for learner in self.fleet.learners])
         self.publish()
 
     def imitation(self) -> Imitation:
@@ -276,7 +274,9 @@ class Driver:
 
     def devices(self) -> str:
         """What each role works on, in words."""
-        return describe(self.fleet.assignments, self.fleet.get_all([w.call(Worker.device) for w in self.fleet.workers]))
+        return describe(
+            self.fleet.assignments, self.fleet.get_all([w.call(HostInterface.device) for w in self.fleet.workers])
+        )
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """As `Runtime.how_far`."""
@@ -295,23 +295,25 @@ class Driver:
     def save(self, model_folder: Path, trainer_folder: Path) -> None:
         """The model in its public format, and the exact state to go on from."""
         state = trainer_folder / "learner.pt"
-        self.fleet.get_all([learner.call(LearnerRole.save, model_folder, state) for learner in self.fleet.learners])
+        self.fleet.get_all(
+            [learner.call(LearnerInterface.save, model_folder, state) for learner in self.fleet.learners]
+        )
         self.starts.save(trainer_folder)
         self.imagining.save(trainer_folder)
         if self.spec.behind:
-            self.fleet.get(self.fleet.policies[0].call(PolicyRole.save_past, trainer_folder / "past.pt"))
+            self.fleet.get(self.fleet.policies[0].call(PolicyInterface.save_past, trainer_folder / "past.pt"))
 
     def load(self, trainer_folder: Path) -> None:
         """What `save` wrote."""
         state = trainer_folder / "learner.pt"
-        self.version = self.fleet.get_all([r.call(LearnerRole.load, state) for r in self.fleet.learners])[0]
+        self.version = self.fleet.get_all([r.call(LearnerInterface.load, state) for r in self.fleet.learners])[0]
         self.starts.load(trainer_folder)
         self.imagining.load(trainer_folder)
         if self.supply.again:
             logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
         if self.spec.behind:
             past = trainer_folder / "past.pt"
-            self.fleet.get_all([policy.call(PolicyRole.load_past, past) for policy in self.fleet.policies])
+            self.fleet.get_all([policy.call(PolicyInterface.load_past, past) for policy in self.fleet.policies])
         self.publish()
 
     def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
@@ -321,7 +323,7 @@ class Driver:
             for worker in fleet.workers:
                 trace.shifts[worker.worker] = clock_ahead(partial(self._clock_of, worker))
             trace.sizes = self._sizes()
-        drained = fleet.get_all([worker.call(Worker.drain_trace) for worker in fleet.workers])
+        drained = fleet.get_all([worker.call(HostInterface.drain_trace) for worker in fleet.workers])
         trace.add(kind, step, env_steps, {w.worker: d for w, d in zip(fleet.workers, drained, strict=True)})
         trace.write(folder, final=final)
 
@@ -330,13 +332,13 @@ class Driver:
 
     def _sizes(self) -> dict[str, float]:
         """The model's, and of the longest trajectory, which is not asked for where learners may be away."""
-        sizes = self.fleet.get(self.fleet.worker_of(self.fleet.policies[0]).call(Worker.model_size))
+        sizes = self.fleet.get(self.fleet.worker_of(self.fleet.policies[0]).call(HostInterface.model_size))
         if self.plan.offload or not self.fleet.learners:
             return sizes
         return {**sizes, "trajectory_bytes": trajectory_bytes(self.spec, self.info, self._sample_bytes)}
 
-    def _clock_of(self, worker: Handle[Worker]) -> tuple[str, float]:
-        return self.fleet.get(worker.call(Worker.clock))
+    def _clock_of(self, worker: Handle[HostInterface]) -> tuple[str, float]:
+        return self.fleet.get(worker.call(HostInterface.clock))
 
     def close(self) -> None:
         self.backend.close()
@@ -350,13 +352,13 @@ class Driver:
         if imitation:
             self._open_data(info)
         hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
-        fleet.get_all([worker.call(Worker.start_model, info, self.scaling) for worker in hosts])
+        fleet.get_all([worker.call(HostInterface.start_model, info, self.scaling) for worker in hosts])
         fleet.introduce([sim.worker for sim in fleet.sims])
         if len(fleet.learners) > 1:
-            address = fleet.get(fleet.worker_of(fleet.learners[0]).call(Worker.rendezvous))
-            fleet.get_all([r.call(LearnerRole.join, address, r.assignment.rank) for r in fleet.learners])
-        self.eval_states = fleet.get(fleet.sim_of[0].call(SimRole.eval_states))
-        train_states = fleet.get(fleet.sim_of[0].call(SimRole.train_states))
+            address = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.rendezvous))
+            fleet.get_all([r.call(LearnerInterface.join, address, r.assignment.rank) for r in fleet.learners])
+        self.eval_states = fleet.get(fleet.sim_of[0].call(EnvInterface.eval_states))
+        train_states = fleet.get(fleet.sim_of[0].call(EnvInterface.train_states))
         self.starts = Starts(self.spec, train_states, self.algorithm.needs)
         return info
 
@@ -366,9 +368,11 @@ class Driver:
         if section.data is None:
             return
         workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
-        self.demonstrations = min(self.fleet.get_all([worker.call(Worker.open_data, info) for worker in workers]))
+        self.demonstrations = min(
+            self.fleet.get_all([worker.call(HostInterface.open_data, info) for worker in workers])
+        )
         if section.statistics == "data" and self.scaling is None:
-            self.scaling = self.fleet.get(workers[0].call(Worker.data_statistics))
+            self.scaling = self.fleet.get(workers[0].call(HostInterface.data_statistics))
 
     def _check_memory(self) -> None:
         """Once, before the first ticket, where rollouts run ahead or are trained on again."""
@@ -380,7 +384,7 @@ class Driver:
     @cached_property
     def _sample_bytes(self) -> int:
         """Of a chunk step, as learners hold it."""
-        return self.fleet.get(self.fleet.learners[0].call(LearnerRole.sample_bytes))
+        return self.fleet.get(self.fleet.learners[0].call(LearnerInterface.sample_bytes))
 
     def _report_faults(self, texts: list[str]) -> None:
         """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""

@@ -12,9 +12,9 @@ from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.driver.recordings import Recordings
 from vla_rl.runtime.messages.requests import Finished, Start
-from vla_rl.runtime.workers.host import Worker
 from vla_rl.toolkit.data.recording import settings_in
 
 
@@ -61,7 +61,7 @@ def evaluate(
     rows = np.array([policy.assignment.rows_served for policy in fleet.policies])
     ends = (np.cumsum(rows) * len(tickets) // rows.sum()).tolist()
     pending = [
-        fleet.worker_of(policy).call(Worker.play_eval, tickets[start:end], spec.eval.greedy)
+        fleet.worker_of(policy).call(HostInterface.play_eval, tickets[start:end], spec.eval.greedy)
         for policy, start, end in zip(fleet.policies, [0, *ends], ends, strict=False)
         if end > start
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vla_rl.core.types import Episode, Rollout
-from vla_rl.runtime.workers.policy.rollout_loop import Report
+from vla_rl.runtime.messages.reports import Report
 
 
 def of_episodes(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -23,20 +23,18 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
 from vla_rl.runtime.checks.imagination import check_episodes
 from vla_rl.runtime.comm.handles import Handle, by_reference
+from vla_rl.runtime.comm.interfaces import HostInterface, WorldModelInterface, WorldModelRecordingInterface
 from vla_rl.runtime.driver import figures
 from vla_rl.runtime.driver.assembler import Gathered, assemble, joined
 from vla_rl.runtime.driver.collector import Tickets
 from vla_rl.runtime.driver.sample_router import Supply
+from vla_rl.runtime.messages.ids import IMAGINED_GROUPS
 from vla_rl.runtime.messages.requests import Start
-from vla_rl.runtime.workers.env.world_model_recording import Recordings
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.world_model.worker import Fitted, Practice
+from vla_rl.runtime.messages.world_model import Fitted
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], object]
 Report = Callable[[list[str]], object]
-FIRST = 1 << 40
-"""Groups of imagined tickets begin here: no real one has such a number."""
 
 
 class Imagining:
@@ -46,8 +44,10 @@ class Imagining:
         self.fleet, self.real, self.supply, self.spec, self.algorithm = fleet, real, supply, spec, algorithm
         self.section, self.practises = spec.imagination or ImaginationSpec(), practises
         self.tickets = Tickets(fleet, real.restarts, ahead=False, purpose="imagination")
-        self.role = Handle[Practice](fleet, "imagination", fleet.sims[0].assignment)
-        self.recordings = [Handle[Recordings](fleet, "recordings", sim.assignment) for sim in fleet.sims]
+        self.role = Handle[WorldModelInterface](fleet, "imagination", fleet.sims[0].assignment)
+        self.recordings = [
+            Handle[WorldModelRecordingInterface](fleet, "recordings", sim.assignment) for sim in fleet.sims
+        ]
         self.sums: dict[str, Any] = {
             "imagined_steps": 0,
             "imagined_episodes": 0,
@@ -85,8 +85,10 @@ class Imagining:
         progress("imagination", 0, 0)
         self.report = report
         last = int(rollout.numbers[-1])
-        ended = [by_reference(recordings.call(Recordings.take, last)) for recordings in self.recordings]
-        fitted = self.fleet.get(self.role.call(Practice.fit, step, *ended))
+        ended = [
+            by_reference(recordings.call(WorldModelRecordingInterface.take, last)) for recordings in self.recordings
+        ]
+        fitted = self.fleet.get(self.role.call(WorldModelInterface.fit, step, *ended))
         metrics = {**fitted.metrics, **_gates_metrics(fitted), **self._inflation(step, fitted)}
         why = self._why_not(step, fitted, metrics)
         if not why:
@@ -122,7 +124,7 @@ class Imagining:
             self.tickets.release(self._gathered.numbers.tolist())
             self.flow.finish("trained" if trained and self._chosen is not None else "void")
         self.tickets.forget()
-        self.fleet.get(self.role.call(Practice.over))
+        self.fleet.get(self.role.call(WorldModelInterface.over))
         self._gathered = self._chosen = self._advantages = None
         added, self._added = self._added, {}
         for name, value in added.items():
@@ -140,7 +142,7 @@ class Imagining:
     def save(self, folder: Path) -> None:
         if not self.practises:
             return
-        self.fleet.get(self.role.call(Practice.save, folder / "world_model.pt"))
+        self.fleet.get(self.role.call(WorldModelInterface.save, folder / "world_model.pt"))
         (folder / "practice.json").write_text(json.dumps(self.so_far, indent=1))
 
     def load(self, folder: Path) -> None:
@@ -149,7 +151,7 @@ class Imagining:
             return
         self.sums = json.loads((folder / "practice.json").read_text())
         self.flow = self._flow(Ledger(**self.sums.pop("tickets")))
-        self.fleet.get(self.role.call(Practice.load, folder / "world_model.pt"))
+        self.fleet.get(self.role.call(WorldModelInterface.load, folder / "world_model.pt"))
 
     # -------------------------------------------------------------------------------------------------- inside
 
@@ -181,14 +183,14 @@ class Imagining:
         frames; with the ends of the 95 % interval of the mean difference."""
         if not fitted.last:
             return {}
-        numbers = [FIRST + step * self.section.measured + i for i in range(len(fitted.last))]
+        numbers = [IMAGINED_GROUPS + step * self.section.measured + i for i in range(len(fitted.last))]
         pairs = zip(fitted.last, numbers, strict=True)
         starts = [Start(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
         rows = np.array([policy.assignment.rows_served for policy in self.fleet.policies])
         ends = (np.cumsum(rows) * len(starts) // rows.sum()).tolist()
         reports = self.fleet.get_all(
             [
-                self.fleet.worker_of(policy).call(Worker.imagine_eval, starts[first:end])
+                self.fleet.worker_of(policy).call(HostInterface.imagine_eval, starts[first:end])
                 for policy, first, end in zip(self.fleet.policies, [0, *ends], ends, strict=False)
                 if end > first
             ]
@@ -207,10 +209,10 @@ class Imagining:
         of it, or ""."""
         before, rollout = perf_counter(), self.spec.rollout
         groups = range(self.flow.next, self.flow.next + self.flow.per_step)
-        states = self.fleet.get(self.role.call(Practice.draw, list(groups)))
+        states = self.fleet.get(self.role.call(WorldModelInterface.draw, list(groups)))
         if not states:
             return "there are no episodes to start from"
-        first, offset = groups[0], FIRST * rollout.group_size
+        first, offset = groups[0], IMAGINED_GROUPS * rollout.group_size
         starts = [
             Start(state=states[ticket.group - first], number=offset + ticket.number, world=world)
             for ticket in self.flow.issue()
@@ -218,7 +220,7 @@ class Imagining:
         gathered = self._played(step, starts, offset)
         shaped = self.algorithm.shape_rewards(gathered.rollout)
         keep = self.algorithm.select(shaped)
-        self.flow.keep((shaped.groups[keep].unique() - FIRST).tolist())
+        self.flow.keep((shaped.groups[keep].unique() - IMAGINED_GROUPS).tolist())
         columns = keep.nonzero().flatten().numpy()
         if len(columns):
             self._chosen = self.supply.prepare(version, gathered, take_columns(shaped, columns), columns)

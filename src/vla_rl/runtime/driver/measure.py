@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 from attrs import evolve
@@ -19,7 +20,7 @@ CHUNK_STEPS = 2
 logger = logging.getLogger(__name__)
 
 
-def measure(spec: Spec, cluster: Cluster) -> Profile:
+def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster) -> Profile:
     """Start one worker with all roles, play two chunk steps twice and train on the second time's samples. What it
     learns is thrown away."""
     devices = cluster.gpus or max(1, int(cluster.cpus))
@@ -42,7 +43,7 @@ def measure(spec: Spec, cluster: Cluster) -> Profile:
         cpus=max(1.0, cluster.cpus // devices),
         gpus=1.0 if cluster.gpus else 0.0,
     )
-    runtime = Driver(short, plan=Plan(slots=(slot,)))
+    runtime = start(short, Plan(slots=(slot,)))
     try:
         limit = max(task.max_steps for task in runtime.info.tasks)
         flow = flow_of(short, State())

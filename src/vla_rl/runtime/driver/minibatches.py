@@ -8,6 +8,7 @@ import numpy as np
 from attrs import field, frozen
 
 from vla_rl.core.randomness import generator
+from vla_rl.runtime.messages.learning import OptimizerStep
 
 Array = np.ndarray[Any, Any]
 
@@ -65,39 +66,7 @@ def share_out(
     return shares
 
 
-@frozen(kw_only=True)
-class OptimizerStep:
-    """One rank's share of one optimiser step; the divisors count all ranks, so summed gradients are exact means."""
-
-    micro_batches: tuple[Array, ...]
-    """int64 [B] each: indices into the rank's samples; none: the rank only joins the reduction."""
-    passes: int
-    """Micro-batches of the rank that has most."""
-    divisor: float
-    """Sum of the policy loss's counts over the whole optimiser step."""
-    value_divisor: float
-    fed: bool = False
-    """Its passes were made before, of samples that are not here."""
-
-
-UNDIVIDED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divisor=1.0)
-"""Of a part: what to divide by is not known yet."""
-
-
 def dealt(count: int, world: int, micro_batch: int) -> list[list[Array]]:
     """Samples 0 .. count - 1 as micro-batches of each rank, int64 [B] each, in turn."""
     parts = [np.arange(start, min(start + micro_batch, count)) for start in range(0, count, micro_batch)]
     return [parts[rank::world] for rank in range(world)]
-
-
-@frozen(kw_only=True)
-class ImitationStep:
-    """One rank's share of one optimiser step."""
-
-    indices: Array
-    """int64 [B]: of the rank's samples; none: the rank only joins the reduction."""
-    total: int
-    """Samples of all ranks."""
-    most: int
-    """Samples of the rank that has most."""
-    lr: float

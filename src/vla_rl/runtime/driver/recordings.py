@@ -9,8 +9,8 @@ from attrs import define, evolve
 
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
-from vla_rl.runtime.workers.env.env_worker import SimRole
-from vla_rl.runtime.workers.env.recording import Key
+from vla_rl.runtime.comm.interfaces import EnvInterface
+from vla_rl.runtime.messages.requests import Key
 from vla_rl.toolkit.data.recording import Recording, settings_in
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class Recordings:
 
     def __iter__(self) -> Iterator[Recording]:
         sims = self.fleet.sims
-        known = self.fleet.get_all([sim.call(SimRole.recorded, self.what) for sim in sims])
+        known = self.fleet.get_all([sim.call(EnvInterface.recorded, self.what) for sim in sims])
         places = {key: sim for sim, keys in zip(sims, known, strict=True) for key in keys}
         try:
             for key in self.keys:
                 if key in places:
-                    found = self.fleet.get(places[key].call(SimRole.recording, self.what, key))
+                    found = self.fleet.get(places[key].call(EnvInterface.recording, self.what, key))
                     number, episode = key
                     yield evolve(
                         found,
@@ -43,7 +43,7 @@ class Recordings:
                     )
         finally:
             last = max((number for number, _ in self.keys), default=-1) if self.what == "rollout" else None
-            self.fleet.get_all([sim.call(SimRole.forget_recordings, self.what, last) for sim in sims])
+            self.fleet.get_all([sim.call(EnvInterface.forget_recordings, self.what, last) for sim in sims])
 
 
 def of_rollout(fleet: Fleet, spec: Spec, rollout: Rollout, tickets: Sequence[int]) -> Rollout:

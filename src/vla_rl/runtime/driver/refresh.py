@@ -11,10 +11,10 @@ import torch
 
 from vla_rl.core.types import Rollout
 from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.driver.assembler import Gathered, Samples, find_samples
-from vla_rl.runtime.workers.learner.learner import LearnerRole
-from vla_rl.runtime.workers.learner.scoring import Asked, Named
-from vla_rl.runtime.workers.policy.policy_worker import ROWS
+from vla_rl.runtime.messages.ids import SampleId
+from vla_rl.runtime.messages.learning import Asked, Named
 
 Array = np.ndarray[Any, Any]
 
@@ -38,7 +38,8 @@ def refreshed(
     assert chosen.ranks is not None
     ended = np.zeros(len(samples.steps), bool) if chosen.ended is None else chosen.ended[at]
     old = log_probs[samples.columns] & (rollout.versions.numpy()[at] != version)
-    scored = old if size else np.isin(_inferences(samples), _inferences(samples)[old])
+    inferences = SampleId.inferences(samples.places, samples.workers)
+    scored = old if size else np.isin(inferences, inferences[old])
     masks = (values[samples.columns], values[samples.columns] & ended, scored)
     parts = [_batches(mask, samples, chosen.ranks[at], len(fleet.learners), size) for mask in masks]
     passes = tuple(max(map(len, of_ranks)) for of_ranks in parts)
@@ -58,7 +59,9 @@ def refreshed(
         )
         for of_values, of_finals, of_log_probs in zip(*parts, strict=True)
     ]
-    calls = [learner.call(LearnerRole.score, of_rank) for learner, of_rank in zip(fleet.learners, asked, strict=True)]
+    calls = [
+        learner.call(LearnerInterface.score, of_rank) for learner, of_rank in zip(fleet.learners, asked, strict=True)
+    ]
     changed = {name: getattr(rollout, name).clone() for name in ("values", "next_values") if any(masks[0])}
     changed |= {"fresh_log_probs": rollout.log_probs.clone()} if any(scored) else {}
     for rank, found in enumerate(fleet.get_all(calls)):
@@ -70,19 +73,14 @@ def refreshed(
     return rollout.evolve(**changed)
 
 
-def _inferences(samples: Samples) -> Array:
-    """int64 [S]: equal for samples of one inference of one policy."""
-    inferences: Array = samples.places // ROWS * (samples.workers.max(initial=0) + 1) + samples.workers
-    return inferences
-
-
 def _batches(mask: Array, samples: Samples, ranks: Array, world: int, size: int | None) -> Sequence[list[Array]]:
     """Of each rank, batches of the samples in `mask` (bool [S]): indices, by worker and place."""
     order = np.lexsort((samples.places, samples.workers))
     order = order[mask[order]]
+    inferences = SampleId.inferences(samples.places, samples.workers)
     found = []
     for rank in range(world):
         own = order[ranks[order] == rank]
-        cuts = np.arange(size, len(own), size) if size else np.flatnonzero(np.diff(_inferences(samples)[own])) + 1
+        cuts = np.arange(size, len(own), size) if size else np.flatnonzero(np.diff(inferences[own])) + 1
         found.append([part for part in np.split(own, cuts) if len(part)])
     return found

@@ -11,11 +11,6 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import ReplaySpec
 
 
-def most_held(section: ReplaySpec, per_step: int) -> int:
-    """Groups that a buffer keeps at most, where a step has `per_step`."""
-    return section.capacity or (section.uses - 1) * per_step
-
-
 @define
 class _Held:
     uses: int
@@ -61,7 +56,7 @@ class Replay:
         self.held |= {group: _Held(1, oldest) for group, oldest in new.items()}
         if self.section.sampling == "oldest":
             return self._forget([group for group, held in self.held.items() if held.uses >= self.section.uses])
-        return self._forget(list(self.held)[: max(0, len(self.held) - most_held(self.section, self.per_step))])
+        return self._forget(list(self.held)[: max(0, len(self.held) - self.section.most_groups(self.per_step))])
 
     def _forget(self, groups: list[int]) -> list[int]:
         for group in groups:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.comm.handles import Fleet
-from vla_rl.runtime.workers.host import Worker
+from vla_rl.runtime.comm.interfaces import HostInterface
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Restarts:
             raise error
         self.count += 1
         fleet.backend.revive([worker.worker for worker in dead])
-        fleet.get_all([worker.call(Worker.start_sim) for worker in dead])
+        fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
         workers = ", ".join(str(worker.worker) for worker in dead)
         lost = sum(lane.rows for worker in dead for lane in worker.assignment.lanes)
         self.on_fault(

@@ -14,14 +14,12 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, by_reference
+from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.driver.assembler import Gathered, find_samples, joined
 from vla_rl.runtime.driver.refresh import refreshed
 from vla_rl.runtime.driver.replay import Replay
+from vla_rl.runtime.messages.reports import Played
 from vla_rl.runtime.placement.assignments import ranks_of
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.learner.learner import LearnerRole
-from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
-from vla_rl.runtime.workers.policy.rollout_loop import Played
 
 Array = np.ndarray[Any, Any]
 
@@ -88,7 +86,7 @@ class Supply:
         self._wait()
         self._sent.difference_update(gathered.numbers.tolist())
         self._new, self._repeated, self._leaving = {}, [], []
-        held = self.fleet.get_all([learner.call(LearnerRole.release, places) for learner in self.fleet.learners])
+        held = self.fleet.get_all([learner.call(LearnerInterface.release, places) for learner in self.fleet.learners])
         return {"replay/groups": float(len(self.held)), "replay/mib": sum(held) / 2**20} if self.again else {}
 
     # ------------------------------------------------------------------------------------------------------ inside
@@ -99,7 +97,7 @@ class Supply:
         numbers = [ticket.finished.number for ticket in played]
         self._move(0, worker, np.concatenate([ticket.chosen["sample"] for ticket in played]))
         self._sent.update(numbers)
-        self._coming.append(self.policy_at[worker].call(PolicyRole.release, numbers))
+        self._coming.append(self.policy_at[worker].call(PolicyInterface.release, numbers))
 
     def _hold(self, own: Gathered, version: int) -> None:
         """Keep the light part of a step's own groups."""
@@ -133,11 +131,11 @@ class Supply:
         """Have samples that the policy of `worker` made lie with a learner; `mixed`: beside those of others."""
         learner, places = self.fleet.worker_of(self.fleet.learners[rank]), np.sort(places)
         if learner.worker == worker:
-            self._coming.append(learner.call(Worker.keep, places, mixed or self.again))
+            self._coming.append(learner.call(HostInterface.keep, places, mixed or self.again))
             return
-        part = by_reference(self.policy_at[worker].call(PolicyRole.take, places))
+        part = by_reference(self.policy_at[worker].call(PolicyInterface.take, places))
         copied = self.early or self.again
-        self._coming.append(self.fleet.learners[rank].call(LearnerRole.receive, worker, part, copied))
+        self._coming.append(self.fleet.learners[rank].call(LearnerInterface.receive, worker, part, copied))
 
     def _wait(self) -> None:
         coming, self._coming = self._coming, []

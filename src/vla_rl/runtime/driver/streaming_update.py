@@ -20,12 +20,13 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.driver.assembler import Gathered, assemble, find_samples, joined, light_arrays
-from vla_rl.runtime.driver.minibatches import OptimizerStep, dealt
+from vla_rl.runtime.driver.minibatches import dealt
 from vla_rl.runtime.driver.sample_router import Supply
 from vla_rl.runtime.driver.update import merged
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.policy.rollout_loop import Played
+from vla_rl.runtime.messages.learning import OptimizerStep
+from vla_rl.runtime.messages.reports import Played
 
 Array = np.ndarray[Any, Any]
 JUDGED = ("advantages", "weights", "returns", "value_weights")
@@ -152,7 +153,7 @@ class Feeding:
         steps = [first, *[further] * (epochs - 1)]
         workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
         nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        pending = [worker.call(Worker.update, chosen.rollout.step, nothing, {}, steps) for worker in workers]
+        pending = [worker.call(HostInterface.update, chosen.rollout.step, nothing, {}, steps) for worker in workers]
         results = wait([*self._fed, *pending])[len(self._fed) :]
         return {
             "update/samples": float(len(whole)),
@@ -180,7 +181,7 @@ class Feeding:
             ends = np.cumsum([len(batch) for batch in of_rank])[:-1]
             micro_batches = np.split(np.arange(len(own)), ends) if of_rank else []
             named, worker = (own.workers, own.places), self.fleet.worker_of(learner)
-            self._fed.append(worker.call(Worker.feed, named, own.light, micro_batches, passes, first))
+            self._fed.append(worker.call(HostInterface.feed, named, own.light, micro_batches, passes, first))
 
     def _compare(self, parts: Queue, whole: Queue) -> None:
         """Raises PluginError where these are not the first samples of the whole step, judged alike."""

@@ -12,9 +12,9 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.driver.assembler import Gathered, Samples, find_samples, light_arrays
 from vla_rl.runtime.driver.minibatches import Share, share_out
-from vla_rl.runtime.workers.host import Worker
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +43,7 @@ def update(
         of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
         named = samples.workers[share.samples], samples.places[share.samples]
         worker = fleet.worker_of(learner)
-        pending.append(worker.call(Worker.update, chosen.rollout.step, named, of_rank, share.steps))
+        pending.append(worker.call(HostInterface.update, chosen.rollout.step, named, of_rank, share.steps))
     results = wait(pending)
     return {
         "update/samples": float(len(samples.steps)),

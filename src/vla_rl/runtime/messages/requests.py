@@ -152,3 +152,20 @@ class Request:
 def _row(of: Array, index: int) -> Array:
     row: Array = of[index]
     return row
+
+
+Key = tuple[int, int]
+"""Number of a ticket, or of an evaluation's state, and the episode."""
+
+
+@frozen(kw_only=True)
+class Mode:
+    """How a policy acts in a phase, and whether it keeps records for learning."""
+
+    purpose: str
+    greedy: bool
+    keep: bool
+
+
+def too_many_faults(count: int, limit: int, env: str, last: str) -> EnvError:
+    return EnvError(f"env {env!r} broke {count} times (runtime.max_faults: {limit}); the last time:\n{last}")

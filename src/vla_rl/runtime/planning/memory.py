@@ -10,7 +10,6 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
-from vla_rl.runtime.driver.replay import most_held
 
 
 def groups_held(spec: Spec) -> int:
@@ -20,7 +19,7 @@ def groups_held(spec: Spec) -> int:
     per_step = spec.rollout.groups(rows)
     ahead = (asynchrony.max_lag + 1) * per_step + spec.rollout.further_groups(rows)
     imagined = 0 if spec.imagination is None else spec.imagination.per_real * per_step
-    return ahead + imagined + most_held(asynchrony.replay, per_step)
+    return ahead + imagined + asynchrony.replay.most_groups(per_step)
 
 
 def waiting_bytes(spec: Spec, trajectory: float, max_lag: int) -> float:

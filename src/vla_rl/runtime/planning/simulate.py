@@ -18,12 +18,13 @@ from attrs import define, evolve, field, frozen
 
 from vla_rl.core.flow import Flow
 from vla_rl.core.types import ResetState
-from vla_rl.runtime.messages.requests import Start
+from vla_rl.runtime.messages.requests import Mode, Start
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.part import Part, Server
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.scheduling.batching import Driving, Lane, Mode, drive
-from vla_rl.runtime.workers.policy.rollout_loop import Play, most_held
+from vla_rl.runtime.scheduling.admission import most_held
+from vla_rl.runtime.scheduling.batching import Driving, Lane, drive
+from vla_rl.runtime.scheduling.ticket_queue import Play
 
 ROLES = ("sim", "policy", "learner")
 TICK = 1e-9

@@ -13,6 +13,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from vla_rl.core.plan import Window
+from vla_rl.runtime.messages.requests import Mode
 from vla_rl.runtime.placement.assignments import LaneSlice
 
 Call = Callable[..., Any]
@@ -27,15 +28,6 @@ Driving = Generator[Wait, None, None]
 class Lane:
     slice: LaneSlice
     sim: Call
-
-
-@frozen(kw_only=True)
-class Mode:
-    """How a policy acts in a phase, and whether it keeps records for learning."""
-
-    purpose: str
-    greedy: bool
-    keep: bool
 
 
 Pair = tuple[Lane, Any]

@@ -24,36 +24,41 @@ from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.comm.channel import Answering, RayPeers
-from vla_rl.runtime.comm.remote import IMAGINED, declared, remote
-from vla_rl.runtime.messages.requests import Request, Start
+from vla_rl.runtime.comm.interfaces import IDLE, HostInterface
+from vla_rl.runtime.comm.remote import IMAGINED, declaration_of
+from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, Event, Recorder, clock
+from vla_rl.runtime.messages.learning import Named
+from vla_rl.runtime.messages.reports import Count, Played, Report
+from vla_rl.runtime.messages.requests import Mode, Request, Start
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_algorithm, build_env, open_data, values_for
 from vla_rl.runtime.placement.hardware import Device, own_device, threads
-from vla_rl.runtime.scheduling.batching import Call, Mode, drive
-from vla_rl.runtime.trace import OTHERS, PRACTICE, Event, Recorder, clock
+from vla_rl.runtime.scheduling.batching import Call, drive
+from vla_rl.runtime.scheduling.ticket_queue import Play
 from vla_rl.runtime.workers.env.env_worker import SimRole
 from vla_rl.runtime.workers.env.world_model_recording import Recordings
 from vla_rl.runtime.workers.learner.learner import LearnerRole
-from vla_rl.runtime.workers.learner.scoring import Named
 from vla_rl.runtime.workers.models import build_model
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.runtime.workers.policy.env_clients import Reach
 from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
-from vla_rl.runtime.workers.policy.progress import Count, Progress
-from vla_rl.runtime.workers.policy.rollout_loop import Play, Played, Report
+from vla_rl.runtime.workers.policy.progress import Progress
 from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedRows
 from vla_rl.runtime.workers.world_model.worker import Practice
 from vla_rl.toolkit.waiting import works_now
 
 Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
-IDLE = "idle"
 PLAYING = "action", "evaluation"
 """Purposes of a `Mode` on the simulators; the others are in the world model."""
 
 
-class Worker:
-    def __init__(self, spec: Spec | dict[str, Any], assignment: Assignment):
+class Worker(HostInterface):
+    def __init__(
+        self, spec: Spec | dict[str, Any], assignment: Assignment, on_beat: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_beat`: is called at each heartbeat, in the thread that works."""
+        self.on_beat = on_beat
         self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
         self.assignment = assignment
         self.algorithm = build_algorithm(self.spec, assignment.slot.device)
@@ -82,10 +87,7 @@ class Worker:
 
     # -------------------------------------------------------------------------------------------------- set-up
 
-    @remote(track="first")
     def start_sim(self, folder: Path | None = None, imagined: Mapping[int, int] | None = None) -> EnvInfo:
-        """Build this worker's simulator rows, one component a lane; with the folder of a run whose policy practises,
-        keep its episodes, and where lanes are `imagined` (lane -> its rows), build the world model."""
         spec = self.spec
         if not on_this_machine(spec):
             ask_plugin(spec)
@@ -118,13 +120,10 @@ class Worker:
             check_offload(env, name)
         return wrap("env", env, name, self.wrappers)
 
-    @remote(track="none")
     def open_data(self, info: EnvInfo) -> int:
-        """Open the demonstrations of the spec's `imitation:`; -> number of samples."""
         self.data = open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
         return self.data.num_samples()
 
-    @remote(track="none")
     def data_statistics(self) -> Any:
         assert self.data is not None
         return self.data.data_statistics()
@@ -133,22 +132,16 @@ class Worker:
         """From now on these are the workers whose simulators the policy role acts for."""
         self.reach.meet(peers)
 
-    @remote(track="none")
     def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
-        """Let the worker of the policy that acts for these lanes talk to the simulators directly; -> whether it can."""
         opened = self.answering.connect(policy, reader, address)
         self.roles["sim"].shared.update(dict.fromkeys(lanes, opened))
         return opened
 
-    @remote(track="none")
     def serve(self, policy: int) -> None:
-        """Answer what policies want of the simulators, while this one plays a rollout."""
         self.beat(IDLE)
         self.answering.serve(policy, self.call)
 
-    @remote(track="last")
     def start_model(self, info: EnvInfo, scaling: Any) -> None:
-        """Build the model once, for the policy and the learner of this worker."""
         spec, slot = self.spec, self.assignment.slot
         model = build_model(spec, info, slot.device, scaling, self.algorithm, self.wrappers)
         needs = self.algorithm.needs
@@ -192,59 +185,40 @@ class Worker:
         finally:
             self.beat(IDLE)
 
-    @remote(phase="act", track="none")
     def play(self, batches: Sequence[Sequence[Start]]) -> Report:
-        """Play these tickets, those of earlier batches first, and what is given meanwhile. -> what was not reported."""
         self.plays["action"].begin(batches)
         with self.reach.talking():
             return self._drive(Mode(purpose="action", greedy=False, keep=True), self.plays["action"])
 
-    @remote(phase="act", track="none", door="practice")
     def imagine(self, batches: Sequence[Sequence[Start]]) -> Report:
-        """The same in the world model, while others may be played on the simulators."""
         self.plays["imagination"].begin(batches)
         return self._drive(Mode(purpose="imagination", greedy=False, keep=True), self.plays["imagination"])
 
-    @remote(track="none", door="beside")
     def give(self, batches: Sequence[Sequence[Start]], purpose: str) -> bool:
-        """Further tickets, while others are played; -> False where playing has ended, and these are not taken."""
         return self.plays[purpose].give(batches)
 
-    @remote(track="none", door="waiting")
     def report(self, needed: Sequence[int], early: bool, purpose: str) -> Report:
-        """Wait until these tickets are played (`early`: one of all), or playing ends. -> what was not reported."""
         self.beat(IDLE)
         return self.plays[purpose].report(needed, early)
 
-    @remote(phase="act", track="none")
     def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
-        """The episodes of an evaluation, on all lanes that this worker acts for."""
         play = Play(self.assignment.served, [tickets])
         with self.reach.talking():
             return self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
 
-    @remote(phase="act", track="none", door="practice")
     def imagine_eval(self, tickets: Sequence[Start]) -> Report:
-        """Episodes in the world model by which its success is measured."""
         play = Play(self.assignment.served, [tickets])
         return self._drive(Mode(purpose="inflation", greedy=False, keep=False), play)
 
-    @remote(track="none", door="beside")
     def keep(self, places: Array, host: bool) -> None:
-        """What the policy of this worker made is the learner's too, where it lies; `host`: in host memory."""
         parts = self.roles["policy"].parts(places)
         self.roles["learner"].buffer.add(self.assignment.index, [p.numpy() for p in parts] if host else parts)
 
-    @remote(phase="learn", main=True, track="last")
     def update(self, step: int, named: Named, light: Any, steps: Any) -> Result:
-        """Train this rank on samples that lie with it. They are put together once; what is kept for long is gathered
-        for each micro-batch, so that there are not two of it."""
         result: Result = self.roles["learner"].update(step, self._heavy(named), light, steps)
         return result
 
-    @remote(phase="learn", main=True, track="last")
     def feed(self, named: Named, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
-        """Begin with a part of a training step's samples, which lie with this rank."""
         self.roles["learner"].feed(self._heavy(named), light, micro_batches, passes, first)
 
     def _heavy(self, named: Named) -> Any:
@@ -252,32 +226,24 @@ class Worker:
         once = self.spec.asynchrony.replay.uses == 1 and len(rows)
         return rows.take(np.arange(len(rows))) if once else rows
 
-    @remote(track="none")
     def rendezvous(self) -> str:
-        """The address at which the learner group meets: that of this node, as the Ray of the run knows it."""
         import ray
 
         return str(self.roles["learner"].open_door(ray.util.get_node_ip_address()))
 
-    @remote(track="last")
     def leave(self, phase: str) -> int:
         return self.offload.leave(phase)
 
-    @remote(track="last")
     def come_back(self, phase: str) -> None:
         self.offload.come_back(phase)
 
-    @remote(track="none", door="beside")
     def clock(self) -> tuple[str, float]:
         return clock()
 
-    @remote(track="none")
     def device(self) -> Device:
         return own_device(self.assignment.slot.device)
 
-    @remote(track="none")
     def model_size(self) -> dict[str, float]:
-        """ "parameters", "trainable" of them, and "weight_bytes" of one."""
         role = self.roles.get("learner") or self.roles["policy"]
         parameters = list(role.model.module.parameters())
         count = sum(p.numel() for p in parameters)
@@ -287,11 +253,9 @@ class Worker:
             "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
         }
 
-    @remote(track="none", door="beside")
     def drain_trace(self) -> tuple[list[Event], int]:
         return self.trace.drain()
 
-    @remote(track="none")
     def close(self) -> None:
         if "sim" in self.roles:
             with ExitStack() as stack:
@@ -303,6 +267,7 @@ class Worker:
         """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
         thread = get_ident()
         self.doings[thread] = (doing or self.doings.get(thread, (IDLE, 0.0))[0], time())
+        self.on_beat()
 
     @property
     def doing(self) -> tuple[str, float]:
@@ -319,7 +284,7 @@ class Worker:
         """Role, worker and, of simulators, lane of a call."""
         if role == "worker":
             return f"worker {self.assignment.index}"
-        lane = declared(getattr(self.roles[role], method)).lane if role in ("sim", IMAGINED) else None
+        lane = declaration_of(self.roles[role], method).lane if role in ("sim", IMAGINED) else None
         return f"{role} worker {self.assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
 
     def _plugin(self, role: str) -> str:
@@ -340,8 +305,9 @@ class Worker:
 
     def _timed(self, role: str, method: str, arguments: Sequence[Any], track: str | None = None) -> Any:
         """A call on the trace of its role, or on another track."""
-        called = getattr(self if role == "worker" else self.roles[role], method)
-        about = declared(called)
+        owner = self if role == "worker" else self.roles[role]
+        called = getattr(owner, method)
+        about = declaration_of(owner, method)
         guard = self.between_requests if role == "policy" and about.door != "weights" else None
         if role == "sim" and about.lane is not None:
             guard = self.in_lane[arguments[about.lane]]

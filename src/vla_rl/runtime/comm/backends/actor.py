@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from vla_rl.runtime.comm.channel import RayPeers
+from vla_rl.runtime.comm.interfaces import MakeHost
+from vla_rl.runtime.messages.reports import Count
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.policy.progress import Count
 from vla_rl.toolkit.processes import ignore_signals
 
 if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
@@ -25,11 +25,11 @@ HERE = "\0reference"
 
 
 class Actor:
-    def __init__(self, data: dict[str, Any], assignment: Assignment):
+    def __init__(self, make_host: MakeHost, data: dict[str, Any], assignment: Assignment):
         ignore_signals()  # of a whole job or process group; the driver decides
         # arrays from the object store are read-only; nothing here writes to what it was given
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        self.worker = Worker(data, assignment)
+        self.worker = make_host(data, assignment, lambda: None)
 
     def call(self, order: bytes, *referenced: Any) -> Any:
         """`order`: (role, method, arguments) in one piece, which Ray sends faster than one by one; `HERE` stands for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from time import monotonic
 from typing import Any
@@ -10,21 +10,22 @@ from typing import Any
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend
+from vla_rl.runtime.comm.interfaces import HostInterface, MakeHost
 from vla_rl.runtime.comm.remote import Door
+from vla_rl.runtime.messages.reports import Count
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import machine
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.policy.progress import Count
 from vla_rl.toolkit.waiting import Work, listening, works_now
 
 
 class LocalBackend(Backend):
     """One worker with all roles in this process. References are the results themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_host: MakeHost) -> None:
         super().__init__()
+        self._make_host = make_host
         self._listening = ExitStack()
-        self.worker: Worker | None = None
+        self.worker: HostInterface | None = None
         self._ticked = monotonic()
 
     def cluster(self) -> Cluster:
@@ -32,7 +33,7 @@ class LocalBackend(Backend):
 
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
         self._listening.enter_context(listening(self._beat))
-        self.worker = _WorkerHere(spec, assignments[0], self._beat)
+        self.worker = self._make_host(spec, assignments[0], self._beat)
         self.worker.has_to_leave = lambda: self.interrupts.requested
 
     def _beat(self) -> None:
@@ -67,15 +68,3 @@ class LocalBackend(Backend):
         if self.worker is not None:
             self.worker.close()
             self.worker = None
-
-
-class _WorkerHere(Worker):
-    """Lets the driver, in whose thread it works, look up from time to time."""
-
-    def __init__(self, spec: Spec, assignment: Assignment, on_beat: Callable[[], None]):
-        self._on_beat = on_beat
-        super().__init__(spec, assignment)
-
-    def beat(self, doing: str | None = None) -> None:
-        super().beat(doing)
-        self._on_beat()

@@ -17,11 +17,12 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.comm.backends.actor import HERE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join
+from vla_rl.runtime.comm.backends.progress_polls import Glances
 from vla_rl.runtime.comm.backends.reservation import holds, nodes_of, reserve, rounded_down
+from vla_rl.runtime.comm.interfaces import IDLE, MakeHost
 from vla_rl.runtime.comm.remote import Door
+from vla_rl.runtime.messages.reports import Count
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.workers.host import IDLE
-from vla_rl.runtime.workers.policy.progress import Count, Glances
 from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
 
 LOOKS = 4
@@ -31,11 +32,13 @@ LOOKS = 4
 class RayBackend(Backend):
     """One Ray actor a worker; what the driver passes on travels through Ray's object store, by reference."""
 
-    def __init__(self, address: str | None, deadline_s: float):
+    def __init__(self, make_host: MakeHost, address: str | None, deadline_s: float):
         import ray
 
         super().__init__()
-        self.ray, self.deadline = ray, deadline_s
+        self.make_host = make_host
+        self.ray = ray
+        self.deadline = deadline_s
         self.actors: list[Any] = []
         self.names: list[str] = []
         self.handles: dict[tuple[int, str, int], Any] = {}
@@ -115,7 +118,7 @@ class RayBackend(Backend):
         }
         if assignment.slot.roles == ("sim",) and self.spec.env.python is not None:
             options["runtime_env"] = _interpreter(self.spec.env.python)
-        return actor.options(**options).remote(self.spec.to_dict(), assignment)
+        return actor.options(**options).remote(self.make_host, self.spec.to_dict(), assignment)
 
     def dead(self) -> list[int]:
         if self.own and self.own.ended():

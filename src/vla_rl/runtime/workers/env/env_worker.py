@@ -15,23 +15,21 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
-from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.interfaces import Demonstrations, EnvInterface
 from vla_rl.runtime.comm.shared_memory import Outbox
-from vla_rl.runtime.messages.requests import Request, Start
+from vla_rl.runtime.messages.ids import DEMONSTRATIONS
+from vla_rl.runtime.messages.requests import Key, Request, Start
 from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.workers.env.envs import Rows, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
-from vla_rl.runtime.workers.env.recording import Key, Spool, Takes
+from vla_rl.runtime.workers.env.recording import Spool, Takes
 from vla_rl.runtime.workers.env.world_model_recording import Recordings
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
 
 Array = np.ndarray[Any, Any]
-DEMONSTRATIONS = 1 << 20
-"""In place of an episode's number: demonstrations start from draws of their own."""
-Demonstrations = tuple[Observation, Array]
 
 
-class SimRole(Rows):
+class SimRole(Rows, EnvInterface):
     def __init__(
         self,
         spec: Spec,
@@ -107,34 +105,21 @@ class SimRole(Rows):
                 episodes.env = envs.get(lane)  # type: ignore[assignment]
         return before
 
-    @remote()
     def eval_states(self) -> tuple[ResetState, ...]:
         return next(iter(self.envs.values())).reset_states("eval")
 
-    @remote()
     def train_states(self) -> tuple[ResetState, ...]:
         return self.states
 
-    @remote(lane=0, main=True)
     def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
-        """Play these tickets, for the purpose of a `Mode`, and forget what the lane has played before."""
         if purpose == "evaluation":
             self.train[lane].leave()
         return self._answer(lane, self.started(lane, purpose, tickets))
 
-    @remote(lane=0, main=True)
     def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Any:
-        """Execute a chunk in each row that plays, and begin with further tickets."""
         return self._answer(lane, self.stepped(lane, actions, tickets))
 
-    @remote(phase="act", lane=0)
     def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
-        """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
-
-        Gaussian noise of this std is added to what is executed, never to the label.
-        Raises UserError for a simulator without an expert, StopRequested.
-        Returns: ((observations, expert actions float32 [B, C, A]) of successful episodes, (B, successes, tries)).
-        """
         env, own = self.envs[lane], self.slices[lane]
         episodes = self.eval[lane]
         self.train[lane].leave()
@@ -195,18 +180,13 @@ class SimRole(Rows):
     def _takes(self, env: SimEnv, what: str) -> Takes:
         return Takes(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.spools[what])
 
-    @remote(track="none", door="beside")
     def recorded(self, what: str) -> list[Key]:
-        """Episodes of a "rollout" or an "evaluation" that were recorded here, and not forgotten."""
         return self.spools[what].keys()
 
-    @remote(track="none", door="beside")
     def recording(self, what: str, key: Key) -> Recording:
         return self.spools[what].get(key)
 
-    @remote(track="none", door="beside")
     def forget_recordings(self, what: str, last: int | None) -> None:
-        """As `Spool.forget`."""
         self.spools[what].forget(last)
 
     def close(self) -> None:

@@ -7,12 +7,8 @@ from threading import Lock
 
 from attrs import evolve
 
-from vla_rl.runtime.messages.requests import EnvError, Request, Start
+from vla_rl.runtime.messages.requests import Request, Start, too_many_faults
 from vla_rl.runtime.workers.env.episodes import Array, Episodes
-
-
-def too_many_faults(count: int, limit: int, env: str, last: str) -> EnvError:
-    return EnvError(f"env {env!r} broke {count} times (runtime.max_faults: {limit}); the last time:\n{last}")
 
 
 class Rows:

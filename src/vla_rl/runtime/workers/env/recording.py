@@ -15,12 +15,10 @@ import numpy as np
 from attrs import define, field
 
 from vla_rl.core.types import ChunkResult, EnvInfo, Episode, Observation, to_numpy
-from vla_rl.runtime.messages.requests import Start
+from vla_rl.runtime.messages.requests import Key, Start
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, png
 
 Array = np.ndarray[Any, Any]
-Key = tuple[int, int]
-"""Number of a ticket, or of an evaluation's state, and the episode."""
 
 
 @define

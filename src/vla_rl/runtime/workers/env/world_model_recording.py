@@ -9,9 +9,9 @@ import numpy as np
 from attrs import define, field
 
 from vla_rl.core.types import Observation, to_numpy
-from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.interfaces import WorldModelRecordingInterface
 from vla_rl.runtime.messages.requests import Start
-from vla_rl.runtime.workers.world_model.recorder import Recording
+from vla_rl.runtime.messages.world_model import RecordedEpisode
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +30,7 @@ class _Running:
 class Tap:
     """A `Watch` of a lane without auto_reset, where a ticket is an episode."""
 
-    def __init__(self, recordings: dict[int, Recording]) -> None:
+    def __init__(self, recordings: dict[int, RecordedEpisode]) -> None:
         """`recordings`: where those of tickets that ended are put, by their numbers."""
         self.recordings = recordings
         self._running: dict[int, _Running] = {}
@@ -53,20 +53,18 @@ class Tap:
                 self.recordings[running.start.number] = _recording(self._running.pop(row))
 
 
-class Recordings:
+class Recordings(WorldModelRecordingInterface):
     """A role of each worker with simulators: episodes of tickets that ended there."""
 
     def __init__(self) -> None:
-        self.ended: dict[int, Recording] = {}
+        self.ended: dict[int, RecordedEpisode] = {}
         """By the numbers of their tickets; those of later steps too, where rollouts run ahead."""
 
     def tap(self) -> Tap:
         """For the episodes of a lane."""
         return Tap(self.ended)
 
-    @remote(track="practice", door="practice")
-    def take(self, last: int) -> list[Recording]:
-        """Those of tickets up to this number, which are forgotten here."""
+    def take(self, last: int) -> list[RecordedEpisode]:
         return [self.ended.pop(number) for number in sorted(self.ended.copy()) if number <= last]
 
 
@@ -78,10 +76,10 @@ def _copy(obs: Observation, row: int) -> Observation:
     return Observation(images=images, instructions=taken.instructions, state=state)
 
 
-def _recording(running: _Running) -> Recording:
+def _recording(running: _Running) -> RecordedEpisode:
     start, seen = running.start, Observation.concat(running.frames)
     state = np.zeros((len(seen), 0), np.float32) if seen.state is None else to_numpy(seen.state)
-    return Recording(
+    return RecordedEpisode(
         images={camera: to_numpy(frames) for camera, frames in seen.images.items()},
         state=state,
         actions=np.stack(running.actions),

@@ -19,7 +19,7 @@ from torch import nn
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.types import Batch, Loss, Scores, Statistic
-from vla_rl.runtime.driver.minibatches import OptimizerStep
+from vla_rl.runtime.messages.learning import OptimizerStep
 from vla_rl.runtime.messages.model_inputs import Heavy
 
 Array = np.ndarray[Any, Any]

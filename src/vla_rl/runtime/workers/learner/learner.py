@@ -19,24 +19,24 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores
+from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_door
-from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.weight_sync import Published, Publisher
-from vla_rl.runtime.driver.minibatches import UNDIVIDED, ImitationStep, OptimizerStep
+from vla_rl.runtime.messages.learning import UNDIVIDED, Asked, Found, ImitationStep, OptimizerStep
 from vla_rl.runtime.messages.model_inputs import Heavy, Part, blank
 from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.runtime.workers.learner import optimizer
 from vla_rl.runtime.workers.learner.gradient_accumulator import Light, Tally, Undivided
 from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding, Replicas
 from vla_rl.runtime.workers.learner.sample_buffer import Buffer, Rows
-from vla_rl.runtime.workers.learner.scoring import Asked, Found, Scoring
+from vla_rl.runtime.workers.learner.scoring import Scoring
 from vla_rl.toolkit.data.samples import Held
 
 Array = np.ndarray[Any, Any]
 HeavyRows = Heavy | Rows[Heavy]
 
 
-class LearnerRole:
+class LearnerRole(LearnerInterface):
     def __init__(
         self,
         model: VLAModel,
@@ -85,9 +85,7 @@ class LearnerRole:
         self.door = open_door(host)
         return address_of(self.door)
 
-    @remote()
     def join(self, address: str, rank: int) -> None:
-        """Enter the torch.distributed group of all learners, and share the model out."""
         if self.world == 1:
             return
         backend = "nccl" if self.device.startswith("cuda") else "gloo"
@@ -185,48 +183,34 @@ class LearnerRole:
             self._loss(self._blank_batch(light, optimizer_step)).total.backward()
         return total
 
-    @remote(phase="learn")
     def score(self, asked: Asked) -> Found:
-        """Values and log-probs of samples that lie here, by the weights as they are; all ranks together."""
         self.group.release()
         filler = self.filler if self.group.lockstep else None
         found = Scoring(self.model, self.group, self.buffer, filler, self.beat).answer(asked)
         self._let_act()
         return found
 
-    @remote(track="beside", door="beside")
     def receive(self, policy: int, part: Part, copied: bool) -> None:
-        """Keep what the policy of another worker made; `copied`: not where it came in, which others may need."""
         self.buffer.add(policy, [deepcopy(part) if copied else part])
 
-    @remote(track="none", door="beside")
     def release(self, places: Mapping[int, Array]) -> int:
-        """Forget these samples, by worker, as far as they lie here. -> bytes that are left."""
         self.buffer.release(places)
         return self.buffer.bytes
 
-    @remote()
     def sample_bytes(self) -> int:
-        """Of the heavy part of a sample."""
         if self.group.lockstep:
             return self.filler.nbytes
         obs, chunk = blank(self.model, self.info)
         return Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay).nbytes
 
-    @remote()
     def skip(self) -> None:
-        """A step without anything to train on makes a version too."""
         self.version += 1
 
-    @remote()
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
-        """Keep this rank's demonstrations for `imitate`."""
         there = [d for d in demonstrations if d is not None]
         self.data = Held(there) if there else None
 
-    @remote(phase="learn", main=True)
     def imitate(self, steps: Sequence[ImitationStep]) -> float:
-        """Optimiser steps of behaviour cloning, in micro-batches; -> sum of the losses of this rank's samples."""
         self.group.release()
         size = self.train.micro_batch
         parts = [[s.indices[i : i + size] for i in range(0, len(s.indices), size)] for s in steps]
@@ -259,9 +243,7 @@ class LearnerRole:
                 yield ready.result()
             yield following.result()
 
-    @remote()
     def forget_imitation(self) -> None:
-        """Free the demonstrations and forget the optimiser's moments."""
         self.data = None
         self.optimizer.state.clear()
 
@@ -321,17 +303,11 @@ class LearnerRole:
 
     # -------------------------------------------------------------------------------------- weights and state
 
-    @remote(phase="learn")
     def weights(self, check: bool) -> Published | None:
-        """Trainable weights for policies in other processes, with checksums if asked for. All ranks together; the first
-        has them."""
         with self._whole() as mine:
             return self.publisher.publish(self.model, self.version, check) if mine else None
 
-    @remote(phase="learn")
     def save(self, model_folder: Path | None, state_file: Path | None) -> None:
-        """Write the model in its public format, beside it what it was built for, and exact weights with optimiser state
-        and version: whole tensors, however many learners there are. All ranks together; the first writes."""
         with self._whole() as mine:
             if mine and model_folder is not None:
                 self.model.save(model_folder)
@@ -343,10 +319,7 @@ class LearnerRole:
             if self.rank == 0:
                 torch.save({"weights": weights, "optimizer": moments, "version": self.version}, state_file)
 
-    @remote(phase="learn")
     def load(self, state_file: Path) -> int:
-        """Restore what `save` wrote; all ranks together. -> version of the weights. Raises UserError for weights of
-        another model."""
         state = torch.load(state_file, map_location="cpu", weights_only=True)
         have, want = set(state["weights"]), set(self.parameters)
         if have != want:

@@ -12,39 +12,13 @@ from attrs import asdict, frozen
 
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, Observation, to_numpy
+from vla_rl.runtime.messages.learning import Asked, Found
 from vla_rl.runtime.messages.model_inputs import Heavy
 from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding
 from vla_rl.runtime.workers.learner.sample_buffer import Buffer, Rows
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-Named = tuple[Array, Array]
-"""Samples: workers and places, int64 [b] each."""
-
-
-@frozen(kw_only=True, eq=False)
-class Asked:
-    """Of one rank, in batches."""
-
-    values: Sequence[Named] = ()
-    finals: Sequence[Named] = ()
-    """Samples whose final observations are valued."""
-    log_probs: Sequence[tuple[Named, Array]] = ()
-    """With those recorded, float32 [b, C, M]."""
-    passes: tuple[int, int, int] = (0, 0, 0)
-    """Batches of each, of the rank that has most."""
-
-
-@frozen(kw_only=True, eq=False)
-class Found:
-    """Batch by batch."""
-
-    values: list[Array]
-    """float32 [b] or [b, C] each."""
-    next_values: list[Array]
-    """float32 [b]."""
-    log_probs: list[Array]
-    """float32 [b, C, M]."""
 
 
 @frozen(eq=False)

@@ -18,19 +18,17 @@ from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Observation, concat, pick, to_numpy
-from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.interfaces import PolicyInterface
 from vla_rl.runtime.comm.weight_sync import Published, receive, swap_in
+from vla_rl.runtime.messages.ids import SampleId
 from vla_rl.runtime.messages.model_inputs import Heavy, Part
-from vla_rl.runtime.messages.requests import Finished, Request
-from vla_rl.runtime.scheduling.batching import Mode
+from vla_rl.runtime.messages.requests import Finished, Mode, Request
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 
 NOBODY = nullcontext()
-ROWS = 1 << 20
-"""A sample's place is that of its inference, times this, plus its row there."""
 
 
 @define(eq=False)
@@ -54,7 +52,7 @@ class _Inference:
     """Of these, where learners ask for their values again."""
 
 
-class PolicyRole:
+class PolicyRole(PolicyInterface):
     def __init__(
         self,
         model: VLAModel,
@@ -89,9 +87,7 @@ class PolicyRole:
         self.tickets: dict[int, list[tuple[_Inference, int]]] = {}
         """Ticket -> its chunk steps: inference and row there."""
 
-    @remote(lane=1, main=True)
     def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
-        """One batch for all given lanes. -> float32 [R, C, A] a lane, aligned with its request's positions."""
         before = perf_counter()
         if mode.keep:
             for number, standing in (ticket for request in requests for ticket in request.again):
@@ -134,7 +130,7 @@ class PolicyRole:
             light = {
                 "log_probs": np.stack([inference.log_probs[row] for inference, row in steps]),
                 "versions": np.array([inference.versions[row] for inference, row in steps], np.int64),
-                "sample": np.array([inference.place * ROWS + row for inference, row in steps], np.int64),
+                "sample": np.array([SampleId.pack(inference.place, row) for inference, row in steps], np.int64),
                 **_values_of(steps),
             }
             if self.finals:
@@ -142,14 +138,12 @@ class PolicyRole:
             results.append(light if features is None else light | {"features": features[i]})
         return results
 
-    @remote(door="beside")
     def take(self, samples: Array) -> Part:
-        """Samples by their places, int64 ascending, ready to cross processes."""
         return Part.concat(self.parts(samples)).numpy()
 
     def parts(self, samples: Array) -> list[Part]:
         """The same where they lie, by inference; nothing is copied of one that is wanted as a whole."""
-        inferences, rows = np.divmod(samples, ROWS)
+        inferences, rows = SampleId.unpack(samples)
         cuts = np.flatnonzero(np.diff(inferences)) + 1
         return [
             self._part(self.store[int(inferences[own[0]])], rows[own])
@@ -162,15 +156,13 @@ class PolicyRole:
         if finals is not None:
             finals = _taken(finals, np.searchsorted(np.flatnonzero(inference.ended), with_final))
         return Part(
-            places=inference.place * ROWS + rows,
+            places=SampleId.pack(inference.place, rows),
             heavy=inference.heavy.take(rows),
-            ended=inference.place * ROWS + (rows[:0] if finals is None else with_final),
+            ended=SampleId.pack(inference.place, rows[:0] if finals is None else with_final),
             finals=finals if finals is not None and len(finals) else None,
         )
 
-    @remote(door="beside")
     def release(self, tickets: Sequence[int] | None = None) -> None:
-        """Free what these tickets left here; None: whatever is here."""
         if tickets is None:
             self.tickets.clear()
             self.store.clear()
@@ -193,17 +185,13 @@ class PolicyRole:
 
     # ------------------------------------------------------------------------------------------------- weights
 
-    @remote(door="weights")
     def load(self, version: int, published: Published) -> None:
-        """Put a version beside the one that acts, and swap it in between two requests."""
         received = receive(self.model, published)
         with self.between_requests:
             swap_in(self.model, received, published)
             self._take(version)
 
-    @remote(door="weights")
     def adopt(self, version: int) -> None:
-        """The model has the weights of this version already."""
         with self.between_requests:
             self._take(version)
 
@@ -234,13 +222,10 @@ class PolicyRole:
                 self._put(newest, past[newest])
         return found
 
-    @remote(door="beside")
     def save_past(self, file: Path) -> None:
         torch.save(list(self.past), file)
 
-    @remote()
     def load_past(self, file: Path) -> None:
-        """What `save_past` wrote; nothing where the run had no lag so far."""
         if file.exists():
             self.past.extend(torch.load(file, weights_only=True))
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.interfaces import ImaginedEnvInterface
 from vla_rl.runtime.messages.requests import Request, Start
 from vla_rl.runtime.workers.env.envs import Rows, in_host_memory
 from vla_rl.runtime.workers.world_model.worker import Practice
 
 
-class ImaginedRows(Rows):
+class ImaginedRows(Rows, ImaginedEnvInterface):
     def __init__(self, practice: Practice, rows: Mapping[int, int], bootstrap: bool) -> None:
         """
         Args:
@@ -24,15 +24,11 @@ class ImaginedRows(Rows):
         self.practice = practice
         self.played |= practice.episodes(rows, bootstrap, self.on_fault)
 
-    @remote(track="practice", door="practice", lane=0)
     def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Request:
-        """As `SimRole.begin`."""
         self._check(tickets)
         return in_host_memory(self.started(lane, purpose, tickets))
 
-    @remote(track="practice", door="practice", lane=0)
     def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Request:
-        """As `SimRole.step`."""
         self._check(tickets)
         return in_host_memory(self.stepped(lane, actions, tickets))
 

@@ -23,34 +23,11 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import EnvInfo, ResetState
 from vla_rl.core.world_models import Windows
+from vla_rl.runtime.messages.world_model import RecordedEpisode
 
 Array = np.ndarray[Any, Any]
 QUARTERS = (0.1, 0.1, 0.1, 0.7)
 """How often windows come from each quarter of the episodes, the oldest first (DIAMOND)."""
-
-
-@frozen(kw_only=True, eq=False)
-class Recording:
-    """A complete episode of n chunks. Its last frame is the one that it ended with."""
-
-    images: Mapping[str, Array]
-    """Camera -> uint8 [n + 1, H, W, 3]."""
-    state: Array
-    """float32 [n + 1, S]."""
-    actions: Array
-    """float32 [n, C, A]."""
-    executed: Array
-    """bool [n, C]."""
-    outcomes: Array
-    """int64 [n], as in `Windows`."""
-    instruction: str
-    task: str
-    reset_state: int
-    number: int
-    """Of the episode in the run; with the reset state its identity."""
-    seed: int = 0
-    step: int = 0
-    """Training step that it was played for."""
 
 
 @frozen(kw_only=True)
@@ -133,7 +110,7 @@ class Recorder:
         self._named: list[frozenset[int]] = []
         """Slots of the checkpoint that would be resumed, and of those that are being written."""
 
-    def add(self, episodes: Iterable[Recording]) -> None:
+    def add(self, episodes: Iterable[RecordedEpisode]) -> None:
         """Record episodes; the oldest beyond `capacity` are forgotten. Raises UserError where an episode is of another
         shape, and where checkpoints are too far apart for `spare`."""
         for episode in episodes:
@@ -283,7 +260,7 @@ class Recorder:
             )
         return free
 
-    def _check(self, episode: Recording, length: int) -> None:
+    def _check(self, episode: RecordedEpisode, length: int) -> None:
         wrong = [f"{length} chunks"] if not 1 <= length <= self.shape.longest else []
         found = {f"image-{camera}": frames for camera, frames in episode.images.items()}
         found |= {name: getattr(episode, name) for name in ("state", "actions", "executed", "outcomes")}

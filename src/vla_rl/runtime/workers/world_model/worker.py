@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import define
 
 from vla_rl.core.catalogue import build
 from vla_rl.core.interrupts import StopRequested
@@ -22,35 +22,21 @@ from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context, EnvInfo, ResetState
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.interfaces import WorldModelInterface
+from vla_rl.runtime.messages.ids import IMAGINED_EPISODES
+from vla_rl.runtime.messages.world_model import Fitted, RecordedEpisode
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.world_model.comparison_images import write_strips
 from vla_rl.runtime.workers.world_model.imagined_env import Imagination
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Recording, Shape
+from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
 from vla_rl.toolkit.world_models.measures import GATES, gates, measure
 
-IMAGINED = 1 << 21
-"""In place of an episode's number: imagined trajectories start from draws of their own."""
 ROLLOUT = 2
 """Predictions in a row of a fit: the second is made from the first (DIAMOND)."""
 OF_ACTIONS = 16
 """Held-out episodes by which action following is measured: each of their chunks is imagined 8 times."""
 SHOWN = 6
 """Episodes of a picture."""
-
-
-@frozen(kw_only=True)
-class Fitted:
-    """What came of a fit."""
-
-    updates: int
-    version: int
-    """Updates of the world model in the whole run: its version."""
-    metrics: dict[str, float]
-    gates: dict[str, bool]
-    """Name -> open."""
-    last: tuple[tuple[ResetState, bool], ...]
-    """First windows of the last rollout's episodes, and whether each was a success."""
 
 
 @define(eq=False)
@@ -61,7 +47,7 @@ class _Counts:
     """All gates were open when it was measured last."""
 
 
-class Practice:
+class Practice(WorldModelInterface):
     """A role of the worker that has the simulators."""
 
     def __init__(
@@ -135,10 +121,7 @@ class Practice:
 
     # ----------------------------------------------------------------------------------------------- of a step
 
-    @remote(track="practice", door="practice")
-    def fit(self, step: int, *ended: list[Recording]) -> Fitted:
-        """Record the episodes of a step, which ended in several places, in the order of their tickets; fit to all that
-        is recorded, and measure."""
+    def fit(self, step: int, *ended: list[RecordedEpisode]) -> Fitted:
         section, before = self.section, perf_counter()
         self.recorder.saved()
         self._before = copy.deepcopy(self._state())
@@ -177,32 +160,26 @@ class Practice:
             last=tuple(self.recorder.last(min(len(played), section.measured))),
         )
 
-    @remote(track="practice", door="practice")
     def draw(self, groups: Sequence[int]) -> list[ResetState]:
-        """Where these groups of imagined trajectories start: windows of train episodes. [] where there are none."""
-        return [draw_state(self._pool, self.spec.seed, group, IMAGINED) for group in groups] if self._pool else []
+        return (
+            [draw_state(self._pool, self.spec.seed, group, IMAGINED_EPISODES) for group in groups] if self._pool else []
+        )
 
-    @remote(track="practice", door="practice")
     def over(self) -> None:
-        """The step is over."""
         if self._before is not None:
             self._before = None
             self.recorder.dropped()
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    @remote(track="practice", door="practice")
     def save(self, file: Path) -> None:
-        """As it was when the last step was over; and a picture of what it imagines."""
         torch.save(self._state() if self._before is None else self._before, file)
         self.recorder.flush()
         windows = self._held_out(SHOWN)
         if windows is not None and self._before is None:
             write_strips(self.model, windows, self.folder / "imagined" / f"update_{self.counts.updates:06d}.png")
 
-    @remote(track="practice", door="practice")
     def load(self, file: Path) -> None:
-        """Go on from what `save` wrote."""
         state = torch.load(file, weights_only=True)
         self.recorder.load_state(state["recorder"])
         self.counts = _Counts(**state["counts"])

@@ -13,27 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
+from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, RECEIVER, Event, Recorder
+
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
-
-
-class Event(NamedTuple):
-    """A call; seconds are of the recorder's monotonic clock."""
-
-    role: str
-    method: str
-    lane: Any
-    """Its lane, or lanes, if it has any."""
-    start: float
-    end: float
-    main: bool = False
-    """It makes up the role's phase of an iteration."""
 
 
 Track = tuple[int, str]
@@ -42,71 +30,18 @@ Track = tuple[int, str]
 FILE = "trace.json"
 ROLES = ("sim", "policy", "learner")
 DRIVER: Track = (-1, "driver")
-RECEIVER = "receiver"
-"""Beside a learner: what comes to it while it trains. Waiting and sums are of `ROLES` alone."""
-PRACTICE = "practice"
-"""Beside the others: what a world model, and the policy in it, do."""
-OTHERS = {"beside": RECEIVER, "practice": PRACTICE}
-"""By `Remote.track`."""
 NOBODY = "messages"
 """What a role waits for while nobody works: messages between processes, and the driver."""
 SUPPLIERS = {"sim": ("policy",), "policy": ("sim",), "learner": ("sim", "policy")}
 """Whose work each role needs to go on."""
 KEPT_EVENTS = 20_000
 """Events in the file (about 3 MB); older iterations are dropped, and of one that is longer, its first part."""
-HELD_EVENTS = 200_000
-"""Events that a worker holds between two fetches; beyond that the oldest are dropped, and counted."""
 LANE_THREADS = 10
 """Thread of lane 0 in the file, where lanes work at the same time."""
 WRITING_SHARE = 0.01
 """Of the time of a run that may go into writing the file again and again."""
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Recorder:
-    """The calls of one process."""
-
-    def __init__(self) -> None:
-        self.events: deque[Event] = deque(maxlen=HELD_EVENTS)
-        self.count = 0
-        self._changing = Lock()
-
-    def add(self, event: Event) -> None:
-        with self._changing:
-            self.count += 1
-            self.events.append(event)
-
-    def drain(self) -> tuple[list[Event], int]:
-        """-> (events since the last time, number of those that were dropped)."""
-        with self._changing:
-            events, count = list(self.events), self.count
-            self.events.clear()
-            self.count = 0
-        return events, count - len(events)
-
-
-def clock() -> tuple[str, float]:
-    """-> (this machine since its start, its monotonic clock): processes of one machine share the clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), monotonic()
-    except OSError:
-        return os.uname().nodename, monotonic()
-
-
-def clock_ahead(ask: Callable[[], tuple[str, float]]) -> float:
-    """Seconds that another process' `clock`, which `ask` reads, is ahead of ours, by the quickest of some round trips;
-    0 on the same machine."""
-    here = clock()[0]
-    trips: list[tuple[float, float]] = []
-    for _ in range(5):
-        before = monotonic()
-        machine, there = ask()
-        after = monotonic()
-        if machine == here:
-            return 0.0
-        trips.append((after - before, float(there - (before + after) / 2)))
-    return min(trips)[1]
 
 
 def traced(method: F) -> F:

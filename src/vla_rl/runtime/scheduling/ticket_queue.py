@@ -5,64 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from threading import Condition
-from typing import Any
 
-from attrs import define, field, frozen
-
-from vla_rl.runtime.driver.stream_cursors import Standings
-from vla_rl.runtime.messages.requests import Finished, Start
+from vla_rl.runtime.messages.reports import Report
+from vla_rl.runtime.messages.requests import Start
+from vla_rl.runtime.messages.stream_cursors import Standings
 from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.scheduling.batching import Lane
 
 LOOK_S = 0.5
 """Seconds between two looks at whether to leave, where nothing may be played yet."""
-HELD = 2
-"""Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
-can play."""
-
-
-@frozen(kw_only=True, eq=False)
-class Played:
-    """A ticket that was played."""
-
-    finished: Finished
-    """What its simulator says."""
-    chosen: dict[str, Any]
-    """What its policy says: light fields [T, ...]; nothing in an evaluation."""
-
-
-@define(kw_only=True, eq=False)
-class Report:
-    """What came of some tickets, and what was done since the last report."""
-
-    played: list[Played] = field(factory=list)
-    env_seconds: dict[int, float] = field(factory=dict)
-    """Of each sim worker, or of each lane where lanes work at the same time."""
-    policy_seconds: dict[int, float] = field(factory=dict)
-    """Of each policy's worker."""
-    env_steps: int = 0
-    replayed: int = 0
-    restarted: int = 0
-    """As in `Request`."""
-    faults: list[str] = field(factory=list)
-    """What broke and was repaired."""
-
-    def add(self, other: Report) -> None:
-        """What another says was done too, but for its tickets."""
-        for worker, seconds in other.env_seconds.items():
-            self.env_seconds[worker] = self.env_seconds.get(worker, 0.0) + seconds
-        for worker, seconds in other.policy_seconds.items():
-            self.policy_seconds[worker] = self.policy_seconds.get(worker, 0.0) + seconds
-        self.env_steps += other.env_steps
-        self.replayed += other.replayed
-        self.restarted += other.restarted
-        self.faults += other.faults
-
-
-def most_held(rows: int, several: bool, ahead: bool) -> float:
-    """Tickets that a worker with so many rows holds at most. Where there are several workers, what one does not hold
-    another can play; but where rollouts run ahead, the driver may wait for learners when a row becomes free."""
-    return HELD * rows if several and not ahead else float("inf")
 
 
 class _Batch:

@@ -1,0 +1,404 @@
+"""The remote methods of each role, as the driver and other workers call them. Workers implement these classes, handles
+(`handles.py`) are typed by them, and `@remote` declares phase, track and concurrency group of every method once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import EnvInfo, Observation, ResetState
+from vla_rl.runtime.comm.channel import RayPeers
+from vla_rl.runtime.comm.remote import remote
+from vla_rl.runtime.comm.tracing import Event
+from vla_rl.runtime.comm.weight_sync import Published
+from vla_rl.runtime.messages.learning import Asked, Found, ImitationStep, Named
+from vla_rl.runtime.messages.model_inputs import Part
+from vla_rl.runtime.messages.reports import Count, Report
+from vla_rl.runtime.messages.requests import Key, Mode, Request, Start
+from vla_rl.runtime.messages.world_model import Fitted, RecordedEpisode
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.runtime.placement.hardware import Device
+from vla_rl.toolkit.data.recording import Recording
+
+Array = np.ndarray[Any, Any]
+Demonstrations = tuple[Observation, Array]
+"""Observations of B chunk steps, and the expert's actions, float32 [B, C, A]."""
+
+
+IDLE = "idle"
+"""Activity of a thread that has nothing to do."""
+
+
+class HostInterface(ABC):
+    """The process of a worker: it builds the roles of its slot, and calls them (role "worker")."""
+
+    assignment: Assignment
+    has_to_leave: Callable[[], bool]
+    """Whether a rollout or an evaluation ends where it is, with StopRequested; a backend sets it."""
+
+    # ------------------------------------------------- by the backend, in the worker's own process
+
+    @abstractmethod
+    def call(self, role: str, method: str, *arguments: Any) -> Any:
+        """Call a remote method of a role of this worker; role "worker" is this object."""
+
+    @abstractmethod
+    def meet(self, peers: RayPeers) -> None:
+        """Take note of the workers whose simulators this worker's policy acts for."""
+
+    @property
+    @abstractmethod
+    def doing(self) -> tuple[str, float]:
+        """Return the activity that has gone on for longest without a heartbeat, and the time of that heartbeat."""
+
+    @abstractmethod
+    def count(self) -> Count:
+        """Return how far this worker is with what it rolls out."""
+
+    # ------------------------------------------------- by other processes
+
+    @remote(track="first")
+    @abstractmethod
+    def start_sim(self, folder: Path | None = None, imagined: Mapping[int, int] | None = None) -> EnvInfo:
+        """Build the simulators of this worker, one component a lane.
+
+        Args:
+            folder: the folder of a run that trains in imagination: episodes are recorded for its world model.
+            imagined: lane -> number of envs that the world model imagines for it; where given, the world model is
+                built here.
+        """
+
+    @remote(track="none")
+    @abstractmethod
+    def open_data(self, info: EnvInfo) -> int:
+        """Open the demonstrations of the spec's `imitation:`. Return the number of samples."""
+
+    @remote(track="none")
+    @abstractmethod
+    def data_statistics(self) -> Any:
+        """Return the normalisation statistics of the demonstrations that `open_data` opened."""
+
+    @remote(track="none")
+    @abstractmethod
+    def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
+        """Let the worker `policy`, which acts for these lanes, call the simulators directly. Return whether it can."""
+
+    @remote(track="none")
+    @abstractmethod
+    def serve(self, policy: int) -> None:
+        """Answer the calls of the worker `policy` until its rollout ends."""
+
+    @remote(track="last")
+    @abstractmethod
+    def start_model(self, info: EnvInfo, scaling: Any) -> None:
+        """Build the model once, for the policy and the learner of this worker."""
+
+    @remote(phase="act", track="none")
+    @abstractmethod
+    def play(self, batches: Sequence[Sequence[Start]]) -> Report:
+        """Roll out these tickets, earlier batches first, and those of `give`. Return what `report` has not returned."""
+
+    @remote(phase="act", track="none", door="practice")
+    @abstractmethod
+    def imagine(self, batches: Sequence[Sequence[Start]]) -> Report:
+        """Roll out tickets in the world model; a rollout in the simulators may go on meanwhile."""
+
+    @remote(track="none", door="beside")
+    @abstractmethod
+    def give(self, batches: Sequence[Sequence[Start]], purpose: str) -> bool:
+        """Add tickets to the running rollout. Return False where it has ended; then they are not taken."""
+
+    @remote(track="none", door="waiting")
+    @abstractmethod
+    def report(self, needed: Sequence[int], early: bool, purpose: str) -> Report:
+        """Wait until these tickets are finished (`early`: until one of all is), or the rollout ends. Return what has
+        not been returned before."""
+
+    @remote(phase="act", track="none")
+    @abstractmethod
+    def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
+        """Roll out the episodes of an evaluation, on all lanes that this worker acts for."""
+
+    @remote(phase="act", track="none", door="practice")
+    @abstractmethod
+    def imagine_eval(self, tickets: Sequence[Start]) -> Report:
+        """Roll out the episodes in the world model by which its over-estimation of success is measured."""
+
+    @remote(track="none", door="beside")
+    @abstractmethod
+    def keep(self, places: Array, host: bool) -> None:
+        """Give samples of this worker's policy to its learner where they lie; `host`: copied into host memory."""
+
+    @remote(phase="learn", main=True, track="last")
+    @abstractmethod
+    def update(self, step: int, named: Named, light: Any, steps: Any) -> dict[str, Any]:
+        """Train this rank on samples that lie with it. Return "sums", "maxima" and "statistics" of the algorithm's
+        metrics, and "seconds"."""
+
+    @remote(phase="learn", main=True, track="last")
+    @abstractmethod
+    def feed(self, named: Named, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
+        """Begin with a part of a training step's samples, which lie with this rank."""
+
+    @remote(track="none")
+    @abstractmethod
+    def rendezvous(self) -> str:
+        """Return the address at which the learners join each other: this node's, as the Ray of the run knows it."""
+
+    @remote(track="last")
+    @abstractmethod
+    def leave(self, phase: str) -> int:
+        """Move what the phase does not need to host memory. Return the bytes that were freed."""
+
+    @remote(track="last")
+    @abstractmethod
+    def come_back(self, phase: str) -> None:
+        """Move what the phase needs back to the device."""
+
+    @remote(track="none", door="beside")
+    @abstractmethod
+    def clock(self) -> tuple[str, float]:
+        """Return this machine's identity and its monotonic clock, in seconds."""
+
+    @remote(track="none")
+    @abstractmethod
+    def device(self) -> Device:
+        """Return the device that this worker computes on."""
+
+    @remote(track="none")
+    @abstractmethod
+    def model_size(self) -> dict[str, float]:
+        """Return "parameters", "trainable" (how many of them are) and "weight_bytes" (of one parameter, on average)."""
+
+    @remote(track="none", door="beside")
+    @abstractmethod
+    def drain_trace(self) -> tuple[list[Event], int]:
+        """Return the calls since the last time, and the number of calls that were dropped."""
+
+    @remote(track="none")
+    @abstractmethod
+    def close(self) -> None:
+        """Close the simulators, once their running calls have returned."""
+
+
+MakeHost = Callable[[Spec | dict[str, Any], Assignment, Callable[[], None]], HostInterface]
+"""(spec, or its dict in another process; assignment; what is called at each heartbeat) -> a worker."""
+
+
+class EnvInterface(ABC):
+    """The simulators of a worker (role "sim")."""
+
+    @remote()
+    @abstractmethod
+    def eval_states(self) -> tuple[ResetState, ...]:
+        """Return the reset states of the eval split."""
+
+    @remote()
+    @abstractmethod
+    def train_states(self) -> tuple[ResetState, ...]:
+        """Return the reset states of the train split."""
+
+    @remote(lane=0, main=True)
+    @abstractmethod
+    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
+        """Start these tickets, for the purpose of a `Mode`, and forget the lane's earlier ones. Return a `Request`, or
+        the message that it travels in."""
+
+    @remote(lane=0, main=True)
+    @abstractmethod
+    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Any:
+        """Execute a chunk in each env that has a ticket, and start further tickets. Return as `begin`."""
+
+    @remote(phase="act", lane=0)
+    @abstractmethod
+    def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
+        """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
+
+        Gaussian noise of this std is added to what is executed, never to the label.
+        Raises UserError for a simulator without an expert, StopRequested.
+        Returns: ((observations, expert actions float32 [B, C, A]) of successful episodes, (B, successes, tries)).
+        """
+
+    @remote(track="none", door="beside")
+    @abstractmethod
+    def recorded(self, what: str) -> list[Key]:
+        """Return the keys of the recorded episodes of a "rollout" or an "evaluation"."""
+
+    @remote(track="none", door="beside")
+    @abstractmethod
+    def recording(self, what: str, key: Key) -> Recording:
+        """Return one recorded episode."""
+
+    @remote(track="none", door="beside")
+    @abstractmethod
+    def forget_recordings(self, what: str, last: int | None) -> None:
+        """Forget recorded episodes up to this number; None: all."""
+
+
+class PolicyInterface(ABC):
+    """The policy of a worker (role "policy")."""
+
+    @remote(lane=1, main=True)
+    @abstractmethod
+    def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
+        """Infer one batch for all given lanes. Return float32 [R, C, A] a lane, aligned with its request's
+        positions."""
+
+    @remote(door="beside")
+    @abstractmethod
+    def take(self, samples: Array) -> Part:
+        """Return samples by their places, int64 ascending, ready to cross processes."""
+
+    @remote(door="beside")
+    @abstractmethod
+    def release(self, tickets: Sequence[int] | None = None) -> None:
+        """Free the samples of these tickets; None: all samples."""
+
+    @remote(door="weights")
+    @abstractmethod
+    def load(self, version: int, published: Published) -> None:
+        """Receive a version of the weights, and swap it in between two requests."""
+
+    @remote(door="weights")
+    @abstractmethod
+    def adopt(self, version: int) -> None:
+        """Take note that the model already has the weights of this version."""
+
+    @remote(door="beside")
+    @abstractmethod
+    def save_past(self, file: Path) -> None:
+        """Write the older versions of the weights that tickets may still ask for."""
+
+    @remote()
+    @abstractmethod
+    def load_past(self, file: Path) -> None:
+        """Read what `save_past` wrote; do nothing where there is no such file."""
+
+
+class LearnerInterface(ABC):
+    """A learner rank (role "learner")."""
+
+    @remote()
+    @abstractmethod
+    def join(self, address: str, rank: int) -> None:
+        """Enter the torch.distributed group of all learners, and shard the model where the spec says so."""
+
+    @remote(phase="learn")
+    @abstractmethod
+    def score(self, asked: Asked) -> Found:
+        """Compute values and log-probs of samples that lie here, by the current weights; all ranks together."""
+
+    @remote(track="beside", door="beside")
+    @abstractmethod
+    def receive(self, policy: int, part: Part, copied: bool) -> None:
+        """Keep samples of another worker's policy; `copied`: copy them out of memory that others may need."""
+
+    @remote(track="none", door="beside")
+    @abstractmethod
+    def release(self, places: Mapping[int, Array]) -> int:
+        """Free these samples (worker -> places) as far as they lie here. Return the bytes that are left."""
+
+    @remote()
+    @abstractmethod
+    def sample_bytes(self) -> int:
+        """Return the bytes of one sample's model inputs."""
+
+    @remote()
+    @abstractmethod
+    def skip(self) -> None:
+        """Count a version in whose step nothing was trained on."""
+
+    @remote()
+    @abstractmethod
+    def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
+        """Keep this rank's demonstrations for `imitate`."""
+
+    @remote(phase="learn", main=True)
+    @abstractmethod
+    def imitate(self, steps: Sequence[ImitationStep]) -> float:
+        """Make optimiser steps of behaviour cloning, in micro-batches. Return the sum of the losses of this rank's
+        samples."""
+
+    @remote()
+    @abstractmethod
+    def forget_imitation(self) -> None:
+        """Free the demonstrations and reset the optimiser's moments."""
+
+    @remote(phase="learn")
+    @abstractmethod
+    def weights(self, check: bool) -> Published | None:
+        """Return the trainable weights for policies in other processes, with checksums if `check`. All ranks together;
+        only the first returns them."""
+
+    @remote(phase="learn")
+    @abstractmethod
+    def save(self, model_folder: Path | None, state_file: Path | None) -> None:
+        """Write the model in its public format with the env that it was built for beside it, and exact weights with
+        optimiser state and version: whole tensors, however many learners there are. All ranks together; the first
+        writes."""
+
+    @remote(phase="learn")
+    @abstractmethod
+    def load(self, state_file: Path) -> int:
+        """Restore what `save` wrote; all ranks together. Return the version of the weights. Raises UserError for
+        weights of another model."""
+
+
+class WorldModelInterface(ABC):
+    """The world model of a run (role "imagination")."""
+
+    @remote(track="practice", door="practice")
+    @abstractmethod
+    def fit(self, step: int, *ended: list[RecordedEpisode]) -> Fitted:
+        """Record the episodes of a step, one list for each worker with simulators, in the order of their tickets; fit
+        to all that is recorded, and measure."""
+
+    @remote(track="practice", door="practice")
+    @abstractmethod
+    def draw(self, groups: Sequence[int]) -> list[ResetState]:
+        """Draw where these groups of imagined trajectories start: windows of train episodes; [] where there are
+        none."""
+
+    @remote(track="practice", door="practice")
+    @abstractmethod
+    def over(self) -> None:
+        """Take note that the training step is over: this is the state that `save` writes."""
+
+    @remote(track="practice", door="practice")
+    @abstractmethod
+    def save(self, file: Path) -> None:
+        """Write the state when the last step was over, and a picture of what it imagines."""
+
+    @remote(track="practice", door="practice")
+    @abstractmethod
+    def load(self, file: Path) -> None:
+        """Restore what `save` wrote."""
+
+
+class ImaginedEnvInterface(ABC):
+    """The envs that the world model imagines (role `IMAGINED`)."""
+
+    @remote(track="practice", door="practice", lane=0)
+    @abstractmethod
+    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Request:
+        """Start these tickets, as `EnvInterface.begin` does."""
+
+    @remote(track="practice", door="practice", lane=0)
+    @abstractmethod
+    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Request:
+        """Execute a chunk in each imagined env, as `EnvInterface.step` does."""
+
+
+class WorldModelRecordingInterface(ABC):
+    """Episodes that a worker recorded for the world model (role "recordings")."""
+
+    @remote(track="practice", door="practice")
+    @abstractmethod
+    def take(self, last: int) -> list[RecordedEpisode]:
+        """Return the episodes of tickets up to this number, and forget them here."""

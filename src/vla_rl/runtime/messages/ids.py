@@ -1,0 +1,52 @@
+"""Packed numbers: identities of samples, and ranges of numbers that must not meet.
+
+Nothing else does arithmetic on ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class SampleId:
+    """Identity of a sample (one env's chunk step) among those of one policy worker: an int64 that holds the number of
+    the inference that made it, and its position in that inference's batch. Ids ascend with inferences, then positions.
+    """
+
+    POSITIONS = 1 << 20
+    """Positions of one inference: more envs than a policy acts for at once. It leaves 2^43 inferences of an int64."""
+
+    @staticmethod
+    def pack(inference: int, positions: int | Array) -> Array:
+        """Return the ids, int64 [B], of these positions of one inference."""
+        return np.asarray(inference * SampleId.POSITIONS + positions, np.int64)
+
+    @staticmethod
+    def unpack(ids: Array) -> tuple[Array, Array]:
+        """Return (inferences, positions) of ids, int64 [B] each."""
+        inferences, positions = np.divmod(ids, SampleId.POSITIONS)
+        return inferences, positions
+
+    @staticmethod
+    def inferences(ids: Array, workers: Array) -> Array:
+        """Return int64 [B], equal for samples of one inference of one policy worker.
+
+        Args:
+            ids, workers: int64 [B]: the samples' ids, and the policy workers that hold them.
+        """
+        inferences, _ = SampleId.unpack(ids)
+        combined: Array = inferences * (workers.max(initial=0) + 1) + workers
+        return combined
+
+
+DEMONSTRATIONS = 1 << 20
+"""Episode number that keys the reset states of demonstrations: above those of a ticket's own episodes, which count from
+zero, so that demonstrations draw other states than rollouts."""
+IMAGINED_EPISODES = 1 << 21
+"""Episode number that keys where imagined trajectories start; apart from `DEMONSTRATIONS` and from real episodes."""
+IMAGINED_GROUPS = 1 << 40
+"""Number of the first imagined group: no real group or ticket reaches it."""
