@@ -113,6 +113,54 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
     return sorted(map(list, groups - {()}))
 
 
+RUNTIME = {
+    "messages": set(),
+    "placement": set(),
+    "run_folder": set(),
+    "scheduling": {"messages", "placement"},
+    "planning": {"messages", "placement", "scheduling"},
+    "checks": {"messages", "placement", "planning"},
+    "comm": {"messages", "placement"},
+    "comm.backends": {"comm", "messages", "placement"},
+    "driver": {"comm", "messages", "placement", "scheduling", "planning", "checks"},
+    "workers.learner.parallel": {"messages"},
+    "workers.learner": {"comm", "messages", "placement", "run_folder", "workers.learner.parallel"},
+    "workers.env": {"comm", "messages", "placement"},
+    "workers.policy": {"comm", "messages", "placement", "scheduling"},
+    "workers.world_model": {"comm", "messages", "placement", "workers.env"},  # imagined envs are envs
+    "workers": {
+        *("comm", "messages", "placement", "scheduling", "checks"),
+        *("workers.env", "workers.policy", "workers.learner", "workers.world_model"),
+    },
+}
+"""Folder of the runtime -> the others that it may import. Driver and workers speak through `comm` alone; `start.py`, which
+puts them together, stands outside the folders."""
+
+
+def folder_of(module: str) -> str:
+    """Return the folder of a module of the runtime, "" for a module outside of all folders."""
+    inside = module.removeprefix("vla_rl.runtime").removeprefix(".")
+    return max((name for name in RUNTIME if inside == name or inside.startswith(name + ".")), key=len, default="")
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if room_of(name_of(file)) == "runtime"], ids=name_of)
+def test_driver_and_workers_meet_in_messages(file):
+    module = name_of(file)
+    folder = folder_of(module)
+    assert folder or module in ("vla_rl.runtime", "vla_rl.runtime.start"), f"{module} is in no folder of the rule"
+    other = {folder_of(name) for name in imports(file) if room_of(name) == "runtime"} - {folder, ""}
+    assert not folder or not other - RUNTIME[folder], f"{module} imports {sorted(other - RUNTIME[folder])}"
+
+
+def test_no_folder_of_the_runtime_imports_what_imports_it():
+    edges: dict[str, set[str]] = {name: set() for name in RUNTIME}
+    for file in FILES:
+        folder = folder_of(name_of(file)) if room_of(name_of(file)) == "runtime" else ""
+        if folder:
+            edges[folder] |= {folder_of(name) for name in imports(file) if room_of(name) == "runtime"} - {folder, ""}
+    assert not circles(edges)
+
+
 @pytest.mark.parametrize("room", ["core", "toolkit", "runtime", "serving", "testing"])
 def test_no_import_circles(room):
     inside = {name_of(file): file for file in FILES if room_of(name_of(file)) == room}

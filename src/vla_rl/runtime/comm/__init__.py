@@ -1,0 +1,1 @@
+"""Calls between processes: interfaces, handles, channels, shared memory, weights."""

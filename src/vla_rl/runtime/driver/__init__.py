@@ -1,0 +1,1 @@
+"""The driver: one process, which sees workers only through `comm`."""

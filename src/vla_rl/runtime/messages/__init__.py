@@ -1,0 +1,1 @@
+"""Types that cross process boundaries."""

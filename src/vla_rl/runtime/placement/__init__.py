@@ -1,0 +1,1 @@
+"""Which worker has which role, lanes and device."""

@@ -1,0 +1,1 @@
+"""Which tickets are rolled out next, and which requests are inferred together."""

@@ -1,0 +1,1 @@
+"""Worker processes: the roles of a slot, and the process that hosts them."""

@@ -1,0 +1,1 @@
+"""Hosts of workers: this process, or Ray."""

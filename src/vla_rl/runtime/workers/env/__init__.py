@@ -1,0 +1,1 @@
+"""Simulators: episodes, rewards, recordings."""

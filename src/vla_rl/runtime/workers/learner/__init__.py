@@ -1,0 +1,1 @@
+"""Learners: gradients, the optimiser, scores of samples."""

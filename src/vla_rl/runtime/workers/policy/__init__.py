@@ -1,0 +1,1 @@
+"""Policies: acting, and the samples that acting makes."""

@@ -1,0 +1,1 @@
+"""The world model of a run, and the envs that it imagines."""

@@ -1,0 +1,1 @@
+"""How the model of several learners is held: replicated, or in shards."""
