@@ -70,6 +70,27 @@ def steps_of(rollout: Rollout, granularity: Literal["chunk", "action"]) -> Steps
     )
 
 
+def critic_steps(rollout: Rollout, settings: CriticSettings) -> tuple[Rollout, Steps]:
+    """Return the rollout with truncations as the settings' `time_limit` reads them, and its steps."""
+    if settings.time_limit == "terminal":
+        rollout = limits_as_ends(rollout)
+    return rollout, steps_of(rollout, settings.advantage)
+
+
+def gae_of(steps: Steps, settings: CriticSettings) -> tuple[Tensor, Tensor]:
+    """Return generalised advantages and returns, [S, N] each (`functional.gae`)."""
+    return F.gae(
+        steps.rewards,
+        steps.values,
+        steps.next_values,
+        steps.terminated,
+        steps.truncated,
+        gamma=settings.gamma,
+        lam=settings.lam,
+        valid=steps.valid,
+    )
+
+
 def limits_as_ends(rollout: Rollout) -> Rollout:
     """The rollout with every truncation a termination, behind which nothing has value."""
     return rollout.evolve(

@@ -9,11 +9,11 @@ from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.losses import (
     critic_advantages,
     critic_loss,
+    critic_steps,
     entries_of,
-    limits_as_ends,
+    gae_of,
     policy_diagnostics,
     regularised,
-    steps_of,
 )
 
 DEAD = 1e-3
@@ -34,21 +34,8 @@ class GIPO(Algorithm):
 
     def advantages(self, rollout: Rollout) -> Advantages:
         """Generalised advantages of chunk steps or of actions, normalised over the whole rollout."""
-        config = self.config
-        if config.time_limit == "terminal":
-            rollout = limits_as_ends(rollout)
-        steps = steps_of(rollout, config.advantage)
-        flat_advantages, flat_returns = F.gae(
-            steps.rewards,
-            steps.values,
-            steps.next_values,
-            steps.terminated,
-            steps.truncated,
-            gamma=config.gamma,
-            lam=config.lam,
-            valid=steps.valid,
-        )
-        return critic_advantages(rollout, steps, flat_advantages, flat_returns, config)
+        rollout, steps = critic_steps(rollout, self.config)
+        return critic_advantages(rollout, steps, *gae_of(steps, self.config), self.config)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """The trust-weighted surrogate, less the entropy bonus, plus the KL terms (from the reference and from the

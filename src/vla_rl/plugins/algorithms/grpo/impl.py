@@ -7,11 +7,11 @@ from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
-from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
 from vla_rl.toolkit.algorithms import functional as F
-from vla_rl.toolkit.algorithms.corrections import proximal_policy, without_dropped
+from vla_rl.toolkit.algorithms.corrections import without_dropped
 from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
-from vla_rl.toolkit.algorithms.losses import entries_of, policy_diagnostics, regularised
+from vla_rl.toolkit.algorithms.policy_loss import MakeSurrogate, Surrogate, ppo_clip, proximal_policy_loss
 
 
 class GRPO(Algorithm):
@@ -39,27 +39,18 @@ class GRPO(Algorithm):
         return without_dropped(made, rollout, config, config.aggregation)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The clipped (or softly gated) surrogate around the proximal policy, less the entropy bonus, plus the KL term,
-        each entry by its weight."""
+        """Return the clipped (or softly gated) surrogate around the proximal policy, less the entropy bonus, plus the
+        KL term."""
         config = self.config
-        e = entries_of(scores, batch, config.log_prob)
-        old = proximal_policy(e, batch, config)
-        low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-        triple = (e.log_probs, old.log_probs, e.advantages)
-        if config.soft_gate is None:
-            surrogate = old.weights * F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual)
-            clipped = F.clipped(*triple, low=low, high=high, dual_clip=dual)
-        else:
-            gate = config.soft_gate
-            surrogate = old.weights * F.soft_surrogate(*triple, positive=gate.positive, negative=gate.negative)
-            clipped = torch.zeros_like(e.mask)
-        objective, kl = regularised(surrogate, e, batch, config)
-        maxima, statistics = policy_diagnostics(
-            e, batch, clipped=clipped, dead=clipped | old.dropped, trust=old.trust, reference_kl=kl
-        )
-        return Loss(
-            total=F.weighted_sum(objective, e.weights),
-            metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach()},
-            maxima=maxima,
-            statistics={**statistics, **old.statistics(e.mask)},
-        )
+        surrogate = ppo_clip(config) if config.soft_gate is None else soft_gate(config.soft_gate)
+        return proximal_policy_loss(scores, batch, config, surrogate)
+
+
+def soft_gate(gate: SoftGate) -> MakeSurrogate:
+    """Return the softly gated surrogate (`functional.soft_surrogate`), which keeps a gradient for every entry."""
+
+    def surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> Surrogate:
+        values = F.soft_surrogate(log_probs, old_log_probs, advantages, positive=gate.positive, negative=gate.negative)
+        return Surrogate(values=values, clipped=torch.zeros_like(values, dtype=torch.bool))
+
+    return surrogate

@@ -13,9 +13,10 @@ from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
 from vla_rl.toolkit.algorithms import functional as F
-from vla_rl.toolkit.algorithms.corrections import proximal_policy, without_dropped
+from vla_rl.toolkit.algorithms.corrections import without_dropped
 from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
-from vla_rl.toolkit.algorithms.losses import by_action, by_chunk, entries_of, policy_diagnostics, regularised
+from vla_rl.toolkit.algorithms.losses import by_action, by_chunk
+from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
 
 
 class SRPO(Algorithm):
@@ -83,25 +84,8 @@ class SRPO(Algorithm):
         return attrs.evolve(made, metrics={**made.metrics, **shaping_metrics(rollout)})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term, each entry by its
-        weight."""
-        config = self.config
-        e = entries_of(scores, batch, config.log_prob)
-        old = proximal_policy(e, batch, config)
-        low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-        triple = (e.log_probs, old.log_probs, e.advantages)
-        surrogate = old.weights * F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual)
-        clipped = F.clipped(*triple, low=low, high=high, dual_clip=dual)
-        objective, kl = regularised(surrogate, e, batch, config)
-        maxima, statistics = policy_diagnostics(
-            e, batch, clipped=clipped, dead=clipped | old.dropped, trust=old.trust, reference_kl=kl
-        )
-        return Loss(
-            total=F.weighted_sum(objective, e.weights),
-            metrics={"loss/policy": F.weighted_sum(surrogate, e.weights).detach()},
-            maxima=maxima,
-            statistics={**statistics, **old.statistics(e.mask)},
-        )
+        """Return the clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term."""
+        return proximal_policy_loss(scores, batch, self.config, ppo_clip(self.config))
 
 
 def pay_at_the_end(rollout: Rollout, rewards: Tensor) -> Tensor:

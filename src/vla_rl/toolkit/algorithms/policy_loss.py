@@ -1,0 +1,75 @@
+"""The policy's part of a loss: a surrogate objective around the proximal policy, with the terms beside it and its
+diagnostics. Algorithms choose the surrogate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+from torch import Tensor
+
+from vla_rl.core.types import Batch, Loss, Scores
+from vla_rl.toolkit.algorithms import functional as F
+from vla_rl.toolkit.algorithms.corrections import proximal_policy
+from vla_rl.toolkit.algorithms.losses import entries_of, policy_diagnostics, regularised
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings
+
+
+@frozen(kw_only=True, eq=False)
+class Surrogate:
+    """A surrogate objective, to be minimised, at the entries' shape."""
+
+    values: Tensor
+    """With gradient, before weights."""
+    clipped: Tensor
+    """bool: entries that a clip keeps constant, so that they have no gradient."""
+
+
+MakeSurrogate = Callable[[Tensor, Tensor, Tensor], Surrogate]
+"""(log-probs with gradient, those of the proximal policy, advantages), all at the entries' shape -> the surrogate."""
+
+
+def ppo_clip(settings: ClipSettings) -> MakeSurrogate:
+    """Return PPO's clipped surrogate (`functional.clipped_surrogate`) with the settings' bounds."""
+
+    def surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> Surrogate:
+        low, high, dual = settings.clip_low, settings.clip_high, settings.dual_clip
+        triple = (log_probs, old_log_probs, advantages)
+        return Surrogate(
+            values=F.clipped_surrogate(*triple, low=low, high=high, dual_clip=dual),
+            clipped=F.clipped(*triple, low=low, high=high, dual_clip=dual),
+        )
+
+    return surrogate
+
+
+def proximal_policy_loss(
+    scores: Scores, batch: Batch, settings: CorrectionSettings, make_surrogate: MakeSurrogate
+) -> Loss:
+    """Weigh a surrogate around the proximal policy (`corrections.proximal_policy`), less the entropy bonus, plus the KL
+    term, and sum it over the entries by their weights.
+
+    Args:
+        scores: by the current weights, with gradient.
+        settings: granularity of the ratio, entropy and KL coefficients, off-policy correction.
+    Returns: the loss without a critic's part, with the metrics that every policy loss reports.
+    """
+    entries = entries_of(scores, batch, settings.log_prob)
+    old = proximal_policy(entries, batch, settings)
+    surrogate = make_surrogate(entries.log_probs, old.log_probs, entries.advantages)
+    weighted = old.weights * surrogate.values
+    objective, kl = regularised(weighted, entries, batch, settings)
+    maxima, statistics = policy_diagnostics(
+        entries,
+        batch,
+        clipped=surrogate.clipped,
+        dead=surrogate.clipped | old.dropped,
+        trust=old.trust,
+        reference_kl=kl,
+    )
+    return Loss(
+        total=F.weighted_sum(objective, entries.weights),
+        metrics={"loss/policy": F.weighted_sum(weighted, entries.weights).detach()},
+        maxima=maxima,
+        statistics={**statistics, **old.statistics(entries.mask)},
+    )
