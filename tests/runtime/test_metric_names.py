@@ -15,7 +15,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, Loss, Plugin
 from vla_rl.runtime.start import clone, run
-from vla_rl.toolkit.algorithms import metric_names
+from vla_rl.toolkit.algorithms import result_checks
 
 
 @attrs.frozen(kw_only=True)
@@ -82,19 +82,19 @@ def test_every_name_that_the_runtime_writes_is_its_own(tmp_path):
     lines = [json.loads(line) for path in tmp_path.glob("*/metrics.jsonl") for line in path.read_text().splitlines()]
     names = {name for line in lines for name in line}
     assert len(names) > 30
-    assert names - set(metric_names.reserved(names)) == {"loss/policy"}
+    assert names - set(result_checks.reserved(names)) == {"loss/policy"}
 
 
 def test_the_contract_says_which_names_are_whose():
     said = set(re.findall(r'"(\S+)"', Algorithm.loss.__doc__))
-    groups = {f"{group}/" for group in metric_names.RESERVED_GROUPS}
-    assert said == {metric_names.DEMANDED} | metric_names.RESERVED | groups
+    groups = {f"{group}/" for group in result_checks.RESERVED_GROUPS}
+    assert said == {result_checks.DEMANDED} | result_checks.RESERVED | groups
 
 
 def test_names_of_algorithms_are_free():
     known = ["loss/policy", "loss/value", "policy/entropy", "policy/ratio_max", "srpo/reward", "advantage/std", "steps"]
-    assert metric_names.reserved(known) == []
-    assert metric_names.reserved(["loss/total", "loss/mine", "time/mine"]) == ["loss/total", "time/mine"]
+    assert result_checks.reserved(known) == []
+    assert result_checks.reserved(["loss/total", "loss/mine", "time/mine"]) == ["loss/total", "time/mine"]
 
 
 def test_a_wrapper_that_reports_such_a_name_is_refused_too(tmp_path):

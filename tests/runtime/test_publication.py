@@ -15,10 +15,10 @@ from vla_rl.core.manager import hookimpl, wrap
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
 from vla_rl.runtime.comm.backend import CallHung
+from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.weight_sync import ALIGNED, Publisher, receive, swap_in
 from vla_rl.runtime.messages.learning import ImitationStep
 from vla_rl.runtime.start import start
-from vla_rl.runtime.workers.learner.learner import LearnerRole
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -131,15 +131,15 @@ def test_nothing_acts_with_half_a_version(slow):
     version that it says it is of."""
     obs = synthetic.observation(slow.info, 8)
     actions = np.ones((8, 2, 2), np.float32)
-    learn(slow, LearnerRole.hold, (obs, actions))
+    learn(slow, LearnerInterface.hold, (obs, actions))
     step = ImitationStep(indices=np.arange(4), total=8, most=4, lr=0.3)
-    weights = {0: learn(slow, LearnerRole.weights, False)[0]}
+    weights = {0: learn(slow, LearnerInterface.weights, False)[0]}
     played = {}
     playing = threading.Thread(target=lambda: played.update(zip("rm", play(slow, 1), strict=True)))
     playing.start()
     while playing.is_alive():
-        learn(slow, LearnerRole.imitate, [step])
-        weights[slow.version + 1] = learn(slow, LearnerRole.weights, False)[0]
+        learn(slow, LearnerInterface.imitate, [step])
+        weights[slow.version + 1] = learn(slow, LearnerInterface.weights, False)[0]
         slow.version += 1
         slow.fleet.get_all(slow.fleet.publish(slow.version, True))
     rollout = played["r"]

@@ -58,7 +58,7 @@ class Alone:
     """The fleet, as far as learners are asked something, of one."""
 
     def __init__(self, learner):
-        self.learners = [SimpleNamespace(call=lambda method, *arguments: method(learner, *arguments))]
+        self.learners = [SimpleNamespace(call=lambda method, *arguments: getattr(learner, method.__name__)(*arguments))]
         self.get_all = list
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -171,6 +172,9 @@ class Algorithm(ABC):
     """"group": rewards, filters and advantages of a group need no other. Else "step", or why and what to set."""
     value_granularity: str = "chunk"
     """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
+    extras: Mapping[str, str] = MappingProxyType({})
+    """Further numbers that `advantages` returns for the loss: name -> dimensions, such as {"q_target": "T N"}. They
+    come back in `Batch.extras`."""
     camera: str | None = None
     """Whose frames `features` gets; none: those of the first camera."""
 

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.fields import ROLLOUT, arranged, read
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
 
@@ -70,9 +71,11 @@ def take_columns(rollout: Rollout, columns: Array) -> Rollout:
 
     index = torch.from_numpy(columns)
     changes: dict[str, Any] = {}
-    for name, tensor in attrs.asdict(rollout, recurse=False).items():
-        if isinstance(tensor, torch.Tensor):
-            changes[name] = tensor[index] if name in ("groups", "success", "features") else tensor[:, index]
+    for field in ROLLOUT:
+        tensor = read(rollout, field)
+        if tensor is not None:
+            changes[field.name] = tensor[:, index] if field.by_time else tensor[index]
+    changes = arranged(Rollout, changes)
     changes["tasks"] = tuple(rollout.tasks[i] for i in columns) if rollout.tasks else ()
     changes["findings"] = {name: tensor[index] for name, tensor in rollout.findings.items()}
     return attrs.evolve(rollout, **changes)

@@ -303,6 +303,8 @@ class Rollout:
     """Task of each column's first episode; empty where one did not end."""
     fresh_log_probs: torch.Tensor | None = None
     """float32 [T, N, C, M] of the newest weights, in `advantages` of algorithms that need "fresh-log-probs"."""
+    extras: Mapping[str, torch.Tensor] = field(factory=dict)
+    """Further numbers of `fields.ROLLOUT`, by name."""
     findings: Mapping[str, torch.Tensor] = field(factory=dict)
     """What `Algorithm.shape_rewards` found of each trajectory, [N] each; for its metrics and for listeners."""
     recordings: Iterable[Any] = ()
@@ -334,6 +336,8 @@ class Advantages:
     """float32, shape of the values: weight of each entry of the value loss; 0 where not valid."""
     value_counts: torch.Tensor | None = None
     """What each entry adds to the value loss's divisor; None: its weight."""
+    extras: Mapping[str, torch.Tensor] = field(factory=dict)
+    """Further numbers for the loss, as `Algorithm.extras` declares them; they come back in `Batch.extras`."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Names: see `Algorithm.loss`."""
 
@@ -367,6 +371,8 @@ class Batch:
     """float32 [B, C, M] of the reference policy, for algorithms that need "reference"."""
     fresh_log_probs: torch.Tensor | None = None
     """float32 [B, C, M] of the weights that the training step began with; for those that need "fresh-log-probs"."""
+    extras: Mapping[str, torch.Tensor] = field(factory=dict)
+    """[B, ...] each: `Advantages.extras` of these samples, and further numbers of the rollout."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import AdvantageCase, check_advantages
 from vla_rl.testing.findings import Findings, built
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
-from vla_rl.toolkit.algorithms.metric_names import SAID, reserved
+from vla_rl.toolkit.algorithms.result_checks import SAID, reserved
 
 NEEDS = {"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"}
 
@@ -37,7 +37,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
     total and gradient in one piece as in micro-batches. Advantages rise with the rewards, at the right steps, and
     follow from the rollout alone (`advantages.py`); the loss makes likelier what had a positive advantage, each sample
-    by its weight (`losses.py`); metrics have names that are free (`toolkit/algorithms/metric_names.py`).
+    by its weight (`losses.py`); metrics have names that are free (`toolkit/algorithms/result_checks.py`).
     `config`: of the plugin, when a `Plugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """

@@ -7,19 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import asdict, frozen
+from attrs import frozen
 
+from vla_rl.core.fields import ADVANTAGES, ROLLOUT, arranged, read
 from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.messages.reports import Played
 
 Array = np.ndarray[Any, Any]
-LIGHT = ("rewards", "terminated", "truncated", "valid")
-CHOSEN = ("log_probs", "fresh_log_probs", "values", "next_values", "versions")
-"""Fields of a rollout that simulators fill, and those that policies fill."""
-
-
-BY_COLUMN = ("groups", "success", "features")
-"""Fields of a rollout without time."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -85,7 +79,8 @@ def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) 
 
     first = [ticket.finished.episodes[0] if ticket.finished.episodes else None for _, ticket in tickets]
     numbers = np.array([ticket.finished.number for _, ticket in tickets], np.int64)
-    tensors = {key: gather(key) for key in (*LIGHT, *CHOSEN)}
+    reported = [field for field in ROLLOUT if field.by_time and field.source in ("env", "policy")]
+    tensors = {field.name: gather(field.name, field.fill) for field in reported}
     places, ended = gather("sample", fill=-1), gather("ended")
     assert places is not None
     rollout = Rollout(
@@ -95,7 +90,7 @@ def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) 
         episodes=tuple(episode for _, ticket in tickets for episode in ticket.finished.episodes),
         features=torch.from_numpy(np.stack([p["features"] for p in parts])) if "features" in parts[0] else None,
         tasks=tuple(episode.task for episode in first if episode is not None) if all(first) else (),
-        **tensors,  # type: ignore[arg-type]
+        **arranged(Rollout, tensors),
     )
     return Gathered(
         rollout=rollout,
@@ -117,11 +112,12 @@ def joined(parts: Sequence[Gathered]) -> Gathered:
         return np.concatenate([np.concatenate(pair) for pair in zip(arrays, padded, strict=True)], 1)
 
     changes: dict[str, Any] = {}
-    for name, tensor in asdict(last.rollout, recurse=False).items():
-        if isinstance(tensor, torch.Tensor):
-            tensors = [getattr(part.rollout, name) for part in parts]
-            by_column = name in BY_COLUMN
-            changes[name] = torch.cat(tensors) if by_column else torch.from_numpy(beside([t.numpy() for t in tensors]))
+    for field in ROLLOUT:
+        if read(last.rollout, field) is not None:
+            tensors = [read(part.rollout, field) for part in parts]
+            columns = [tensor.numpy() for tensor in tensors]
+            changes[field.name] = torch.from_numpy(beside(columns)) if field.by_time else torch.cat(tensors)
+    changes = arranged(Rollout, changes)
     tasks = [part.rollout.tasks for part in parts]
     changes["tasks"] = tuple(task for of_part in tasks for task in of_part) if all(tasks) else ()
     changes["findings"] = {
@@ -158,15 +154,9 @@ def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> 
 
     counts, value_counts = advantages.divisors
     return {
-        "valid": pick(rollout.valid),
-        "log_probs": pick(rollout.log_probs),
-        "fresh_log_probs": pick(rollout.fresh_log_probs),
-        "values": pick(rollout.values),
-        "versions": pick(rollout.versions),
-        "advantages": pick(advantages.advantages),
-        "weights": pick(advantages.weights),
-        "returns": pick(advantages.returns),
-        "value_weights": pick(advantages.value_weights),
+        **{field.name: pick(read(rollout, field)) for field in ROLLOUT if field.in_batch},
+        **{field.name: pick(read(advantages, field)) for field in ADVANTAGES if field.in_batch},
+        **{name: pick(tensor) for name, tensor in advantages.extras.items()},
         "counts": total(counts),
         "value_counts": total(value_counts),
     }

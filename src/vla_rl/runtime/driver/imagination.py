@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.fields import ADVANTAGES, read
 from vla_rl.core.flow import Flow, Ledger
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.selection import take_columns
@@ -263,16 +264,11 @@ def side_by_side(first: Advantages, second: Advantages) -> Advantages:
         padded = [torch.cat((t, t.new_zeros(length - len(t), *t.shape[1:]))) for t in (one, other)]
         return torch.cat(padded, dim=1)
 
+    changes = {field.name: beside(read(first, field), read(second, field)) for field in ADVANTAGES}
     (counts, value_counts), (others, other_values) = first.divisors, second.divisors
-    return attrs.evolve(
-        second,
-        advantages=beside(first.advantages, second.advantages),
-        weights=beside(first.weights, second.weights),
-        counts=beside(counts, others),
-        value_counts=beside(value_counts, other_values),
-        returns=beside(first.returns, second.returns),
-        value_weights=beside(first.value_weights, second.value_weights),
-    )
+    changes |= {"counts": beside(counts, others), "value_counts": beside(value_counts, other_values)}
+    extras = {name: beside(tensor, second.extras[name]) for name, tensor in first.extras.items()}
+    return attrs.evolve(second, **changes, extras=extras)
 
 
 def _renamed(rollout: Rollout) -> dict[str, float]:

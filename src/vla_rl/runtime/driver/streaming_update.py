@@ -14,6 +14,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 
 from vla_rl.core.errors import PluginError
+from vla_rl.core.fields import ADVANTAGES
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.selection import take_columns
 from vla_rl.core.spec.spec import Spec
@@ -29,8 +30,6 @@ from vla_rl.runtime.messages.learning import OptimizerStep
 from vla_rl.runtime.messages.reports import Played
 
 Array = np.ndarray[Any, Any]
-JUDGED = ("advantages", "weights", "returns", "value_weights")
-"""Light fields that an algorithm makes."""
 CLOSE = 1e-3
 """Of the largest: by how much those of a part may differ from those of the whole step. Sums of rewards are rounded
 otherwise where trajectories are longer, and a division by a small deviation makes more of it."""
@@ -191,7 +190,7 @@ class Feeding:
         )
         if not same:
             raise self._wrong("`select` keeps other trajectories of the whole step than of parts of it")
-        for name in JUDGED:
+        for name in (*(known.name for known in ADVANTAGES if known.in_batch), *self.algorithm.extras):
             before, now = parts.light[name], whole.light[name]
             if before is None and now is None:
                 continue

@@ -8,7 +8,7 @@ from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.toolkit.algorithms.metric_names import guard
+from vla_rl.toolkit.algorithms.result_checks import guard
 from vla_rl.toolkit.data.samples import check_sample
 from vla_rl.toolkit.envs.settings import in_processes
 
@@ -16,7 +16,12 @@ from vla_rl.toolkit.envs.settings import in_processes
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
     component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
-    return wrap("algorithm", component, spec.algorithm.type, [guard(spec.algorithm.type), *hook_modules(spec.plugins)])
+    return wrap(
+        "algorithm",
+        component,
+        spec.algorithm.type,
+        [guard(spec.algorithm.type, component.extras), *hook_modules(spec.plugins)],
+    )
 
 
 def values_for(algorithm: Algorithm) -> ValueGranularity:

@@ -16,6 +16,7 @@ import torch
 from attrs import asdict
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.fields import arranged
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores
@@ -276,30 +277,23 @@ class LearnerRole(LearnerInterface):
         """One micro-batch of the rank's samples."""
         heavy = rows.take(indices)
 
-        def tensor(name: str) -> Any:
-            array = light[name]
-            return None if array is None else torch.tensor(array[indices], device=self.device)
-
-        log_probs, values, value_weights = tensor("log_probs"), tensor("values"), tensor("value_weights")
-        chunk = Chunk(actions=heavy.actions, log_probs=log_probs, values=values, replay=heavy.replay)
+        fields: dict[str, Any] = {
+            name: None if array is None else torch.tensor(array[indices], device=self.device)
+            for name, array in light.items()
+            if name not in ("counts", "value_counts")
+        }
+        fields["lag"] = self.version - fields.pop("versions")
+        fields["weights"] = fields["weights"] / optimizer_step.divisor
+        if fields["value_weights"] is not None:
+            fields["value_weights"] = fields["value_weights"] / optimizer_step.value_divisor
+        chunk = Chunk(
+            actions=heavy.actions, log_probs=fields["log_probs"], values=fields["values"], replay=heavy.replay
+        )
         reference = None
         if "reference" in self.algorithm.needs:
             with torch.no_grad():
                 reference = self.group.run(lambda: self.model.reference_log_probs(heavy.obs, chunk))
-        return Batch(
-            obs=heavy.obs,
-            chunk=chunk,
-            valid=tensor("valid"),
-            log_probs=log_probs,
-            values=values,
-            advantages=tensor("advantages"),
-            weights=tensor("weights") / optimizer_step.divisor,
-            returns=tensor("returns"),
-            value_weights=None if value_weights is None else value_weights / optimizer_step.value_divisor,
-            lag=self.version - tensor("versions"),
-            reference_log_probs=reference,
-            fresh_log_probs=tensor("fresh_log_probs"),
-        )
+        return Batch(obs=heavy.obs, chunk=chunk, reference_log_probs=reference, **arranged(Batch, fields))
 
     # -------------------------------------------------------------------------------------- weights and state
 
