@@ -20,10 +20,10 @@ import attrs
 import torch
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.loop import collect, flow_of
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.selection import take_columns
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.state import State
 from vla_rl.core.types import Batch, Scores
 from vla_rl.runtime.start import start
 from vla_rl.testing import synthetic

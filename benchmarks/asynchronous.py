@@ -42,11 +42,11 @@ from time import perf_counter
 import numpy as np
 from attrs import define, frozen
 
-from vla_rl.core.flow import Flow
-from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.plan import Cluster
+from vla_rl.core.run.flow import Flow
+from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
-from vla_rl.core.state import State
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.planning.forecast import expected
 from vla_rl.runtime.planning.plan import plan_for

@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core import catalogue as plugins
-from vla_rl.core.flow import Flow
 from vla_rl.core.hookspecs import SimEnv, VLAModel
-from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.randomness import Noise
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.flow import Flow
+from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.selection import take_columns
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
-from vla_rl.core.state import State
 from vla_rl.core.types import Context, Observation
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.start import start

@@ -24,11 +24,11 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.flow import Flow
-from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.plan import Cluster, Plan, Slot
+from vla_rl.core.run.flow import Flow
+from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
-from vla_rl.core.state import State
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import forecast

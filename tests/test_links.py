@@ -111,12 +111,12 @@ def test_the_reference_describes_every_public_name():
 def test_a_link_out_of_docs_becomes_a_page_of_the_site():
     page = ROOT / "docs" / "models" / "openvla.md"
     text = (
-        "[a](../algorithms.md#keys) `[b](../no.md)` [c](../../README.md) [`d`](../../src/vla_rl/core/loop.py) [e](#x)"
+        "[a](../algorithms.md#keys) `[b](../no.md)` [c](../../README.md) [`d`](../../src/vla_rl/core/run/loop.py) [e](#x)"
     )
     assert pages.rewritten(text, page) == (
         "[a](../algorithms.md#keys) `[b](../no.md)` [c](../index.md) "
-        "[`d`](../repository/src/vla_rl/core/loop.py.md) [e](#x)"
+        "[`d`](../repository/src/vla_rl/core/run/loop.py.md) [e](#x)"
     )
-    assert pages.page_of(SRC / "core" / "loop.py").startswith("# `src/vla_rl/core/loop.py`\n\n~~~~python\n")
+    assert pages.page_of(SRC / "core" / "loop.py").startswith("# `src/vla_rl/core/run/loop.py`\n\n~~~~python\n")
     example = pages.page_of(ROOT / "examples" / "acme_env")
     assert example.startswith("# acme-env") and "## `src/acme_env/__init__.py`\n\n~~~~python" in example

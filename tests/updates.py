@@ -12,7 +12,7 @@ from attrs import frozen
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import generator
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import EnvInfo, Rollout
 from vla_rl.runtime.driver.assembler import Gathered, find_samples, light_arrays
 from vla_rl.runtime.driver.minibatches import Share, share_out

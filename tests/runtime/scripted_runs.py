@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.loop import collect, flow_of
-from vla_rl.core.selection import take_columns
-from vla_rl.core.state import State
+from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.selection import take_columns
+from vla_rl.core.run.state import State
 from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, read_token_anew
 from vla_rl.runtime.comm.interfaces import LearnerInterface, PolicyInterface
 

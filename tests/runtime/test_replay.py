@@ -14,7 +14,7 @@ from scripted_runs import finish, play, scripted_spec, weights_of
 
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Cluster, Node, Plan, Slot
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.spec.sections import ReplaySpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec

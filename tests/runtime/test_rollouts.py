@@ -14,7 +14,7 @@ from scripted_runs import advance, finish, heavy_of, play, prepared, scripted_sp
 
 from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
-from vla_rl.core.selection import Selection
+from vla_rl.core.run.selection import Selection
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import SpecError, component, parse_spec
 from vla_rl.core.types import Chunk, Context

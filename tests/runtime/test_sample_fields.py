@@ -9,10 +9,11 @@ import pytest
 import torch
 from scripted_runs import scripted_spec
 
-from vla_rl.core import fields, selection
+from vla_rl.core import fields
 from vla_rl.core.errors import PluginError
 from vla_rl.core.fields import Field, fits
 from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.run import selection
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, Loss, Plugin
 from vla_rl.runtime.driver import assembler

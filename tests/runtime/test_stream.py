@@ -16,12 +16,12 @@ from attrs import frozen
 from scripted_runs import advance, read_metrics, scripted_spec, weights_in, weights_of
 
 from vla_rl.core.errors import PluginError, SpecError, UserError
-from vla_rl.core.flow import Ledger
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.loop import flow_of
 from vla_rl.core.manager import hookimpl
+from vla_rl.core.run.flow import Ledger
+from vla_rl.core.run.loop import flow_of
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.state import State
 from vla_rl.core.types import Advantages, Loss, Plugin
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.driver import Driver

@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import evolve
 
-from vla_rl.core.imitation import Cloning, imitation_of
 from vla_rl.core.interrupts import Interrupts
-from vla_rl.core.loop import ReinforcementLearning
 from vla_rl.core.plan import Cluster, Plan
-from vla_rl.core.runtime import Scaling
+from vla_rl.core.run.imitation import Cloning, imitation_of
+from vla_rl.core.run.loop import ReinforcementLearning
+from vla_rl.core.run.runtime import Scaling
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Component, Spec
-from vla_rl.core.state import State
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.backends.local import LocalBackend

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Advantages, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
 from vla_rl.testing.findings import Findings

@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import AdvantageCase, check_advantages

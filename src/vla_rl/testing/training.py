@@ -10,7 +10,7 @@ import torch
 
 from vla_rl.core.hookspecs import Algorithm, VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Chunk, EnvInfo, Rollout, pick, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.statistics import read_all

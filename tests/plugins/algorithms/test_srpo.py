@@ -8,7 +8,7 @@ import pytest
 import torch
 from algorithm_cases import cases_of
 
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context, Scores
 from vla_rl.plugins.algorithms.srpo import plugin

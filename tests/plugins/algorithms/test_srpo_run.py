@@ -14,10 +14,10 @@ from PIL import Image
 
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
-from vla_rl.core.flow import Ticket
-from vla_rl.core.loop import collect, flow_of
+from vla_rl.core.run.flow import Ticket
+from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import load_spec, parse_spec
-from vla_rl.core.state import State
 from vla_rl.core.types import Context, Observation, Plugin, to_numpy
 from vla_rl.plugins.algorithms.srpo import srpo_report
 from vla_rl.plugins.algorithms.srpo.impl import SRPO

@@ -10,7 +10,7 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
-from vla_rl.core.session import listeners
+from vla_rl.core.run.session import listeners
 from vla_rl.core.spec.source import Item, located
 from vla_rl.core.spec.spec import Component, Spec, missing
 from vla_rl.core.spec.structure import Problems

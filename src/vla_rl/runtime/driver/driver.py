@@ -14,9 +14,9 @@ import numpy as np
 from attrs import evolve
 
 from vla_rl.core.events import Evaluation
-from vla_rl.core.flow import Ticket
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
+from vla_rl.core.run.flow import Ticket
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
 from vla_rl.runtime.checks.run import check_plan, check_simulators

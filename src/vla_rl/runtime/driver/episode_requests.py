@@ -7,8 +7,8 @@ from pathlib import Path
 
 from attrs import evolve
 
-from vla_rl.core.flow import Ticket
 from vla_rl.core.reset_states import draw_state
+from vla_rl.core.run.flow import Ticket
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Episode, ResetState
 from vla_rl.runtime.driver.recordings import Marks

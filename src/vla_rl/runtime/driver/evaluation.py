@@ -13,9 +13,9 @@ from vla_rl.core.catalogue import build
 from vla_rl.core.events import Run
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.manager import broadcast
-from vla_rl.core.runtime import StartRuntime
+from vla_rl.core.run.runtime import StartRuntime
+from vla_rl.core.run.state import State, summary
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.state import State, summary
 from vla_rl.core.types import Context
 
 Progress = Callable[[str, int, int], None]

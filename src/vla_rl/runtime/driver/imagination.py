@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from vla_rl.core.fields import ADVANTAGES, read
-from vla_rl.core.flow import Flow, Ledger
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.flow import Flow, Ledger
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout

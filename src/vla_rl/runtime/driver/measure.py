@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.loop import collect, flow_of
 from vla_rl.core.plan import Cluster, Plan, Slot
+from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.sections import AsynchronySpec
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.state import State
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.planning.profile import Cost, Profile
 

@@ -2,7 +2,7 @@
 
 Randomness is keyed by ticket, episode and chunk, so what is played again gives the numbers it would have given: a dead
 worker costs time. Policies and learners hold what cannot be made again, so a run that loses one of them goes on from
-its last checkpoint (`core/session.py`).
+its last checkpoint (`core/run/session.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
 from vla_rl.runtime.comm.backend import Ref

@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from vla_rl.core.errors import PluginError
 from vla_rl.core.fields import ADVANTAGES
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.selection import take_columns
+from vla_rl.core.run.selection import take_columns
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, Rollout
 from vla_rl.runtime.comm.backend import Ref

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.flow import Flow
+from vla_rl.core.run.flow import Flow
 from vla_rl.core.types import ResetState
 from vla_rl.runtime.messages.requests import Mode, Start
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice

@@ -14,9 +14,9 @@ from typing import Any
 import attrs
 
 from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dump
-from vla_rl.core.state import State
 from vla_rl.runtime.run_folder.changes import changes_of, describe, refuse
 from vla_rl.runtime.run_folder.environment import environment, versions
 from vla_rl.runtime.run_folder.lock import RunLock

@@ -1,5 +1,5 @@
 """Reinforcement learning, top down: play tickets, turn what they paid into advantages, train, publish. How far playing
-runs ahead of training is the flow's (`core/flow.py`): the loop is the same. Where the spec has a world model, the
+runs ahead of training is the flow's (`core/run/flow.py`): the loop is the same. Where the spec has a world model, the
 policy practises in it after each real rollout (`runtime/imagination`).
 
 Where this happens (one process, Ray workers, which devices) is the runtime's; the run folder, listeners, evaluations,
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define, field
 
-from vla_rl.core.flow import Flow
-from vla_rl.core.runtime import Runtime
-from vla_rl.core.selection import Selection, take_columns
-from vla_rl.core.session import Session
+from vla_rl.core.run.flow import Flow
+from vla_rl.core.run.runtime import Runtime
+from vla_rl.core.run.selection import Selection, take_columns
+from vla_rl.core.run.session import Session
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.state import State
 from vla_rl.core.types import Rollout
 
 if TYPE_CHECKING:

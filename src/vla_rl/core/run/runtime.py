@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vla_rl.core.events import Evaluation
-    from vla_rl.core.flow import Ticket
     from vla_rl.core.hookspecs import Algorithm
     from vla_rl.core.interrupts import Interrupts
+    from vla_rl.core.run.flow import Ticket
     from vla_rl.core.spec.spec import Spec
     from vla_rl.core.types import Advantages, EnvInfo, Rollout
 

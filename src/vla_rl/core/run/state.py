@@ -11,7 +11,7 @@ import attrs
 from attrs import define, field
 
 from vla_rl.core.events import Evaluation
-from vla_rl.core.flow import Ledger
+from vla_rl.core.run.flow import Ledger
 from vla_rl.core.spec.spec import Spec
 
 

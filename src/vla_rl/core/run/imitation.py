@@ -9,11 +9,11 @@ from attrs import define
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.interrupts import Interrupts
-from vla_rl.core.runtime import Imitation, Runtime, StartRuntime
-from vla_rl.core.session import Session
+from vla_rl.core.run.runtime import Imitation, Runtime, StartRuntime
+from vla_rl.core.run.session import Session
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.sections import ImitationSpec
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.state import State
 
 
 @define

@@ -1,6 +1,6 @@
 """What every way of training shares: the run folder, listeners, evaluations, checkpoints, resume and a clean stop.
 
-`core/loop.py` trains by reinforcement learning, `core/imitation.py` by cloning demonstrations.
+`core/run/loop.py` trains by reinforcement learning, `core/run/imitation.py` by cloning demonstrations.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.manager import broadcast
-from vla_rl.core.runtime import Runtime, StartRuntime
+from vla_rl.core.run.runtime import Runtime, StartRuntime
+from vla_rl.core.run.state import RunStore, State
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.state import RunStore, State
 from vla_rl.core.types import Context
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from attrs import asdict
 
-from vla_rl.core.flow import Flow, Ledger, Ticket
+from vla_rl.core.run.flow import Flow, Ledger, Ticket
 
 SEEDS = range(40)
 

@@ -1,0 +1,1 @@
+"""A run: what happens in which order, against a runtime that `runtime.py` declares."""
