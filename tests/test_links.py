@@ -60,7 +60,7 @@ def test_links_lead_somewhere(page):
 def test_files_that_are_named_are_there(page):
     """Paths in the repository, in the package, or beside the page."""
     for path in FILE.findall(prose(page)):
-        places = [ROOT, SRC, SRC / "runtime" / "rollouts", page.parent]
+        places = [ROOT, SRC, page.parent]
         assert any((place / path).exists() for place in places), f"there is no {path}"
 
 
@@ -110,13 +110,11 @@ def test_the_reference_describes_every_public_name():
 
 def test_a_link_out_of_docs_becomes_a_page_of_the_site():
     page = ROOT / "docs" / "models" / "openvla.md"
-    text = (
-        "[a](../algorithms.md#keys) `[b](../no.md)` [c](../../README.md) [`d`](../../src/vla_rl/core/run/loop.py) [e](#x)"
-    )
+    text = "[a](../algorithms.md#keys) `[b](../no.md)` [c](../../README.md) [`d`](../../src/vla_rl/core/run/loop.py) [e](#x)"
     assert pages.rewritten(text, page) == (
         "[a](../algorithms.md#keys) `[b](../no.md)` [c](../index.md) "
         "[`d`](../repository/src/vla_rl/core/run/loop.py.md) [e](#x)"
     )
-    assert pages.page_of(SRC / "core" / "loop.py").startswith("# `src/vla_rl/core/run/loop.py`\n\n~~~~python\n")
+    assert pages.page_of(SRC / "core" / "run" / "loop.py").startswith("# `src/vla_rl/core/run/loop.py`\n\n~~~~python\n")
     example = pages.page_of(ROOT / "examples" / "acme_env")
     assert example.startswith("# acme-env") and "## `src/acme_env/__init__.py`\n\n~~~~python" in example
