@@ -24,6 +24,7 @@ from vla_rl.cli.report.gather import gather
 from vla_rl.cli.report.page import page as render
 from vla_rl.core.events import Run
 from vla_rl.core.interrupts import RunStopped, StopRequested
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, ResetState
 from vla_rl.plugins.hooks.console.draw import step_line
@@ -31,7 +32,6 @@ from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.imagination import side_by_side
 from vla_rl.runtime.messages.requests import Start
-from vla_rl.runtime.planning.memory import groups_held
 from vla_rl.runtime.workers.world_model.comparison_images import GAP
 from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedRows
 from vla_rl.runtime.workers.world_model.recorder import Recorder
@@ -357,8 +357,11 @@ def test_rows_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> 
 
 def test_what_is_imagined_counts_among_what_learners_hold() -> None:
     spec = parse_spec(small(asynchrony={"max_lag": 2}))
-    assert groups_held(spec) == 3 * 16 + 2 * 16
-    assert groups_held(parse_spec(small(asynchrony={"max_lag": 2}, imagination=None, world_model=None))) == 3 * 16
+    assert RunShape.of(spec).groups_held == 3 * 16 + 2 * 16
+    assert (
+        RunShape.of(parse_spec(small(asynchrony={"max_lag": 2}, imagination=None, world_model=None))).groups_held
+        == 3 * 16
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- report

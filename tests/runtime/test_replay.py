@@ -15,13 +15,14 @@ from scripted_runs import finish, play, scripted_spec, weights_of
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Cluster, Node, Plan, Slot
 from vla_rl.core.run.selection import take_columns
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import ReplaySpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.backends.local import LocalBackend
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.driver.replay import Replay
-from vla_rl.runtime.planning.memory import check_memory, groups_held, trajectory_bytes
+from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
 from vla_rl.runtime.start import start
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
@@ -49,7 +50,7 @@ def runtime(**changes):
 def played_out(section, *, steps=40, per_step=6, seed=0):
     """Steps with what filters leave of `per_step` groups, some of them void. -> (uses of each group, groups held after
     each step, ages at later uses, what is there in the end)."""
-    replay = Replay(section, per_step, seed)
+    replay = Replay(section, section.capacity or (section.uses - 1) * per_step, seed)
     rng = np.random.default_rng(seed)
     uses, depths, ages, first = Counter(), [], [], 0
     born = {}
@@ -100,7 +101,7 @@ def test_draws_are_keyed_by_seed_and_step():
     section = ReplaySpec(uses=2, sampling="uniform", capacity=60)
 
     def drawn(seed, step):
-        replay = Replay(section, 6, seed)
+        replay = Replay(section, section.capacity or (section.uses - 1) * 6, seed)
         replay.trained([], dict.fromkeys(range(60), 0))
         return replay.choose(step, 6)
 
@@ -293,7 +294,7 @@ def test_memory_is_known_before_the_first_ticket():
         )
     )
     sample = 2 * 224 * 224 * 3 + 4 * 8
-    assert groups_held(spec) == 2 * 512 + 2 * 512
+    assert RunShape.of(spec).groups_held == 2 * 512 + 2 * 512
     assert trajectory_bytes(spec, info, sample) == 49 * sample == pytest.approx(14.7e6, rel=0.01)
     plan = Plan(slots=(Slot(roles=("sim", "policy")), Slot(roles=("learner",)), Slot(roles=("learner",))))
     enough = 2048 * 49 * sample

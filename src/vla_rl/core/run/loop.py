@@ -17,6 +17,7 @@ from vla_rl.core.run.flow import Flow
 from vla_rl.core.run.runtime import Runtime
 from vla_rl.core.run.selection import Selection, take_columns
 from vla_rl.core.run.session import Session
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
@@ -35,7 +36,7 @@ class ReinforcementLearning(Session):
         runtime, algorithm, state, events = self.runtime, self.runtime.algorithm, self.state, self.events
         if self.spec.warmup is not None and not state.warmed_up:
             self.warm_up()
-        state.refilled += self.spec.asynchrony.replay.uses > 1 and state.step > 0
+        state.refilled += RunShape.of(self.spec).replays and state.step > 0
         while self.milestone():
             begun, step = perf_counter(), state.step + 1
 
@@ -108,12 +109,12 @@ def collect(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, torch.Ten
 
 def flow_of(spec: Spec, state: State) -> Flow:
     """The flow of a run, from where it is."""
-    rollout, rows = spec.rollout, spec.env.num_envs
+    shape = RunShape.of(spec)
     return Flow(
-        per_step=rollout.groups(rows),
+        per_step=shape.groups_per_step,
         steps=spec.train.steps,
-        group_size=rollout.group_size,
-        max_lag=spec.asynchrony.max_lag,
-        further=rollout.further_groups(rows),
+        group_size=shape.group_size,
+        max_lag=shape.max_lag,
+        further=shape.resampled_groups,
         ledger=state.tickets,
     )

@@ -113,14 +113,6 @@ class RolloutSpec:
         if value is not None and self.auto_reset != "off":
             raise ValueError(f"has no effect with auto_reset: {self.auto_reset}, where there are no groups")
 
-    def groups(self, rows: int) -> int:
-        """Of a training step. `rows`: env.num_envs."""
-        return (self.episodes or rows) // self.group_size
-
-    def further_groups(self, rows: int) -> int:
-        """At most, by `resample`."""
-        return 0 if self.resample is None else -(-self.resample.max_rounds * rows // self.group_size)
-
 
 @frozen(kw_only=True)
 class ReplaySpec:
@@ -142,10 +134,6 @@ class ReplaySpec:
     def _used(self, attribute: Any, value: Any) -> None:
         if self.uses == 1 and value != attribute.default:
             raise ValueError("has no effect with uses: 1, where nothing is trained on again")
-
-    def most_groups(self, per_step: int) -> int:
-        """Return how many groups the buffer keeps at most, where a training step has `per_step`."""
-        return self.capacity or (self.uses - 1) * per_step
 
 
 @frozen(kw_only=True)

@@ -144,11 +144,6 @@ class Spec:
         if value is None and self.world_model is not None:
             raise ValueError("world_model does nothing without it; give imagination, or remove world_model")
 
-    @property
-    def behind(self) -> int:
-        """Training steps by which the weights that act in a ticket are older than its step; 0: the newest act."""
-        return self.rollout.lag or (self.asynchrony.max_lag if self.asynchrony.swap == "pinned" else 0)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data with all defaults, which `parse_spec` reads back to an equal spec."""
         return {key: _plain(getattr(self, key)) for key in keys_of(Spec)}

@@ -11,6 +11,7 @@ from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.run.session import listeners
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
 from vla_rl.core.spec.spec import Component, Spec, missing
 from vla_rl.core.spec.structure import Problems
@@ -316,7 +317,7 @@ def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
 
 def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     """What is trained on more than once."""
-    replay, per_step = spec.asynchrony.replay, spec.rollout.groups(spec.env.num_envs)
+    replay, per_step = spec.asynchrony.replay, RunShape.of(spec).groups_per_step
     if replay.uses == 1:
         return
     section = ("asynchrony", "replay")

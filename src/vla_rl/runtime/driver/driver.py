@@ -17,6 +17,7 @@ from vla_rl.core.events import Evaluation
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.run.flow import Ticket
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
 from vla_rl.runtime.checks.run import check_plan, check_simulators
@@ -77,6 +78,7 @@ class Driver:
             interrupts: by whose order workers leave what they play.
         """
         self.spec, self.scaling = spec, scaling
+        self.shape = RunShape.of(spec)
         self.demonstrations = 0
         """Samples of the data that the learners opened."""
         self.algorithm = build_algorithm(spec)
@@ -92,7 +94,7 @@ class Driver:
         """What is trained on next ..."""
         self.preparing = 0.0
         """... and the seconds that it took to have it ready."""
-        self.fits = spec.asynchrony.max_lag == 0 and spec.asynchrony.replay.uses == 1
+        self.fits = not self.shape.overlaps and not self.shape.replays
         """What learners will hold at most was compared with the memory that there is, or need not be."""
         self.backend = make_backend()
         self.backend.interrupts = interrupts or self.backend.interrupts
@@ -101,18 +103,17 @@ class Driver:
             if not local:
                 check_plan(spec, self.plan)
             practises = spec.imagination is not None and folder is not None and not imitation
-            assignments = assign(self.plan, spec.env.num_envs, one_process=local, imagines=practises)
+            assignments = assign(self.plan, self.shape.envs, one_process=local, imagines=practises)
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
             self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text), practises)
-            asynchrony = spec.asynchrony
             self.supply = Supply(self.fleet, spec, self.algorithm.needs)
-            self.feeding = Feeding(self.fleet, spec, self.algorithm, self.supply) if asynchrony.stream else None
+            self.feeding = Feeding(self.fleet, spec, self.algorithm, self.supply) if self.shape.streaming else None
             self.tickets = Tickets(
                 self.fleet,
                 self.restarts,
-                ahead=asynchrony.max_lag > 0,
-                each=asynchrony.stream,
+                ahead=self.shape.overlaps,
+                each=self.shape.streaming,
                 arrived=self.supply.send if self.supply.early else None,
             )
             self.info = self._start(imitation, folder.absolute() if folder and practises else None)
@@ -129,8 +130,7 @@ class Driver:
         """Have tickets played that were issued while `step` ran, in batches one after another: those of a step, or
         where learners begin before it is whole, one for each row. Does not wait."""
         self._check_memory()
-        rows, rollout = self.spec.env.num_envs, self.spec.rollout
-        size = rows if self.feeding else rollout.groups(rows) * rollout.group_size
+        size = self.shape.envs if self.feeding else self.shape.tickets_per_step
         batches = [list(batch) for _, batch in groupby(tickets, lambda ticket: ticket.number // size)]
         self.tickets.play([[self.starts.of(ticket, step, self.version) for ticket in batch] for batch in batches])
 
@@ -146,7 +146,7 @@ class Driver:
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
         """What came of these. -> (its light part, metrics)."""
         played = [self.tickets.played[number] for number in tickets]
-        self.gathered = assemble(step, played, self.spec.rollout.group_size)
+        self.gathered = assemble(step, played, self.shape.group_size)
         self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
         rollout = of_rollout(self.fleet, self.spec, self.gathered.rollout, tickets)
         return rollout, {
@@ -300,7 +300,7 @@ class Driver:
         )
         self.starts.save(trainer_folder)
         self.imagining.save(trainer_folder)
-        if self.spec.behind:
+        if self.shape.pinned_lag:
             self.fleet.get(self.fleet.policies[0].call(PolicyInterface.save_past, trainer_folder / "past.pt"))
 
     def load(self, trainer_folder: Path) -> None:
@@ -311,7 +311,7 @@ class Driver:
         self.imagining.load(trainer_folder)
         if self.supply.again:
             logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
-        if self.spec.behind:
+        if self.shape.pinned_lag:
             past = trainer_folder / "past.pt"
             self.fleet.get_all([policy.call(PolicyInterface.load_past, past) for policy in self.fleet.policies])
         self.publish()

@@ -9,6 +9,7 @@ from attrs import evolve
 
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.flow import Ticket
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Episode, ResetState
 from vla_rl.runtime.driver.recordings import Marks
@@ -21,27 +22,27 @@ class Starts:
     def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Collection[str]):
         """`needs`: of the algorithm."""
         self.spec, self.states, self.record = spec, states, "frames" in needs
+        self.shape = RunShape.of(spec)
         self.streams, self.marks = Streams(), Marks(spec)
         self.windows: TaskWindows | None = None
         """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
         sampling = spec.rollout.task_sampling
         if sampling.type == "weighted":
             tasks = [state.task for state in states]
-            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing, spec.asynchrony.max_lag)
+            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing, self.shape.max_lag)
 
     def of(self, ticket: Ticket, step: int, version: int) -> Start:
         """A ticket that was issued while `step` ran and `version` was the newest."""
-        spec, rollout = self.spec, self.spec.rollout
+        spec, shape = self.spec, self.shape
         weights = self.windows.weights(step, ticket.group) if self.windows else None
-        ahead = spec.asynchrony.max_lag > 0
-        before = ticket.group // rollout.groups(spec.env.num_envs) if ahead else step - 1  # steps before its own
-        pinned = max(0, before - spec.behind) if spec.behind else -1
-        if rollout.auto_reset == "off":
+        before = ticket.group // shape.groups_per_step if shape.overlaps else step - 1  # steps before its own
+        pinned = max(0, before - shape.pinned_lag) if shape.pinned_lag else -1
+        if spec.rollout.auto_reset == "off":
             state = draw_state(self.states, spec.seed, ticket.group, weights=weights)
             start = Start(state=state, number=ticket.number, record=self.record, version=pinned, least=version)
             return evolve(start, recorded=self.marks.next(before + 1))
-        row = ticket.number % spec.env.num_envs
-        state = draw_state(self.states, spec.seed, row // rollout.group_size, weights=weights)
+        row = ticket.number % shape.envs
+        state = draw_state(self.states, spec.seed, row // shape.group_size, weights=weights)
         start = Start(state=state, number=ticket.number, row=row, weights=weights, version=pinned, least=version)
         return self.streams.next(start)
 
@@ -50,7 +51,7 @@ class Starts:
         if self.windows is None:
             return {}
         self.windows.record(step, episodes)
-        weights = self.windows.weights(step, last // self.spec.rollout.group_size)
+        weights = self.windows.weights(step, last // self.shape.group_size)
         return {f"sampling/weight/{task}": weight for task, weight in weights.items()}
 
     def consume(self, tickets: Sequence[Finished]) -> None:

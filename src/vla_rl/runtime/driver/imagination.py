@@ -19,6 +19,7 @@ from vla_rl.core.fields import ADVANTAGES, read
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.flow import Flow, Ledger
 from vla_rl.core.run.selection import take_columns
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, EnvInfo, Rollout
@@ -158,7 +159,7 @@ class Imagining:
 
     def _flow(self, ledger: Ledger) -> Flow:
         rollout = self.spec.rollout
-        groups = self.section.per_real * rollout.groups(self.spec.env.num_envs)
+        groups = RunShape.of(self.spec).imagined_groups
         return Flow(per_step=groups, steps=self.spec.train.steps, group_size=rollout.group_size, ledger=ledger)
 
     def _why_not(self, step: int, fitted: Fitted, metrics: dict[str, float]) -> str:

@@ -29,8 +29,8 @@ class Replay:
     """
 
     section: ReplaySpec
-    per_step: int
-    """Groups that a training step has, at most."""
+    capacity: int
+    """Groups that it holds, at most."""
     seed: int
     held: dict[int, _Held] = field(factory=dict, init=False)
     """In the order of their numbers."""
@@ -56,7 +56,7 @@ class Replay:
         self.held |= {group: _Held(1, oldest) for group, oldest in new.items()}
         if self.section.sampling == "oldest":
             return self._forget([group for group, held in self.held.items() if held.uses >= self.section.uses])
-        return self._forget(list(self.held)[: max(0, len(self.held) - self.section.most_groups(self.per_step))])
+        return self._forget(list(self.held)[: max(0, len(self.held) - self.capacity)])
 
     def _forget(self, groups: list[int]) -> list[int]:
         for group in groups:

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import evolve
 
 from vla_rl.core.run.selection import take_columns
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
 from vla_rl.runtime.comm.backend import Ref
@@ -27,13 +28,13 @@ Array = np.ndarray[Any, Any]
 class Supply:
     def __init__(self, fleet: Fleet, spec: Spec, needs: frozenset[str]):
         """`needs`: of the algorithm."""
-        section = spec.asynchrony.replay
-        self.fleet, self.needs, self.again = fleet, needs, section.uses > 1
+        shape = RunShape.of(spec)
+        self.fleet, self.needs, self.again = fleet, needs, shape.replays
         self.policy_at = {policy.worker: policy for policy in fleet.policies}
-        self.early = spec.asynchrony.max_lag > 0 and len(fleet.learners) == 1
+        self.early = shape.overlaps and len(fleet.learners) == 1
         """Heavy parts move as soon as their tickets are played. Which of several learners will train on a sample shows
         when the step is whole: each gets equally many."""
-        self.replay = Replay(section, spec.rollout.groups(spec.env.num_envs), spec.seed)
+        self.replay = Replay(spec.asynchrony.replay, shape.replayed_groups, spec.seed)
         self.held: dict[int, Gathered] = {}
         """Group -> its columns, of those that may be trained on again."""
         self.size = spec.train.micro_batch if self.again or max(lane.rows for lane in fleet.lanes) == 1 else None

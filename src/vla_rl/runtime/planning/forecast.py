@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.plan import Plan
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.placement.assignments import Assignment, assign
 from vla_rl.runtime.planning.part import Part, part_of
@@ -158,7 +159,7 @@ def expected(
         plan,
         assign(plan, rows, one_process=False),
         profile,
-        tickets=rollout.groups(rows) * rollout.group_size,
+        tickets=RunShape.of(spec).tickets_per_step,
         chunk=rollout.chunk,
         max_lag=spec.asynchrony.max_lag if max_lag is None else max_lag,
         part_size=max(1.0, samples / length) if streams else 0.0,

@@ -8,25 +8,17 @@ from attrs import evolve
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster, Plan
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
-
-
-def groups_held(spec: Spec) -> int:
-    """That lie with learners, or are on their way to them, at most: those of the running step, with what filters may
-    drop of it and what is imagined in it, those that are played ahead, and those of the replay buffer."""
-    asynchrony, rows = spec.asynchrony, spec.env.num_envs
-    per_step = spec.rollout.groups(rows)
-    ahead = (asynchrony.max_lag + 1) * per_step + spec.rollout.further_groups(rows)
-    imagined = 0 if spec.imagination is None else spec.imagination.per_real * per_step
-    return ahead + imagined + asynchrony.replay.most_groups(per_step)
 
 
 def waiting_bytes(spec: Spec, trajectory: float, max_lag: int) -> float:
     """Host memory of the trajectories that learners hold at most, all together, where one takes so many bytes;
     `max_lag` in place of the spec's."""
     ahead = evolve(spec, asynchrony=evolve(spec.asynchrony, max_lag=max_lag))
-    return groups_held(ahead) * spec.rollout.group_size * trajectory
+    shape = RunShape.of(ahead)
+    return shape.groups_held * shape.group_size * trajectory
 
 
 def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:
@@ -41,7 +33,8 @@ def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:
 def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample: int) -> None:
     """Raises UserError where the trajectories that learners hold at most do not fit into the host memory of their
     machine; `sample`: bytes of a chunk step."""
-    trajectories = groups_held(spec) * spec.rollout.group_size
+    shape = RunShape.of(spec)
+    trajectories = shape.groups_held * shape.group_size
     one = trajectory_bytes(spec, info, sample)
     learners = plan.hosting("learner")
     memory = {node.name: node.memory for node in cluster.nodes}

@@ -20,6 +20,7 @@ from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.hookspecs import Demonstrations, SimEnv
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
@@ -143,6 +144,7 @@ class Worker(HostInterface):
 
     def start_model(self, info: EnvInfo, scaling: Any) -> None:
         spec, slot = self.spec, self.assignment.slot
+        shape = RunShape.of(spec)
         model = build_model(spec, info, slot.device, scaling, self.algorithm, self.wrappers)
         needs = self.algorithm.needs
         if "policy" in slot.roles:
@@ -150,8 +152,8 @@ class Worker(HostInterface):
                 model,
                 name=spec.model.type,
                 seed=spec.seed,
-                lag=spec.behind,
-                finals="fresh-values" in needs or ("values" in needs and spec.asynchrony.replay.uses > 1),
+                lag=shape.pinned_lag,
+                finals="fresh-values" in needs or ("values" in needs and shape.replays),
                 embed=self.algorithm.features,
                 on_version=self.plays["action"].reach,
                 between_requests=self.between_requests,
@@ -223,7 +225,7 @@ class Worker(HostInterface):
 
     def _heavy(self, named: Named) -> Any:
         rows = self.roles["learner"].buffer.heavy(*named)
-        once = self.spec.asynchrony.replay.uses == 1 and len(rows)
+        once = not RunShape.of(self.spec).replays and len(rows)
         return rows.take(np.arange(len(rows))) if once else rows
 
     def rendezvous(self) -> str:

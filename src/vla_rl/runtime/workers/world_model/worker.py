@@ -18,6 +18,7 @@ from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.randomness import Noise
 from vla_rl.core.reset_states import draw_state
+from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context, EnvInfo, ResetState
@@ -229,8 +230,8 @@ def limited(info: EnvInfo, max_steps: int | None) -> EnvInfo:
 
 def spare_of(spec: Spec) -> int:
     """Episodes that may be recorded between two checkpoints, and in a step that is not over."""
-    rollout, rows = spec.rollout, spec.env.num_envs
+    shape = RunShape.of(spec)
     section: ImaginationSpec | None = spec.imagination
     assert section is not None
-    step = (rollout.groups(rows) + rollout.further_groups(rows)) * rollout.group_size
+    step = (shape.groups_per_step + shape.resampled_groups) * shape.group_size
     return min((spec.train.checkpoint_every or spec.train.steps) * step, section.buffer) + step
