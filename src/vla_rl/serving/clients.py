@@ -13,7 +13,7 @@ from websockets.asyncio.server import ServerConnection
 
 logger = logging.getLogger(__name__)
 NEW_S, IDLE_S = 5.0, 300.0
-"""When places are scarce, a client keeps its own for so long before its first request, and without another one."""
+"""When places are scarce, a client keeps its own for so long before its first answer, and without another request."""
 GONE_S = 5.0
 """A client that is sent away may take so long to say goodbye."""
 MAX_OPENING = 256
@@ -95,10 +95,8 @@ def address_of(connection: ServerConnection) -> str:
 
 def whose_place(clients: Iterable[Client]) -> Client | None:
     """The client that has been idle for longest, if any has been for long enough to make room for another. Those that
-    never asked for anything go first."""
-    idle = [
-        client for client in clients if client.idle_for() > (IDLE_S if client.answered or client.refused else NEW_S)
-    ]
+    got nothing yet go first."""
+    idle = [client for client in clients if client.idle_for() > (IDLE_S if client.answered else NEW_S)]
     return max(idle, key=lambda client: (not client.answered, client.idle_for()), default=None)
 
 

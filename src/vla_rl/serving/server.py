@@ -227,8 +227,8 @@ class PolicyServer:
         idle = whose_place(rivals)
         if idle is None:
             return (
-                f"{full}; try again later: a client gives way that has asked for nothing within {NEW_S:g} s, or not "
-                f"again within {IDLE_S:g} s"
+                f"{full}; try again later: a client gives way that is idle for {NEW_S:g} s and got no answer yet, or "
+                f"for {IDLE_S:g} s"
             )
         why = f"another client needs the place, and this one was idle for {idle.idle_for():.0f} s"
         logger.warning("%s is sent away: %s", idle.name, why)

@@ -341,6 +341,9 @@ def test_what_waiting_does_not_mend_is_said_at_once(policy, proxies, monkeypatch
     [
         ({}, None, "does not say which keys it wants: set model.keys"),
         ({"keys": 3}, None, "does not say which keys"),
+        ({"keys": {"images": 3}}, None, "does not say which keys"),
+        ({"keys": {"images": [1, 2]}}, None, "does not say which keys"),
+        ({"cameras": ["top"], "action_chunk": "x", "state_dim": None}, None, "does not say which keys"),
         ("hello", None, "does not speak openpi's protocol: it said hello"),
         (b"\xc1", None, "does not speak openpi's protocol: the frame cannot be read"),
         (None, "Traceback: no", "refused a request: Traceback: no"),

@@ -229,11 +229,13 @@ class RemotePolicy(VLAModel):
 
     def _check(self, about: Mapping[str, Any], env: EnvInfo) -> None:
         """What our servers say of the policy; others say little, and are found out by their replies."""
+        numbers = {name: value for name, value in about.items() if type(value) is int}
+        cameras = about.get("cameras")
         trained = f"the policy at {self._config.url} was trained"
-        check_action_dim(trained, about.get("action_dim", env.action_dim), env)
-        check_state_dim(trained, about.get("state_dim") or env.state_dim, env)
-        check_horizon(f"the policy at {self._config.url}", about.get("action_chunk", self._chunk), self._chunk)
-        for camera, size in about.get("cameras", {}).items():
+        check_action_dim(trained, numbers.get("action_dim", env.action_dim), env)
+        check_state_dim(trained, numbers.get("state_dim") or env.state_dim, env)
+        check_horizon(f"the policy at {self._config.url}", numbers.get("action_chunk", self._chunk), self._chunk)
+        for camera, size in cameras.items() if isinstance(cameras, dict) else ():
             if camera not in env.cameras or list(env.cameras[camera]) != size:
                 there = ", ".join(f"{name} {list(shape)}" for name, shape in env.cameras.items())
                 raise MismatchError(f"{trained} with camera {camera!r} of {size}; the simulator has: {there}")
@@ -241,20 +243,31 @@ class RemotePolicy(VLAModel):
     def _key_map(self) -> KeyMap:
         if self._config.keys is not None:
             return read_key_map(self._config.keys)
-        try:
-            return KeyMap(**self._about["keys"])
-        except (KeyError, TypeError):
+        keys = _key_map_in(self._about, self._env)
+        if keys is None:
             raise UserError(
                 f"{self._config.url} does not say which keys it wants: set model.keys to libero, droid, aloha or the "
                 f"path of a YAML file"
-            ) from None
+            )
+        return keys
+
+
+def _key_map_in(about: Mapping[str, Any], env: EnvInfo) -> KeyMap | None:
+    """The key map that a server of ours describes; None: it says nothing of the kind."""
+    try:
+        keys = KeyMap(**about["keys"])
+        names = [*keys.keys_of(env).values(), *keys.state, keys.instruction]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return keys if all(isinstance(name, str) for name in names) else None
 
 
 def _without_password(error: Exception, proxy: Proxy) -> str:
-    if isinstance(error, InvalidProxy | ValueError):
-        return (
-            f"that is no address of a proxy: {error.msg}" if isinstance(error, InvalidProxy) else "that is no address"
-        )
+    """An error in words; those of a malformed address would repeat it."""
+    if isinstance(error, InvalidProxy):
+        return f"that is no address of a proxy: {error.msg}"
+    if isinstance(error, ValueError):
+        return "that is no address"
     return _said(error).replace(proxy.url, str(proxy))
 
 
