@@ -78,14 +78,16 @@ class Batcher:
                     asked.answer.set_exception(ClientGone())
             if not wanted:
                 continue
-            answers = await loop.run_in_executor(self._thread, self._answers, wanted)
-            for asked, answer in zip(wanted, answers, strict=True):
+            before = perf_counter()
+            results = await loop.run_in_executor(self._thread, self._results, wanted)
+            seconds = perf_counter() - before
+            for asked, result in zip(wanted, results, strict=True):
                 if asked.answer.done():
                     continue
-                if isinstance(answer, Exception):
-                    asked.answer.set_exception(answer)
+                if isinstance(result, Exception):
+                    asked.answer.set_exception(result)
                 else:
-                    asked.answer.set_result(answer)
+                    asked.answer.set_result(Answer(*result, seconds))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -105,19 +107,17 @@ class Batcher:
                     batch.append(await asyncio.wait_for(self._waiting.get(), left))
         return batch
 
-    def _answers(self, batch: Sequence[_Asked]) -> list[Answer | Exception]:
-        """The answer to each, or an exception: where a batch fails, each is tried alone, so that nobody hears of what
-        another asked."""
-        before = perf_counter()
+    def _results(self, batch: Sequence[_Asked]) -> list[tuple[Array, bool] | Exception]:
+        """The actions of each and whether they were clipped, or an exception: where a batch fails, each is tried alone,
+        so that nobody hears of what another asked."""
         clipped = np.zeros(len(batch), bool)
         try:
             obs = Observation.concat([asked.obs for asked in batch])
             keys, rests = [asked.key for asked in batch], [asked.rest for asked in batch]
             actions = self.policy.act_on(obs, keys, rests, clipped)
-            seconds = perf_counter() - before
-            return [Answer(*row, seconds) for row in zip(actions, clipped.tolist(), strict=True)]
+            return list(zip(actions, clipped.tolist(), strict=True))
         except Exception as exc:
             if len(batch) == 1:
                 logger.debug("a request failed", exc_info=True)
                 return [exc]
-            return [answer for asked in batch for answer in self._answers([asked])]
+            return [result for asked in batch for result in self._results([asked])]

@@ -34,7 +34,7 @@ class Asked:
 @define
 class Dialect(ABC):
     """The server's side of one connection, on which one frame after another is read and answered. `read` raises
-    FrameError; it is called from a thread, as a frame may be large."""
+    FrameError; large frames are read in a thread."""
 
     about: Mapping[str, Any]
     """`Policy.about`, and the keys."""

@@ -125,6 +125,11 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
     return images, state, text
 
 
+def has_encoded(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> bool:
+    """Whether one of the wanted images is compressed, so that reading the request takes long."""
+    return any(isinstance(_find(request, key), EncodedImage) for key in keys.keys_of(info).values())
+
+
 def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> dict[str, Any]:
     """The request for a row of observations in host memory. Raises UserError where the state cannot be divided."""
     request: dict[str, Any] = {}
