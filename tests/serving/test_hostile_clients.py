@@ -20,9 +20,11 @@ msgpack = pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
 
 from clients import WAIT, Client, opened, request_of, served  # noqa: E402
 from trained import sight, train  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 import vla_rl  # noqa: E402
+from vla_rl.cli.main import app  # noqa: E402
 from vla_rl.core.errors import UserError  # noqa: E402
 from vla_rl.core.plan import Window  # noqa: E402
 from vla_rl.serving import clients as bounds  # noqa: E402
@@ -55,9 +57,14 @@ def png(image):
     return {"__image__": True, "format": "png", "data": file.getvalue()}
 
 
-def raw(server, *headers, source="127.0.0.1", path="/"):
-    """A socket on which a websocket was asked for with these headers, and the server's reply."""
-    line = socket.create_connection(("127.0.0.1", server.settings.port), WAIT, (source, 0))
+def raw(server, *headers, path="/", buffer=None):
+    """A socket on which a websocket was asked for with these headers, and the server's reply. `buffer`: bytes that the
+    system takes in for it."""
+    line = socket.socket()
+    line.settimeout(WAIT)
+    if buffer is not None:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    line.connect(("127.0.0.1", server.settings.port))
     opening = ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"]
     opening += ["Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", *headers]
     if not any(header.lower().startswith("host:") for header in headers):
@@ -263,13 +270,32 @@ def test_what_is_allowed_is_named_as_requests_name_it(policy, hosts, origins, me
         PolicyServer(policy, Settings(allow_hosts=hosts, allow_origins=origins))
 
 
+def test_the_command_line_and_python_hand_on_what_is_allowed(run, policy, monkeypatch):
+    given = []
+
+    def stop(policy, settings, listening):
+        given.append(settings)
+        raise UserError("enough")
+
+    monkeypatch.setattr("vla_rl.serving.server.serve_policy", stop)
+    options = ["--allow-host", "a", "--allow-host", "b", "--allow-origin", "http://c:1", "--idle-minutes", "0.5"]
+    done = CliRunner().invoke(app, ["serve", str(run), "--port", "0", *options])
+    assert done.exit_code == 2 and "enough" in done.output
+    (settings,) = given
+    assert list(settings.allow_hosts) == ["a", "b"] and list(settings.allow_origins) == ["http://c:1"]
+    assert settings.idle_s == 30.0
+    with vla_rl.serve(policy, port=0, allow_hosts=["robot.lan"], allow_origins=["http://c:1"]) as there:
+        there.settings = Settings(port=there.port)
+        assert raw(there, "Host: robot.lan", "Origin: http://c:1")[1].startswith("HTTP/1.1 101 ")
+
+
 # --------------------------------------------------------------------------------------------------------- places
 
 
 def test_idle_clients_give_way_when_places_are_scarce(policy, monkeypatch, caplog):
     """To others; whoever asks keeps the place."""
     monkeypatch.setattr("vla_rl.serving.server.MAX_CLIENTS", 3)
-    monkeypatch.setattr(bounds, "NEW_S", 0.2)
+    monkeypatch.setattr(bounds, "NEW_S", 1000.0)
     request = request_of(sight(policy, 0))
     with served(policy) as server, Client(server) as working, Client(server) as first, Client(server) as second:
         working.infer(request)
@@ -277,7 +303,7 @@ def test_idle_clients_give_way_when_places_are_scarce(policy, monkeypatch, caplo
             opened(server)
         assert b"3 clients of 127.0.0.1 are connected" in refused.value.response.body
         assert b"try again later" in refused.value.response.body
-        time.sleep(0.3)
+        monkeypatch.setattr(bounds, "NEW_S", 0.0)
         with Client(server) as third:
             assert third.infer(request)["actions"].shape == (4, 3)
             with pytest.raises(ConnectionClosed, match="another client needs the place") as closed:
@@ -300,17 +326,15 @@ def test_one_machine_does_not_take_all_places(policy, monkeypatch):
 
 def test_a_client_that_asks_for_nothing_is_sent_away(policy, monkeypatch, caplog):
     monkeypatch.setattr(bounds, "GONE_S", 0.3)
-    with served(policy, idle_s=0.3) as server, Client(server) as client:
-        for _ in range(3):
-            time.sleep(0.15)
-            client.infer(request_of(sight(policy, 0)))
-        with pytest.raises(ConnectionClosed, match=r"it asked for nothing within 0.3 s") as closed:
+    with served(policy, idle_s=0.7) as server, Client(server) as client:
+        client.infer(request_of(sight(policy, 0)))
+        with pytest.raises(ConnectionClosed, match=r"it asked for nothing within 0.7 s") as closed:
             client.socket.recv(timeout=WAIT)
         assert closed.value.rcvd.code == 1001
         line, _ = raw(server)
         line.sendall(frame(2, bytes(1000), 50_000_000))  # half a frame, and silence
         assert is_closed(line)
-    assert "is sent away: it asked for nothing within 0.3 s" in caplog.text
+    assert "is sent away: it asked for nothing within 0.7 s" in caplog.text
 
 
 def test_connections_that_ask_for_nothing_are_few(policy, monkeypatch):
@@ -345,8 +369,7 @@ def test_who_does_not_read_is_sent_away(policy, monkeypatch, caplog):
     """Each ping is answered by as many bytes."""
     monkeypatch.setattr(bounds, "MAX_UNREAD", 1 << 18)
     with served(policy) as server:
-        line, _ = raw(server)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line, _ = raw(server, buffer=1 << 15)
         ping = b"\x89\xfd" + bytes(4) + bytes(125)
         with pytest.raises(ConnectionError):
             for _ in range(2000):
