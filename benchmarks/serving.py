@@ -125,7 +125,7 @@ def running(target: Callable[..., None], model: dict[str, Any], size: int, max_b
 
 class Client:
     def __init__(self, url: str) -> None:
-        self.socket = connect(url, compression=None, max_size=None).__enter__()
+        self.socket = connect(url, compression=None, max_size=None, proxy=None).__enter__()
         self.socket.recv()
 
     def infer(self, frame: bytes) -> tuple[float, float]:

@@ -49,7 +49,9 @@ def served(policy: Policy, **settings: Any) -> Iterator[PolicyServer]:
 
 
 def opened(server: PolicyServer, **given: Any) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{server.settings.port}", compression=None, max_size=None, **given).__enter__()
+    return connect(
+        f"ws://127.0.0.1:{server.settings.port}", compression=None, max_size=None, proxy=None, **given
+    ).__enter__()
 
 
 class Client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -148,7 +149,7 @@ def evaluate(
     checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
     source = checkpoint.parents[1] if checkpoint else what
     if policy is not None:
-        checkpoint, overrides = None, [f"model={{type: remote, url: {policy!r}}}", *(overrides or ())]
+        checkpoint, overrides = None, [f"model={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())]
     from vla_rl.cli.evaluate import main as measure
 
     measure(
@@ -219,6 +220,17 @@ def serve(
     record: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Append sessions to a data set in LeRobot's format.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another host name by which clients ask for it; may be repeated."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Answer this web page too, as browsers name it; may be repeated."),
+    ] = None,
+    idle_minutes: Annotated[
+        float, typer.Option(min=0.01, help="Send a client away that asks for nothing for so long.")
+    ] = 60.0,
     debug: Debug = False,
 ) -> None:
     """Let robots and other people's simulators use a checkpoint, over a websocket, as openpi's clients speak."""
@@ -240,6 +252,9 @@ def serve(
             max_batch=max_batch,
             max_wait=max_wait / 1e3,
             record=record,
+            allow_hosts=allow_host or (),
+            allow_origins=allow_origin or (),
+            idle_s=60.0 * idle_minutes,
             debug=debug,
         )
     )

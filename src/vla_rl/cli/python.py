@@ -4,6 +4,7 @@ it is called. They return what commands print, and raise UserError where command
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -202,6 +203,8 @@ class Served:
     """A policy that is served by a thread of this process, until `close`, or the end of a `with` block."""
 
     def __init__(self, server: PolicyServer, host: str) -> None:
+        from vla_rl.serving.access import url_of
+
         self.server = server
         """Has counted: `asked`, `refused`."""
         self._stop: asyncio.Event | None = None
@@ -213,7 +216,7 @@ class Served:
         there.wait()
         if self._failed is not None:
             raise self._failed
-        self.url = f"ws://{host}:{self.port}"
+        self.url = url_of(host, self.port)
 
     def close(self) -> None:
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
@@ -254,6 +257,8 @@ def serve(
     device: str | None = None,
     greedy: bool = True,
     record: str | Path | None = None,
+    allow_hosts: Sequence[str] = (),
+    allow_origins: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> Served:
     """`vla-rl serve` in a thread of this process. Returns when it listens; arguments are as on the command line."""
@@ -266,7 +271,16 @@ def serve(
     if not isinstance(what, Policy):
         what = open_policy(what, device=device, greedy=greedy, overrides=overrides)
     folder = None if record is None else Path(record)
-    settings = Settings(host=host, port=port, dialect=dialect, api_key=api_key, prompt=prompt, record=folder)
+    settings = Settings(
+        host=host,
+        port=port,
+        dialect=dialect,
+        api_key=api_key,
+        prompt=prompt,
+        record=folder,
+        allow_hosts=allow_hosts,
+        allow_origins=allow_origins,
+    )
     return Served(PolicyServer(what, settings), host)
 
 
@@ -350,7 +364,7 @@ def _source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
 
 
 def _served(policy: str | None) -> list[str]:
-    return [] if policy is None else [f"model={{type: remote, url: {policy!r}}}"]
+    return [] if policy is None else [f"model={{type: remote, url: {json.dumps(policy)}}}"]
 
 
 __all__ = [

@@ -31,19 +31,24 @@ def main(
     max_batch: int,
     max_wait: float,
     record: Path | None,
+    allow_hosts: Sequence[str],
+    allow_origins: Sequence[str],
+    idle_s: float,
     debug: bool,
 ) -> int:
     """Serve until Ctrl-C or SIGTERM; -> the exit status."""
     check_serving(dialect)
     from vla_rl.runtime.comm.status_line import shown
+    from vla_rl.serving.access import Access, is_loopback, url_of
     from vla_rl.serving.dialects import DIALECTS
     from vla_rl.serving.policy import open_policy
-    from vla_rl.serving.server import OWN_MACHINE, Settings, check_address, read_api_key, serve_policy
+    from vla_rl.serving.server import Settings, check_address, read_api_key, serve_policy
     from vla_rl.toolkit.models.key_maps import read_key_map
 
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format="%(asctime)s %(message)s")
     api_key = None if api_key_file is None else read_api_key(api_key_file)
     named = None if keys is None else read_key_map(keys)
+    Access.of(host, allow_hosts, allow_origins)
     check_address(host, port)
     with shown():
         policy = open_policy(what, device=device, greedy=greedy, overrides=overrides)
@@ -58,12 +63,18 @@ def main(
         api_key=api_key,
         window=Window(max_batch=max_batch, max_wait=max_wait),
         record=record,
+        allow_hosts=allow_hosts,
+        allow_origins=allow_origins,
+        idle_s=idle_s,
     )
 
     def listening(port: int) -> None:
-        if host not in OWN_MACHINE and api_key is None:
-            typer.echo(f"warning: whoever reaches {host}:{port} can use this policy; see --api-key-file", err=True)
-        typer.echo(f"{policy.spec.model.type} of step {policy.step} on {policy.device}: ws://{host}:{port} ({dialect})")
+        if not is_loopback(host) and api_key is None:
+            typer.echo(
+                f"warning: whoever reaches {url_of(host, port)} can use this policy; see --api-key-file", err=True
+            )
+        where = f"{url_of(host, port)} ({dialect})"
+        typer.echo(f"{policy.spec.model.type} of step {policy.step} on {policy.device}: {where}")
 
     server = serve_policy(policy, settings, listening)
     typer.echo(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
 
+import numpy as np
 from attrs import define, field, frozen
 
 from vla_rl.core.plan import Window
@@ -20,13 +20,27 @@ from vla_rl.toolkit.models.real_time import Unexecuted
 logger = logging.getLogger(__name__)
 
 
+class ClientGone(Exception):
+    """Nobody waits for the answer."""
+
+
+@frozen
+class Answer:
+    actions: Array
+    """float32 [C, A]"""
+    clipped: bool
+    seconds: float
+    """Duration of the inference, which others may share."""
+
+
 @frozen(eq=False)
 class _Asked:
     obs: Observation
     key: Key
     rest: Unexecuted | None
+    waits: Callable[[], bool]
     arrived: float
-    answer: asyncio.Future[Array]
+    answer: asyncio.Future[Answer]
 
 
 @define(eq=False)
@@ -37,15 +51,19 @@ class Batcher:
     window: Window
     clients: Callable[[], int]
     """How many may ask."""
-    seconds: float = field(default=0.0, init=False)
-    """Of the last inference."""
     _waiting: asyncio.Queue[_Asked] = field(factory=asyncio.Queue, init=False)
     _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "inference"), init=False)
 
-    async def act(self, obs: Observation, key: Key, rest: Unexecuted | None) -> Array:
-        """float32 [C, A] for one row. Raises what the policy raised for it."""
+    async def act(
+        self, obs: Observation, key: Key, rest: Unexecuted | None, waits: Callable[[], bool] = lambda: True
+    ) -> Answer:
+        """The answer for one row. Raises what the policy raised for it, and ClientGone.
+
+        Args:
+            waits: whether there is somebody to answer; is asked before the inference.
+        """
         loop = asyncio.get_running_loop()
-        asked = _Asked(obs, key, rest, loop.time(), loop.create_future())
+        asked = _Asked(obs, key, rest, waits, loop.time(), loop.create_future())
         self._waiting.put_nowait(asked)
         return await asked.answer
 
@@ -54,16 +72,22 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._next()
+            wanted = [asked for asked in batch if asked.waits()]
+            for asked in batch:
+                if asked not in wanted:
+                    asked.answer.set_exception(ClientGone())
+            if not wanted:
+                continue
             before = perf_counter()
-            found = await loop.run_in_executor(self._thread, self._answers, batch)
-            self.seconds = perf_counter() - before
-            for asked, answer in zip(batch, found, strict=True):
+            results = await loop.run_in_executor(self._thread, self._results, wanted)
+            seconds = perf_counter() - before
+            for asked, result in zip(wanted, results, strict=True):
                 if asked.answer.done():
                     continue
-                if isinstance(answer, Exception):
-                    asked.answer.set_exception(answer)
+                if isinstance(result, Exception):
+                    asked.answer.set_exception(result)
                 else:
-                    asked.answer.set_result(answer)
+                    asked.answer.set_result(Answer(*result, seconds))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -83,14 +107,17 @@ class Batcher:
                     batch.append(await asyncio.wait_for(self._waiting.get(), left))
         return batch
 
-    def _answers(self, batch: Sequence[_Asked]) -> list[Any]:
-        """Of each its actions, or an exception: where a batch fails, each is tried alone, so that nobody hears of what
-        another asked."""
+    def _results(self, batch: Sequence[_Asked]) -> list[tuple[Array, bool] | Exception]:
+        """The actions of each and whether they were clipped, or an exception: where a batch fails, each is tried alone,
+        so that nobody hears of what another asked."""
+        clipped = np.zeros(len(batch), bool)
         try:
             obs = Observation.concat([asked.obs for asked in batch])
-            return list(self.policy.act_on(obs, [asked.key for asked in batch], [asked.rest for asked in batch]))
+            keys, rests = [asked.key for asked in batch], [asked.rest for asked in batch]
+            actions = self.policy.act_on(obs, keys, rests, clipped)
+            return list(zip(actions, clipped.tolist(), strict=True))
         except Exception as exc:
             if len(batch) == 1:
                 logger.debug("a request failed", exc_info=True)
                 return [exc]
-            return [answer for asked in batch for answer in self._answers([asked])]
+            return [result for asked in batch for result in self._results([asked])]

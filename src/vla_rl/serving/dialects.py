@@ -34,7 +34,7 @@ class Asked:
 @define
 class Dialect(ABC):
     """The server's side of one connection, on which one frame after another is read and answered. `read` raises
-    FrameError."""
+    FrameError; large frames are read in a thread."""
 
     about: Mapping[str, Any]
     """`Policy.about`, and the keys."""
@@ -194,7 +194,7 @@ DIALECTS: Mapping[str, type[Dialect]] = {"openpi": OpenPi, "roboarena": RoboAren
 def _map(frame: Frame) -> dict[Any, Any]:
     if isinstance(frame, str):
         raise FrameError("a request is a binary frame of msgpack, not text")
-    data = unpack(frame)
+    data = unpack(frame, decode=False)
     if not isinstance(data, dict):
         raise FrameError(f"a request is a map, not {type(data).__name__}")
     return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -31,6 +32,20 @@ Key = tuple[int, int, int]
 
 MAX_INSTRUCTION = 1000
 """Characters."""
+
+
+class _Brief(reprlib.Repr):
+    """What a client sent, in a message; bytes are cut before they are written out, as they may be many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 78
+
+    def repr_bytes(self, data: bytes, level: int) -> str:
+        return repr(data[:40])
+
+
+brief = _Brief().repr
 
 
 class BadObservation(UserError):
@@ -121,22 +136,31 @@ class Policy:
         actions = _numbers(previous, "the array of previous actions", wanted, shapes.__contains__)
         if not isinstance(delay, int | np.integer) or not 0 <= delay <= len(actions):
             raise BadObservation(
-                f"the delay is {repr(delay)[:80]}; it must be a whole number within 0 and {len(actions)}, as there "
+                f"the delay is {brief(delay)}; it must be a whole number within 0 and {len(actions)}, as there "
                 "are so many previous actions"
             )
         return Unexecuted(actions, int(delay))
 
-    def act_on(self, obs: Observation, keys: Sequence[Key], rests: Sequence[Unexecuted | None] = ()) -> Array:
+    def act_on(
+        self,
+        obs: Observation,
+        keys: Sequence[Key],
+        rests: Sequence[Unexecuted | None] = (),
+        clipped: Array | None = None,
+    ) -> Array:
         """float32 [N, C, A] for N rows of `observation`, a key of random numbers each, and what `unexecuted` made of
-        previous actions, if any. Raises PluginError."""
+        previous actions, if any. Which of them were clipped is written to `clipped`, bool [N]. Raises PluginError."""
         with self._lock:
             actions = self._choose(obs, keys, rests or [None] * len(obs))
             if not np.isfinite(actions).all():
                 raise PluginError(f"model {self.spec.model.type!r} chose actions that are not finite")
             low, high = (np.array(bound, np.float32) for bound in (self.info.action_low, self.info.action_high))
             within: Array = np.clip(actions, low, high)
+            beyond = (within != actions).any((1, 2))
             self.acted += len(obs)
-            self.clipped += int((within != actions).any((1, 2)).sum())
+            self.clipped += int(beyond.sum())
+            if clipped is not None:
+                clipped[:] = beyond
             return within
 
     def _choose(self, obs: Observation, keys: Sequence[Key], rests: Sequence[Unexecuted | None]) -> Array:
@@ -190,7 +214,7 @@ class Policy:
             return self.info.tasks[0].instruction
         if not isinstance(instruction, str) or not instruction.strip() or len(instruction) > MAX_INSTRUCTION:
             example = self.info.tasks[0].instruction
-            got = "none" if instruction is None else repr(instruction)[:80]
+            got = "none" if instruction is None else brief(instruction)
             raise BadObservation(
                 f"the instruction is {got}; it must be a text of 1 to {MAX_INSTRUCTION} characters, such as {example!r}"
             )
@@ -249,12 +273,15 @@ def _state(state: Any, length: int) -> Array:
 
 
 def _numbers(data: Any, what: str, wanted: str, fits: Callable[[tuple[int, ...]], bool]) -> Array:
-    """A copy in float32: what came in a frame cannot be written to."""
+    """A copy in float32: what came in a frame cannot be written to. An array's shape is looked at before it is
+    copied."""
+    if isinstance(data, np.ndarray) and not fits(data.shape):
+        raise BadObservation(f"{what} has the shape {list(data.shape)}; {wanted}")
     try:
         with np.errstate(over="ignore"):  # what is infinite then is refused
             numbers = np.array(data, np.float32)
     except (TypeError, ValueError):
-        raise BadObservation(f"{what} is {repr(data)[:80]}; {wanted}") from None
+        raise BadObservation(f"{what} is {brief(data)}; {wanted}") from None
     if not fits(numbers.shape):
         raise BadObservation(f"{what} has the shape {list(numbers.shape)}; {wanted}")
     if not np.isfinite(numbers).all():

@@ -7,14 +7,15 @@ import hmac
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from errno import EADDRINUSE
 from http import HTTPStatus
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
@@ -23,28 +24,62 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 
 from vla_rl.core.catalogue import OWN_DIST, install_command
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Window
 from vla_rl.core.types import Observation
-from vla_rl.serving.batching import Batcher
-from vla_rl.serving.dialects import DIALECTS, Dialect, Frame
+from vla_rl.serving.access import Access
+from vla_rl.serving.batching import Batcher, ClientGone
+from vla_rl.serving.clients import (
+    GONE_S,
+    IDLE_S,
+    NEW_S,
+    Client,
+    Traffic,
+    address_of,
+    bounded,
+    name_of,
+    printable,
+    send_away,
+    whose_place,
+)
+from vla_rl.serving.dialects import DIALECTS, Asked, Dialect, Frame
 from vla_rl.serving.policy import Array, Key, Policy
-from vla_rl.toolkit.models.key_maps import KeyMap, read_request
+from vla_rl.toolkit.models.key_maps import KeyMap, has_encoded, read_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError
+from vla_rl.toolkit.models.real_time import Unexecuted
 
 if TYPE_CHECKING:
     from vla_rl.serving.recording import SessionRecorder
 
 logger = logging.getLogger(__name__)
-OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
-MAX_CLIENTS = 64
+MAX_CLIENTS = 128
+MAX_OF_ADDRESS = 64
+"""Clients that one machine may have: it cannot take all places."""
+READERS = min(4, os.cpu_count() or 1)
+"""Threads that decode requests."""
+QUICK = 1 << 20
+"""Bytes of a frame that is read at once. Two raw images of 224 px take 0.02 ms, a thread 0.2 ms."""
+SEND_S = 60.0
+"""A client that does not take its answer within this time is given up."""
+FRAME_HEADER = 14
+"""Bytes of a websocket frame beside its content, at most."""
 PREVIOUS, DELAY = "previous_actions", "delay"
 """Keys of a request for real-time chunking."""
 FAILED = "the policy failed; its server's log says why"
 Seen = tuple[Observation, Array]
 """A row, and the actions that were answered."""
+
+
+@frozen
+class _Request:
+    """A frame that was read in full: the row to infer, or a reply that needs none."""
+
+    asked: Asked
+    obs: Observation | None = None
+    rest: Unexecuted | None = None
 
 
 @frozen(kw_only=True)
@@ -62,6 +97,12 @@ class Settings:
     window: Window = field(factory=lambda: Window(max_batch=16, max_wait=0.002))
     record: Path | None = None
     """Folder of the data set that sessions are appended to; None: nothing is kept."""
+    allow_hosts: Sequence[str] = ()
+    """Host names by which clients may ask for it, beside those of the machine."""
+    allow_origins: Sequence[str] = ()
+    """Web pages that may use it: what browsers send as `Origin`."""
+    idle_s: float = 3600.0
+    """Seconds without a request after which a client is sent away."""
 
 
 def read_api_key(file: Path) -> str:
@@ -84,7 +125,11 @@ class PolicyServer:
     refused: int = field(default=0, init=False)
     _batcher: Batcher = field(init=False)
     recorder: SessionRecorder | None = field(default=None, init=False)
-    _clients: set[ServerConnection] = field(factory=set, init=False)
+    _access: Access = field(init=False)
+    _clients: dict[ServerConnection, Client] = field(factory=dict, init=False)
+    _traffic: Traffic = field(factory=Traffic, init=False)
+    _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
+    _readers: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(READERS, "reading"), init=False)
     _numbers: Any = field(factory=count, init=False)
     _speaks: type[Dialect] = field(init=False)
     _keys: KeyMap = field(init=False)
@@ -94,6 +139,7 @@ class PolicyServer:
         policy, settings = self.policy, self.settings
         self._speaks = DIALECTS[settings.dialect]
         self._keys = settings.keys or self._speaks.default_keys(policy.info)
+        self._access = Access.of(settings.host, settings.allow_hosts, settings.allow_origins)
         if settings.record is not None:
             self.recorder = recorder_of(settings.record, policy)
         self._batcher = Batcher(policy, settings.window, lambda: len(self._clients))
@@ -125,107 +171,188 @@ class PolicyServer:
                 max_queue=1,
                 ping_interval=alive,
                 ping_timeout=alive,
+                close_timeout=GONE_S,
+                create_connection=bounded(self._traffic),
                 logger=quiet,
             )
-        except OSError as exc:
+        except (OSError, ValueError) as exc:
             raise _nobody_can_listen(settings.host, settings.port, exc) from exc
         answering = asyncio.create_task(self._batcher.run())
         try:
             async with server:
                 listening(next(iter(server.sockets)).getsockname()[1])
                 await stop.wait()
+                self._traffic.hang_up()
         finally:
             answering.cancel()
             self._batcher.close()
+            self._readers.shutdown(wait=False, cancel_futures=True)
             if self.recorder is not None:
                 self.recorder.close()
 
     def _page(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Before a websocket is opened: pages of health, the key, and how many there are."""
+        """Before a websocket is opened: whether this server is meant, pages of health, the key, and a place."""
+        headers = request.headers
+        if refusal := self._access.refusal(headers.get_all("Host"), headers.get_all("Origin")):
+            logger.warning("%s was refused: %s", name_of(connection), refusal)
+            return connection.respond(HTTPStatus.FORBIDDEN, refusal + "\n")
         path = request.path.partition("?")[0]
         if path == "/healthz":
             return connection.respond(HTTPStatus.OK, "OK\n")
         if path in self._speaks.pages:
             text = self._speaks.pages[path] + "\n"
-            headers = Headers({"Content-Type": "application/json", "Content-Length": str(len(text))})
-            return Response(HTTPStatus.OK, "OK", headers, text.encode())
+            kind = Headers({"Content-Type": "application/json", "Content-Length": str(len(text))})
+            return Response(HTTPStatus.OK, "OK", kind, text.encode())
         if self.settings.api_key is not None:
-            given = request.headers.get_all("Authorization")
+            given = headers.get_all("Authorization")
             wanted = f"Api-Key {self.settings.api_key}".encode()
             if len(given) != 1 or not hmac.compare_digest(given[0].encode(errors="replace"), wanted):
                 return connection.respond(HTTPStatus.UNAUTHORIZED, "give the key: Authorization: Api-Key KEY\n")
-        if len(self._clients) >= MAX_CLIENTS:
-            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_CLIENTS} clients are connected\n")
+        if refusal := self._no_place(address_of(connection)):
+            logger.warning("%s was refused: %s", name_of(connection), refusal)
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, refusal + "\n")
+        return None
+
+    def _no_place(self, address: str) -> str | None:
+        """Find a place for a client, if need be that of an idle one; -> why there is none."""
+        clients: dict[str, list[Client]] = {}
+        for client in self._clients.values():
+            clients.setdefault(client.address, []).append(client)
+        rivals = clients.get(address, [])
+        if len(rivals) >= min(MAX_OF_ADDRESS, MAX_CLIENTS):
+            full = f"{len(rivals)} clients of {address} are connected, as many as one machine may have"
+        elif len(self._clients) >= MAX_CLIENTS:
+            rivals = max(clients.values(), key=len)
+            full = f"{len(self._clients)} clients are connected, and there are no more places"
+        else:
+            return None
+        idle = whose_place(rivals)
+        if idle is None:
+            return (
+                f"{full}; try again later: a client gives way that is idle for {NEW_S:g} s and got no answer yet, or "
+                f"for {IDLE_S:g} s"
+            )
+        why = f"another client needs the place, and this one was idle for {idle.idle_for():.0f} s"
+        logger.warning("%s is sent away: %s", idle.name, why)
+        del self._clients[idle.connection]  # the place is free at once
+        leaving = asyncio.create_task(send_away(idle.connection, 1013, why))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
         return None
 
     async def _connection(self, connection: ServerConnection) -> None:
-        who, number = _name(connection), next(self._numbers)
-        self._clients.add(connection)
-        logger.info("%s connected", who)
+        client, number = Client(connection), next(self._numbers)
+        self._traffic.opened(connection)
+        self._clients[connection] = client
+        logger.info("%s connected", client.name)
         try:
-            with suppress(ConnectionClosed):
-                await self._converse(connection, number)
+            with suppress(ConnectionClosed, ClientGone):
+                await self._converse(client, number)
         finally:
             if self.recorder is not None:
                 await self.recorder.end(number)
-            self._clients.discard(connection)
-            answers, clipped = self.policy.acted, self.policy.clipped
-            logger.info("%s left; answered %d requests of all clients, %d clipped", who, answers, clipped)
+            self._clients.pop(connection, None)
+            logger.info("%s left %s", client.name, client.summary())
 
-    async def _converse(self, connection: ServerConnection, number: int) -> None:
+    async def _converse(self, client: Client, number: int) -> None:
+        connection = client.connection
         dialect = self._speaks(self._about, self._keys, self.policy.info)
         greeting = dialect.greeting()
         if greeting is not None:
-            await connection.send(greeting)
+            await self._send(connection, greeting)
         episode, chunk, total = 0, 0, None
-        async for frame in connection:
-            before = perf_counter()
+        while True:
             try:
-                asked = dialect.read(frame)
-                if asked.begins:
+                async with asyncio.timeout(self.settings.idle_s):
+                    frame = await connection.recv()
+            except TimeoutError:
+                why = f"it asked for nothing within {self.settings.idle_s:g} s"
+                logger.warning("%s is sent away: %s", client.name, why)
+                await send_away(connection, 1001, why)
+                return
+            before, client.busy = perf_counter(), True
+            try:
+                request = await self._read(dialect, frame)
+                if request.asked.begins:
                     episode, chunk = episode + 1, 0
                     if self.recorder is not None:
                         await self.recorder.end(number)
-                reply: Frame | None = asked.reply
+                reply: Frame | None = request.asked.reply
                 seen: Seen | None = None
-                if asked.request is not None:
-                    reply, seen = await self._answer(dialect, asked.request, (number, episode, chunk), total)
+                if request.obs is not None:
+                    reply, seen = await self._answer(client, dialect, request, (number, episode, chunk), total)
                     chunk += 1
+            except ClientGone:
+                raise
             except Exception as exc:
-                if await self._refuse(connection, dialect, exc):
+                if await self._refuse(client, dialect, exc):
                     return
                 continue
+            finally:
+                self._traffic.done(connection, len(frame) + FRAME_HEADER)
+                client.busy, client.asked_at = False, monotonic()
             if reply is not None:
-                await connection.send(reply)
-            total = 1e3 * (perf_counter() - before)
-            if self.recorder is not None and seen is not None:
-                await self.recorder.add(number, *seen)
+                await self._send(connection, reply)
+            took = perf_counter() - before
+            total = 1e3 * took
+            if seen is not None:
+                client.got(took)
+                if self.recorder is not None:
+                    await self.recorder.add(number, *seen)
 
-    async def _answer(
-        self, dialect: Dialect, request: Mapping[Any, Any], key: Key, total: float | None
-    ) -> tuple[Frame, Seen]:
+    async def _read(self, dialect: Dialect, frame: Frame) -> _Request:
+        """Raises FrameError and UserError. What takes longer than handing it to a thread is done there, while others
+        are answered: large frames, PNG and JPEG, scaling. Of other arrays only views are made."""
+        loop = asyncio.get_running_loop()
+        quick = len(frame) <= QUICK
+        asked = dialect.read(frame) if quick else await loop.run_in_executor(self._readers, dialect.read, frame)
+        if asked.request is None:
+            return _Request(asked)
+        if quick and not self._keys.resize and not has_encoded(self._keys, self.policy.info, asked.request):
+            return self._row(asked, asked.request)
+        return await loop.run_in_executor(self._readers, self._row, asked, asked.request)
+
+    def _row(self, asked: Asked, request: Mapping[Any, Any]) -> _Request:
         images, state, instruction = read_request(self._keys, self.policy.info, request)
         instruction = self.settings.prompt if instruction is None else instruction
         previous = request.get(PREVIOUS)
         rest = None if previous is None else self.policy.unexecuted(previous, request.get(DELAY, 0))
-        obs = self.policy.observation(images, state, instruction)
-        actions = await self._batcher.act(obs, key, rest)
-        self.asked += 1
-        timing = {"infer_ms": 1e3 * self._batcher.seconds}
-        return dialect.answer(actions, timing if total is None else {**timing, "prev_total_ms": total}), (obs, actions)
+        return _Request(asked, self.policy.observation(images, state, instruction), rest)
 
-    async def _refuse(self, connection: ServerConnection, dialect: Dialect, error: Exception) -> bool:
+    async def _answer(
+        self, client: Client, dialect: Dialect, request: _Request, key: Key, total: float | None
+    ) -> tuple[Frame, Seen]:
+        assert request.obs is not None
+        answer = await self._batcher.act(request.obs, key, request.rest, lambda: client.connection.state is State.OPEN)
+        self.asked += 1
+        client.clipped += answer.clipped
+        timing = {"infer_ms": 1e3 * answer.seconds}
+        reply = dialect.answer(answer.actions, timing if total is None else {**timing, "prev_total_ms": total})
+        return reply, (request.obs, answer.actions)
+
+    async def _send(self, connection: ServerConnection, frame: Frame) -> None:
+        """Raises ConnectionClosed, also where a client does not read for long."""
+        try:
+            async with asyncio.timeout(SEND_S):
+                await connection.send(frame)
+        except TimeoutError:
+            logger.warning("%s is sent away: it did not take its answer within %g s", name_of(connection), SEND_S)
+            connection.transport.abort()
+            raise ClientGone from None
+
+    async def _refuse(self, client: Client, dialect: Dialect, error: Exception) -> bool:
         """Say what was wrong; -> whether the connection is closed."""
         self.refused += 1
+        client.refused += 1
         known = isinstance(error, UserError | FrameError)
         if not known:
             logger.error("a request failed", exc_info=error)
         text = str(error) if known else FAILED
-        logger.warning("%s was refused: %s", _name(connection), text)
+        logger.warning("%s was refused: %s", client.name, printable(text))
         frame, closes = dialect.refusal(text)
-        await connection.send(frame)
+        await self._send(client.connection, frame)
         if closes:
-            await connection.close(1011, "refused")
+            await send_away(client.connection, 1011, "refused")
         return closes
 
 
@@ -239,11 +366,13 @@ def check_address(host: str, port: int) -> None:
 
     try:
         asyncio.run(listen())
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # ValueError: no host name, such as a..b
         raise _nobody_can_listen(host, port, exc) from exc
 
 
-def _nobody_can_listen(host: str, port: int, error: OSError) -> UserError:
+def _nobody_can_listen(host: str, port: int, error: OSError | ValueError) -> UserError:
+    if isinstance(error, ValueError):
+        return UserError(f"cannot listen on {host!r}: {error}; --host is an address of this machine")
     if error.errno == EADDRINUSE:
         return UserError(
             f"cannot listen on {host}:{port}: another program does, perhaps another `vla-rl serve`; stop that one, or "
@@ -254,12 +383,6 @@ def _nobody_can_listen(host: str, port: int, error: OSError) -> UserError:
         f"cannot listen on {host}:{port}: {why}; --host is an address of this machine (127.0.0.1; 0.0.0.0: all), "
         f"--port one that you may use (1024 and above)"
     )
-
-
-def _name(connection: ServerConnection) -> str:
-    """Of a client, in logs."""
-    host, port, *_ = connection.remote_address or ("a client that is gone", 0)
-    return f"{host}:{port}"
 
 
 def recorder_of(folder: Path, policy: Policy) -> SessionRecorder:

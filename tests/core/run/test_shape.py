@@ -7,7 +7,6 @@ import pytest
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import parse_spec
 
-
 BASE = {
     "env": {"type": "tabletop", "num_envs": 8},
     "model": {"type": "film_resnet"},

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack, contextmanager, suppress
 
 import attrs
 import numpy as np
@@ -28,6 +30,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.remote import RemoteConfig, build
+from vla_rl.plugins.models.remote.address import proxy_for
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import start
 from vla_rl.serving.policy import Policy
@@ -198,6 +201,22 @@ def test_it_acts_and_nothing_else(policy, tmp_path):
     [
         ({}, "url: required"),
         ({"url": "http://h:1"}, "'http://h:1' is not of the form ws://HOST:PORT"),
+        ({"url": "ws://h:99999"}, "'ws://h:99999' is not .*: a port is a whole number within 1 and 65535"),
+        ({"url": "ws://h:x"}, "a port is a whole number"),
+        ({"url": "ws://h:0"}, "names no port; one is within 1 and 65535"),
+        ({"url": "ws://h:"}, "names no port"),
+        ({"url": "ws://"}, "names no host"),
+        ({"url": "ws://:8000"}, "names no host"),
+        ({"url": "h:8000"}, "not of the form ws://HOST:PORT"),
+        ({"url": "ws://::1:8000"}, r"in brackets: ws://\[::1\]:8000"),
+        ({"url": "ws://[::1:8000"}, r"in brackets: ws://\[::1\]:8000"),
+        ({"url": "ws://[zz]:8000"}, "'zz' does not appear to be an IPv4 or IPv6 address"),
+        ({"url": "ws://h h:1"}, "it has a space"),
+        ({"url": "ws://h:1\n"}, "a sign that cannot be seen"),
+        ({"url": "ws://a..b:1"}, "'a..b' is no host name"),
+        ({"url": f"ws://{'a' * 64}:1"}, "is no host name"),
+        ({"url": "ws://me@h:1"}, "a user without a password"),
+        ({"url": "ws://h:1#x"}, "it has a part after #"),
         ({"url": "ws://h:1", "keys": "libro"}, "'libro' is neither a file nor one .* did you mean 'libero'"),
     ],
 )
@@ -235,11 +254,96 @@ def test_nobody_is_there(policy):
         remote("ws://127.0.0.1:9", policy.info, timeout_s=0.5)
 
 
+@pytest.mark.parametrize("url", ["ws://[::1]:8000", "wss://policy.example.org", "WS://h:1/path?a=b", "ws://a:b@h:1"])
+def test_right_addresses(url):
+    assert parse_spec(spec(model={"type": "remote", "url": url})).model.config.url == url
+
+
+@pytest.fixture
+def proxies(monkeypatch):
+    """Sets a variable of the environment that names a proxy; there are no others."""
+    for name in ("ws", "wss", "http", "https", "all", "socks", "no"):
+        monkeypatch.delenv(f"{name}_proxy", raising=False)
+        monkeypatch.delenv(f"{name}_proxy".upper(), raising=False)
+    return monkeypatch.setenv
+
+
+def test_the_own_machine_is_reached_without_a_proxy(policy, proxies):
+    """Whatever the environment says."""
+    for name in ("ws_proxy", "http_proxy", "https_proxy", "all_proxy", "socks_proxy", "HTTP_PROXY"):
+        proxies(name, "http://127.0.0.1:9")
+    obs = observation(policy.info)
+    with served(policy) as server:
+        model = remote(url_of(server), policy.info)
+        assert choose(model, obs).shape == (5, 4, 3)
+    for host in ("localhost", "127.0.0.7", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "policy.localhost", "127.1"):
+        assert proxy_for(f"ws://{host}:8000") is None and proxy_for(f"wss://{host}") is None
+    assert str(proxy_for("ws://192.0.2.7:8000")) == "http://127.0.0.1:9 (ws_proxy)"
+    assert str(proxy_for("wss://192.0.2.7:8000")) == "socks5h://127.0.0.1:9 (socks_proxy)"
+    proxies("no_proxy", "robot.lan,192.0.2.7")
+    assert proxy_for("ws://192.0.2.7:8000") is None and proxy_for("ws://robot.lan") is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("http_proxy", "http://127.0.0.1:9", r"proxy http://127.0.0.1:9 \(http_proxy\): .*refused; .*no_proxy"),
+        ("WS_PROXY", "http://me:secret@127.0.0.1:9", r"proxy http://127.0.0.1:9 \(WS_PROXY\): .*refused"),
+        ("https_proxy", "gopher://me:secret@h", r"gopher://h \(https_proxy\): that is no address of a proxy: scheme"),
+        ("http_proxy", "http://me:secret@h:99999", r"http://h:99999 \(http_proxy\): that is no address"),
+        ("http_proxy", "127.0.0.1:9", r"127.0.0.1:9 \(http_proxy\): that is no address of a proxy"),
+        ("http_proxy", 407, r"\(http_proxy\): proxy rejected connection: HTTP 407"),
+        ("http_proxy", 503, r"did not answer within 0.7 s: .* \(http_proxy\): proxy rejected connection: HTTP 503"),
+    ],
+)
+def test_a_proxy_that_is_in_the_way_is_named(policy, proxies, variable, value, message):
+    """At once, without its password, unless it says that the server is not there yet."""
+    with ExitStack() as stack:
+        if isinstance(value, int):
+            value = stack.enter_context(rejecting(value))
+        proxies(variable, value)
+        with pytest.raises(UserError, match=message) as refused:
+            remote("ws://192.0.2.7:8000", policy.info, timeout_s=0.7 if "503" in message else 1000.0)
+    assert "secret" not in str(refused.value)
+
+
+@contextmanager
+def rejecting(status):
+    """A proxy that answers so."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def answer():
+            with suppress(OSError):
+                while True:
+                    line, _ = door.accept()
+                    with line:
+                        line.recv(65536)
+                        line.sendall(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        door.shutdown(socket.SHUT_RDWR)
+
+
+def test_what_waiting_does_not_mend_is_said_at_once(policy, proxies, monkeypatch):
+    monkeypatch.setattr("vla_rl.plugins.models.remote.policy.NAME_S", 0.0)
+    with pytest.raises(UserError, match="no-such-host.invalid:1 cannot be reached: its host name is not known"):
+        remote("ws://no-such-host.invalid:1", policy.info, timeout_s=1000.0)
+    with (
+        served(policy) as server,
+        pytest.raises(UserError, match="HTTP 403: this server does not answer to the host 127"),
+    ):
+        remote(f"ws://127.1:{server.settings.port}", policy.info, timeout_s=1000.0)
+
+
 @pytest.mark.parametrize(
     ("greeting", "reply", "message"),
     [
         ({}, None, "does not say which keys it wants: set model.keys"),
         ({"keys": 3}, None, "does not say which keys"),
+        ({"keys": {"images": 3}}, None, "does not say which keys"),
+        ({"keys": {"images": [1, 2]}}, None, "does not say which keys"),
+        ({"cameras": ["top"], "action_chunk": "x", "state_dim": None}, None, "does not say which keys"),
         ("hello", None, "does not speak openpi's protocol: it said hello"),
         (b"\xc1", None, "does not speak openpi's protocol: the frame cannot be read"),
         (None, "Traceback: no", "refused a request: Traceback: no"),
@@ -361,6 +465,9 @@ def test_vla_rl_eval_of_a_url(run, policy, tmp_path):
         (["--keys", "nowhere.yaml"], "'nowhere.yaml' is neither a file nor one of the key maps libero, droid, aloha"),
         (["--api-key-file", "nowhere"], "the key in nowhere cannot be read"),
         (["--port", "0", "--device", "cuda:99"], "there is no device 'cuda:99' for the policy; torch sees: cpu"),
+        (["--host", "a..b"], "cannot listen on 'a..b'"),
+        (["--allow-origin", "*"], "--allow-origin: '*' is no origin"),
+        (["--allow-host", "http://robot"], "--allow-host: 'http://robot' is no host name"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000: Cannot assign requested address; --host is"),
     ],
 )

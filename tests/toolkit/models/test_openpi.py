@@ -55,6 +55,17 @@ def test_compressed_images_are_read(name):
     assert found.dtype == np.uint8 and np.abs(found.astype(int) - picture).max() <= 2
 
 
+def test_images_of_a_frame_are_measured_together_before_one_is_decoded(monkeypatch):
+    file = io.BytesIO()
+    Image.new("RGB", (3000, 2000)).save(file, "png")
+    picture = {"__image__": True, "format": "png", "data": file.getvalue()}
+    kept = unpack(msgpack.packb([picture] * 3), decode=False)
+    assert [image.size for image in kept] == [(2000, 3000)] * 3 and kept[0].decode().shape == (2000, 3000, 3)
+    monkeypatch.setattr(openpi.EncodedImage, "decode", lambda self: pytest.fail("decoded"))
+    with pytest.raises(FrameError, match="too large: with one of 3000 x 2000 pixels they have more than 16777216"):
+        unpack(msgpack.packb({"a": {"b": [picture] * 3}}))
+
+
 PLAIN = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4", b"shape": [2]}
 
 

@@ -14,8 +14,11 @@ from attrs.validators import in_
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.types import EnvInfo, Observation
+from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
 
 Array = np.ndarray[Any, Any]
+LONGEST_TEXT = 8192
+"""Bytes of an instruction that are looked at: more than any policy takes."""
 ACTION_SPACES = ("joint_position", "joint_velocity", "cartesian_position", "cartesian_velocity")
 
 
@@ -99,21 +102,32 @@ def read_key_map(name: str) -> KeyMap:
 
 def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tuple[dict[str, Array], Any, str | None]:
     """Images, state and instruction (None: the request has none) of a request, for `Policy.observation`. Keys that the
-    policy does not need are left alone. Raises UserError, which lists what is wanted."""
+    policy does not need are left alone and not decoded. Raises FrameError; UserError, which lists what is wanted."""
     wanted = keys.keys_of(info)
     lacking = [key for key in (*wanted.values(), *keys.state) if _find(request, key) is None]
     if lacking:
-        there = ", ".join(repr(key) for key in list(request)[:20]) or "nothing"
+        there = ", ".join(repr(key[:100]) for key in list(request)[:20]) or "nothing"
         raise UserError(
             f"the request lacks {', '.join(map(repr, lacking))}; it has {there[:500]}; wanted are images "
             f"{', '.join(map(repr, wanted.values()))}, state {', '.join(map(repr, keys.state)) or 'none'} "
             f"({info.state_dim} numbers), instruction {keys.instruction!r}"
         )
-    images = {camera: _upright(_find(request, key), key, keys, info.cameras[camera]) for camera, key in wanted.items()}
+    pictures = {camera: _find(request, key) for camera, key in wanted.items()}
+    if keys.resize:  # else their sizes are known
+        check_pixels(picture for picture in pictures.values() if isinstance(picture, EncodedImage))
+    images = {
+        camera: _upright(picture, wanted[camera], keys, info.cameras[camera]) for camera, picture in pictures.items()
+    }
     text = _find(request, keys.instruction)
     if isinstance(text, bytes):
-        text = text.decode("utf-8", "replace")
-    return images, _joined([_find(request, key) for key in keys.state]) if keys.state else None, text
+        text = text[:LONGEST_TEXT].decode("utf-8", "replace")
+    state = _joined([_find(request, key) for key in keys.state], info.state_dim) if keys.state else None
+    return images, state, text
+
+
+def has_encoded(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> bool:
+    """Whether one of the wanted images is compressed, so that reading the request takes long."""
+    return any(isinstance(_find(request, key), EncodedImage) for key in keys.keys_of(info).values())
 
 
 def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> dict[str, Any]:
@@ -155,34 +169,46 @@ def _put(request: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _upright(image: Any, key: str, keys: KeyMap, size: tuple[int, int]) -> Array:
-    """uint8 [H, W, 3] of what clients send: also floats in 0 ... 1, and channels first."""
+    """uint8 [H, W, 3] of what clients send: also PNG and JPEG, floats in 0 ... 1, and channels first. The size is
+    compared before anything is decoded or copied."""
+    if isinstance(image, EncodedImage):
+        _check_size(image.size, key, keys, size)
+        image = image.decode()
     if not isinstance(image, np.ndarray) or image.ndim != 3 or 3 not in (image.shape[0], image.shape[2]):
         shape = list(image.shape) if isinstance(image, np.ndarray) else type(image).__name__
         raise UserError(f"{key!r} is {shape}; an image is [height, width, 3] or [3, height, width]")
     if image.shape[2] != 3:
         image = image.transpose(1, 2, 0)
+    _check_size(image.shape[:2], key, keys, size)
     if image.dtype.kind == "f":
         if not (np.isfinite(image).all() and image.min(initial=0) >= 0 and image.max(initial=0) <= 1):
             raise UserError(f"{key!r} is of floats that are not within 0 and 1; send uint8 within 0 and 255")
         image = (image * 255).round().astype(np.uint8)
     if image.dtype != np.uint8:
         raise UserError(f"{key!r} is of {image.dtype}; send uint8 within 0 and 255")
-    if keys.resize and image.shape[:2] != size and 0 not in image.shape:
+    if image.shape[:2] != size:
         from PIL import Image
 
         scaled = Image.fromarray(np.ascontiguousarray(image)).resize(size[::-1], Image.Resampling.BILINEAR)
         image = np.asarray(scaled)
-    elif image.shape[:2] != size:
-        raise UserError(
-            f"{key!r} is {list(image.shape[:2])} (height, width); the policy was trained on {list(size)}: send that, "
-            f"or let the server scale it (`resize: true` in its key map, --resize)"
-        )
     upright: Array = image[::-1, ::-1] if keys.rotate_180 else image
     return upright
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _check_size(given: tuple[int, ...], key: str, keys: KeyMap, size: tuple[int, int]) -> None:
+    if given == size or (keys.resize and 0 not in given):
+        return
+    raise UserError(
+        f"{key!r} is {list(given)} (height, width); the policy was trained on {list(size)}: send that, "
+        f"or let the server scale it (`resize: true` in its key map, --resize)"
+    )
+
+
+def _joined(parts: Sequence[Any], length: int) -> Any:
     """float32 [S] where the parts are numbers; else what there is, for `Policy.observation` to refuse."""
+    numbers = sum(part.size for part in parts if isinstance(part, np.ndarray))
+    if numbers > length:  # before they are copied
+        raise UserError(f"the state has the shape [{numbers}]; it must be {length} numbers")
     try:
         with np.errstate(over="ignore"):  # what is infinite then is refused
             return np.concatenate([np.asarray(part, np.float32).reshape(-1) for part in parts])

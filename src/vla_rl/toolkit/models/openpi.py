@@ -2,17 +2,20 @@
 
 An array is a map with the keys `__ndarray__`, `data` (bytes in C order), `dtype` and `shape`, a NumPy number one with
 `__npgeneric__`, `data` and `dtype`; these keys are bytes. vla-evaluation-harness has text for keys, and images as PNG
-or JPEG. `unpack` reads both, and nothing that could run code: it is safe for frames of strangers.
+or JPEG. `unpack` reads both, and nothing that could run code: it is safe for frames of strangers. PNG and JPEG grow a
+thousandfold when they are decoded, so a server leaves them as they came (`unpack(frame, decode=False)`), and decodes
+what its policy looks at.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from attrs import field, frozen
 
 Array = np.ndarray[Any, Any]
 
@@ -24,8 +27,10 @@ MAX_ITEMS = 20_000
 """Of all maps and lists of a frame together; numbers belong into arrays."""
 MAX_LIST = 4096
 """Items of one map or list."""
+MAX_TEXT = 1 << 20
+"""Bytes of a text; also of a key."""
 MAX_PIXELS = 1 << 24
-"""Of an image that is sent compressed."""
+"""Pixels of all images of a frame that are sent compressed, together: two of a 4K camera."""
 LONGEST_DTYPE = 8
 KINDS = "biuf"
 """Kinds of dtypes that are read: bool, integers, floats."""
@@ -47,8 +52,58 @@ def pack(data: Any, text_keys: bool = False) -> bytes:
     return packed
 
 
-def unpack(frame: bytes) -> Any:
-    """What a frame holds. Arrays are views of it, which cannot be written to. Raises FrameError."""
+@frozen(eq=False)
+class EncodedImage:
+    """An image as it came, in PNG or JPEG. Only these two formats are ever tried."""
+
+    content: bytes = field(repr=False)
+    format: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width, from the header alone. Raises FrameError."""
+        with self._opened() as image:
+            return image.height, image.width
+
+    def decode(self) -> Array:
+        """The pixels, uint8 [H, W, 3] of a colour image. Ask `check_pixels` before. Raises FrameError."""
+        with self._opened() as image:
+            try:
+                return np.asarray(image)
+            except Exception as exc:
+                raise self._unreadable(exc) from exc
+
+    def _opened(self) -> Any:
+        from PIL import Image
+
+        try:
+            return Image.open(io.BytesIO(self.content), formats=[self.format])
+        except Exception as exc:
+            raise self._unreadable(exc) from exc
+
+    def _unreadable(self, error: Exception) -> FrameError:
+        return FrameError(f"an image cannot be read as {self.format}: {error}"[:300])
+
+
+def check_pixels(images: Iterable[EncodedImage]) -> None:
+    """Raise FrameError where the images of a frame have too many pixels together, before any of them is decoded."""
+    total = 0
+    for image in images:
+        height, width = image.size
+        total += height * width
+        if total > MAX_PIXELS:
+            raise FrameError(
+                f"the images are too large: with one of {width} x {height} pixels they have more than {MAX_PIXELS} "
+                f"together"
+            )
+
+
+def unpack(frame: bytes, decode: bool = True) -> Any:
+    """What a frame holds. Arrays are views of it, which cannot be written to. Raises FrameError.
+
+    Args:
+        decode: False leaves compressed images as they are (EncodedImage), for whoever wants but some of them.
+    """
     import msgpack
 
     if len(frame) > MAX_FRAME:
@@ -74,6 +129,7 @@ def unpack(frame: bytes) -> Any:
             frame,
             object_hook=read_map,
             list_hook=read_list,
+            max_str_len=MAX_TEXT,
             max_array_len=MAX_LIST,
             max_map_len=MAX_LIST,
             max_ext_len=0,
@@ -82,8 +138,12 @@ def unpack(frame: bytes) -> Any:
         raise
     except Exception as exc:
         raise FrameError(f"the frame cannot be read as msgpack: {type(exc).__name__}: {exc}"[:300]) from exc
-    _check_depth(data, MAX_DEPTH)
-    return data
+    images: list[EncodedImage] = []
+    _look_through(data, MAX_DEPTH, images)
+    if not decode or not images:
+        return data
+    check_pixels(images)
+    return _decoded(data)
 
 
 def _described(value: Any) -> dict[bytes, Any]:
@@ -131,24 +191,14 @@ def _number(data: Mapping[str, Any]) -> Any:
     return _dtype(data.get("dtype")).type(value)
 
 
-def _image(data: Mapping[str, Any]) -> Array:
-    """Of vla-evaluation-harness. Only two formats are ever tried, and the size is looked at before the pixels."""
-    from PIL import Image
-
+def _image(data: Mapping[str, Any]) -> Array | EncodedImage:
+    """Read an image of vla-evaluation-harness."""
     if data.get("format") == "raw":
         return _array(data)
     content, name = data.get("data"), data.get("format")
     if not isinstance(content, bytes) or name not in ("png", "jpeg"):
-        raise FrameError(f"images are raw, png or jpeg, not {str(name)[:80]}")
-    try:
-        with Image.open(io.BytesIO(content), formats=[name]) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise FrameError(f"an image of {image.width} x {image.height} pixels is too large")
-            return np.asarray(image)
-    except FrameError:
-        raise
-    except Exception as exc:
-        raise FrameError(f"an image cannot be read as {name}: {exc}"[:300]) from exc
+        raise FrameError(f"images are raw, png or jpeg, not {repr(name)[:80]}")
+    return EncodedImage(content, name)
 
 
 _READERS = {"__ndarray__": _array, "__npgeneric__": _number, "__image__": _image}
@@ -163,13 +213,24 @@ def _dtype(name: Any) -> np.dtype[Any]:
     except (TypeError, ValueError, SyntaxError):
         dtype = None
     if dtype is None or dtype.kind not in KINDS or dtype.names is not None or dtype.subdtype is not None:
-        raise FrameError(f"arrays are of bool, integers or floats, not {str(name)[:80]}")
+        raise FrameError(f"arrays are of bool, integers or floats, not {repr(name)[:80]}")
     return dtype
 
 
-def _check_depth(data: Any, left: int) -> None:
+def _look_through(data: Any, left: int, images: list[EncodedImage]) -> None:
+    """Check the depth, and collect what is compressed."""
+    if isinstance(data, EncodedImage):
+        images.append(data)
     if isinstance(data, dict | list):
         if not left:
             raise FrameError(f"the frame has more than {MAX_DEPTH} maps and lists within each other")
         for value in data.values() if isinstance(data, dict) else data:
-            _check_depth(value, left - 1)
+            _look_through(value, left - 1, images)
+
+
+def _decoded(data: Any) -> Any:
+    if isinstance(data, EncodedImage):
+        return data.decode()
+    if isinstance(data, dict):
+        return {key: _decoded(value) for key, value in data.items()}
+    return [_decoded(value) for value in data] if isinstance(data, list) else data

@@ -9,11 +9,11 @@ from attrs import validators as v
 
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
+from vla_rl.plugins.models.remote.address import check_address
 
 
 def _is_websocket(config: RemoteConfig, attribute: Attribute[Any], value: str) -> None:
-    if not value.startswith(("ws://", "wss://")):
-        raise ValueError(f"{value!r} is not of the form ws://HOST:PORT (or wss://)")
+    check_address(value)
 
 
 @frozen(kw_only=True)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
+from socket import gaierror
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import nn
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidProxy, InvalidProxyStatus, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, Scores
+from vla_rl.plugins.models.remote.address import Proxy, proxy_for
 from vla_rl.plugins.models.remote.config import RemoteConfig
 from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim, simulator_of
 from vla_rl.toolkit.models.key_maps import KeyMap, read_key_map, write_request
@@ -27,6 +30,21 @@ from vla_rl.toolkit.waiting import waiting
 Array = np.ndarray[Any, Any]
 PAUSE_S = 0.2
 """Between two attempts to reach a server."""
+NAME_S = 3.0
+"""A name that is not known after so long is wrong, before there was any connection."""
+LATER = (408, 425, 429)
+"""HTTP statuses of 400 and above by which a server says that it will answer later; and those from 500."""
+
+
+class _ProxyTrouble(OSError):
+    """A server was not reached by way of a proxy. `lasts`: it is the proxy's doing, and time does not mend it."""
+
+    def __init__(self, proxy: Proxy, error: Exception) -> None:
+        super().__init__(
+            f"it was asked for through the proxy {proxy}: {_without_password(error, proxy)}; to reach it without, name "
+            f"its host in the environment variable no_proxy"
+        )
+        self.lasts = not (isinstance(error, InvalidProxyStatus) and error.response.status_code in (502, 503, 504))
 
 
 class RemotePolicy(VLAModel):
@@ -86,7 +104,7 @@ class RemotePolicy(VLAModel):
             trouble: Exception | None = None
             for line, row in enumerate(left[: self._config.connections]):
                 try:
-                    self._line(line).send(frames[row])
+                    self._line(line, until).send(frames[row])
                     sent.append((line, row))
                 except (OSError, WebSocketException) as exc:
                     trouble = self._lost(line, exc)
@@ -107,48 +125,71 @@ class RemotePolicy(VLAModel):
 
     def _reach(self) -> None:
         """Connect to a server that may still be loading its model."""
-        until = monotonic() + self._config.timeout_s
-        with waiting("waiting for the policy", about=self._config.url) as note:
+        url, began = self._config.url, monotonic()
+        with waiting("waiting for the policy", about=url) as note:
             while True:
                 try:
-                    self._line(0)
+                    self._line(0, began + self._config.timeout_s)
                     return
+                except _ProxyTrouble as exc:
+                    if exc.lasts:
+                        raise UserError(f"the policy at {url} cannot be reached: {exc}") from exc
+                    self._wait(began + self._config.timeout_s, exc, note)
+                except gaierror as exc:
+                    if monotonic() - began > NAME_S:
+                        raise UserError(
+                            f"the policy at {url} cannot be reached: its host name is not known: {exc.strerror}"
+                        ) from exc
+                    self._wait(began + self._config.timeout_s, exc, note)
                 except (OSError, WebSocketException) as exc:
-                    self._wait(until, exc, note)
+                    self._wait(began + self._config.timeout_s, exc, note)
 
     def _wait(self, until: float, trouble: Exception, note: Callable[[int], None]) -> None:
         """Before another attempt. Raises UserError when there was enough time for them."""
         if monotonic() >= until:
             url, seconds = self._config.url, self._config.timeout_s
             raise UserError(
-                f"the policy at {url} did not answer within {seconds:g} s: {trouble or type(trouble).__name__}; is it "
+                f"the policy at {url} did not answer within {seconds:g} s: {_said(trouble)}; is it "
                 f"served there, as by `vla-rl serve RUN`? model.timeout_s={10 * seconds:g} waits longer"
             ) from trouble
         note(0)
         sleep(PAUSE_S)
 
-    def _line(self, line: int) -> ClientConnection:
-        """An open connection, on which the server has introduced itself."""
+    def _line(self, line: int, until: float) -> ClientConnection:
+        """An open connection, on which the server has introduced itself. Raises OSError and WebSocketException where
+        another attempt may help, UserError where it does not."""
         if line not in self._lines:
+            opened = self._open(until)
             try:
-                opened = connect(
-                    self._config.url,
-                    compression=None,
-                    max_size=MAX_FRAME,
-                    open_timeout=self._config.timeout_s,
-                    additional_headers=self._headers,
-                ).__enter__()  # as later versions want it; `_lost` closes it
-            except InvalidStatus as exc:
-                if exc.response.status_code not in (401, 403):
-                    raise
-                raise UserError(f"{self._config.url} wants another key: set model.api_key_file") from exc
-            try:
-                self._about = self._read(opened.recv(timeout=self._config.timeout_s))
+                self._about = self._read(opened.recv(timeout=max(0.0, until - monotonic())))
             except BaseException:
                 opened.close()
                 raise
             self._lines[line] = opened
         return self._lines[line]
+
+    def _open(self, until: float) -> ClientConnection:
+        url, proxy = self._config.url, proxy_for(self._config.url)
+        try:
+            return connect(
+                url,
+                compression=None,
+                max_size=MAX_FRAME,
+                open_timeout=max(PAUSE_S, until - monotonic()),
+                proxy=None if proxy is None else proxy.url,
+                additional_headers=self._headers,
+            ).__enter__()  # as later versions want it; `_lost` closes it
+        except InvalidStatus as exc:
+            status = exc.response.status_code
+            if status == HTTPStatus.UNAUTHORIZED:
+                raise UserError(f"{url} wants another key: set model.api_key_file") from exc
+            if 400 <= status < 500 and status not in LATER:
+                raise UserError(f"{url} refused the connection: {_said(exc)}") from exc
+            raise
+        except (OSError, WebSocketException, ValueError, ImportError) as exc:
+            if proxy is None:
+                raise
+            raise _ProxyTrouble(proxy, exc) from exc
 
     def _lost(self, line: int, trouble: Exception) -> Exception:
         if line in self._lines:
@@ -188,11 +229,13 @@ class RemotePolicy(VLAModel):
 
     def _check(self, about: Mapping[str, Any], env: EnvInfo) -> None:
         """What our servers say of the policy; others say little, and are found out by their replies."""
+        numbers = {name: value for name, value in about.items() if type(value) is int}
+        cameras = about.get("cameras")
         trained = f"the policy at {self._config.url} was trained"
-        check_action_dim(trained, about.get("action_dim", env.action_dim), env)
-        check_state_dim(trained, about.get("state_dim") or env.state_dim, env)
-        check_horizon(f"the policy at {self._config.url}", about.get("action_chunk", self._chunk), self._chunk)
-        for camera, size in about.get("cameras", {}).items():
+        check_action_dim(trained, numbers.get("action_dim", env.action_dim), env)
+        check_state_dim(trained, numbers.get("state_dim") or env.state_dim, env)
+        check_horizon(f"the policy at {self._config.url}", numbers.get("action_chunk", self._chunk), self._chunk)
+        for camera, size in cameras.items() if isinstance(cameras, dict) else ():
             if camera not in env.cameras or list(env.cameras[camera]) != size:
                 there = ", ".join(f"{name} {list(shape)}" for name, shape in env.cameras.items())
                 raise MismatchError(f"{trained} with camera {camera!r} of {size}; the simulator has: {there}")
@@ -200,13 +243,40 @@ class RemotePolicy(VLAModel):
     def _key_map(self) -> KeyMap:
         if self._config.keys is not None:
             return read_key_map(self._config.keys)
-        try:
-            return KeyMap(**self._about["keys"])
-        except (KeyError, TypeError):
+        keys = _key_map_in(self._about, self._env)
+        if keys is None:
             raise UserError(
                 f"{self._config.url} does not say which keys it wants: set model.keys to libero, droid, aloha or the "
                 f"path of a YAML file"
-            ) from None
+            )
+        return keys
+
+
+def _key_map_in(about: Mapping[str, Any], env: EnvInfo) -> KeyMap | None:
+    """The key map that a server of ours describes; None: it says nothing of the kind."""
+    try:
+        keys = KeyMap(**about["keys"])
+        names = [*keys.keys_of(env).values(), *keys.state, keys.instruction]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return keys if all(isinstance(name, str) for name in names) else None
+
+
+def _without_password(error: Exception, proxy: Proxy) -> str:
+    """An error in words; those of a malformed address would repeat it."""
+    if isinstance(error, InvalidProxy):
+        return f"that is no address of a proxy: {error.msg}"
+    if isinstance(error, ValueError):
+        return "that is no address"
+    return _said(error).replace(proxy.url, str(proxy))
+
+
+def _said(error: Exception) -> str:
+    """An error in words, with what a server wrote about it."""
+    text = str(error) or type(error).__name__
+    response = getattr(error, "response", None)
+    body = bytes(getattr(response, "body", None) or b"")[:500].decode("utf-8", "replace").strip()
+    return f"{text}: {body}" if body.isprintable() and body else text
 
 
 def _authorisation(file: Path) -> dict[str, str]:

@@ -1,0 +1,116 @@
+"""Which web pages and host names a server answers to.
+
+Every page that is open in a browser may open websockets to any address, this machine's loopback too. Browsers name
+the page in the header `Origin`, which robots and simulators do not send. A page can also have its own host name point
+at this machine (DNS rebinding); then the header `Host` has that name.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+
+from attrs import frozen
+
+from vla_rl.core.errors import UserError
+
+_HOST = re.compile(r"(\[[0-9a-f:.%]+(?:[0-9a-z]+)?\]|[^\[\]:/@\s]+)(?::\d*)?", re.IGNORECASE)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+", re.IGNORECASE)
+
+
+@frozen(kw_only=True)
+class Access:
+    hosts: frozenset[str]
+    """Names, in lower case."""
+    any_address: bool
+    """Whether every IP address is a right host. A page cannot make one point elsewhere, and a machine does not know
+    all of its own: those of a container's host and of a router are others. False: those of the loopback."""
+    origins: frozenset[str]
+
+    @classmethod
+    def of(cls, host: str, hosts: Sequence[str], origins: Sequence[str]) -> Access:
+        """What is right for a server that listens on `host`. Raises UserError for names that no request could have."""
+        for name in hosts:
+            if not _is_address(_plain(name)) and ("*" in name or _name(name) != _plain(name)):
+                raise UserError(f"--allow-host: {name!r} is no host name; give it without a scheme, port or path")
+        for origin in origins:
+            if "*" in origin or not _ORIGIN.fullmatch(origin):
+                raise UserError(
+                    f"--allow-origin: {origin!r} is no origin; it is what browsers send, such as "
+                    f"http://localhost:3000 (no path, no slash at the end)"
+                )
+        local = is_loopback(host)
+        names = {"localhost", host, *hosts, *(() if local else own_names())}
+        return cls(
+            hosts=frozenset(map(_plain, names)),
+            any_address=not local,
+            origins=frozenset(origin.lower() for origin in origins),
+        )
+
+    def refusal(self, hosts: Sequence[str], origins: Iterable[str]) -> str | None:
+        """What is said to a request with these headers `Host` and `Origin`; None: it is answered."""
+        for origin in origins:
+            if origin.lower() not in self.origins:
+                return (
+                    f"this server does not answer web pages: the request has the header Origin: {_shown(origin)}; "
+                    f"leave it out, or start the server with --allow-origin {_shown(origin)}"
+                )
+        name = _name(hosts[0]) if len(hosts) == 1 else None
+        if name is None:
+            return "the request has no valid header Host"
+        if name in self.hosts or (_is_address(name) and (self.any_address or is_loopback(name))):
+            return None
+        return (
+            f"this server does not answer to the host {_shown(name)}; ask for it by its address, or start it with "
+            f"--allow-host {_shown(name)}"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if not _is_address(host):
+        return host.lower().rstrip(".") == "localhost"
+    address = ip_address(host)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def url_of(host: str, port: int) -> str:
+    return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
+
+
+def own_names() -> set[str]:
+    """The names by which other machines reach this one: its own, also with the domains of its network. Asks no DNS."""
+    name = socket.gethostname().lower()
+    short = name.partition(".")[0]
+    try:
+        text = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    lines = [line.split() for line in text.splitlines()]
+    domains = {domain for words in lines if words[:1] in (["search"], ["domain"]) for domain in words[1:]}
+    return {name, short, *(f"{short}.{domain.strip('.')}" for domain in (*domains, "local"))}
+
+
+def _name(host: str) -> str | None:
+    """The host of a header `Host`, without its port. Ports may differ from ours, behind a tunnel or a container."""
+    parts = _HOST.fullmatch(host.strip())
+    return _plain(parts[1]) if parts else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().strip("[]").rstrip(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(text: str) -> str:
+    return text[:80] if text.isprintable() else ascii(text[:80])

@@ -1,0 +1,181 @@
+"""Who is connected: places, what each client got, and what strangers may hold of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from ipaddress import IPv6Address, ip_address
+from time import monotonic
+
+from attrs import define, field
+from websockets.asyncio.server import ServerConnection
+
+logger = logging.getLogger(__name__)
+NEW_S, IDLE_S = 5.0, 300.0
+"""When places are scarce, a client keeps its own for so long before its first answer, and without another request."""
+GONE_S = 5.0
+"""A client that is sent away may take so long to say goodbye."""
+MAX_OPENING = 256
+"""Connections that have not asked for anything yet: the oldest goes when there are more. Each has ten seconds."""
+MAX_HELD = 1 << 30
+"""Bytes of unfinished and waiting frames of all clients: whoever holds most is sent away when there are more."""
+MAX_UNREAD = 4 << 20
+"""Bytes that a client has not read, beyond which it is sent away; answers are a few kilobytes."""
+
+
+@define(eq=False)
+class Client:
+    connection: ServerConnection
+    came: float = field(factory=monotonic)
+    asked_at: float = field(factory=monotonic)
+    """When its last request came, or was answered."""
+    busy: bool = False
+    """Whether a request of it is under way."""
+    answered: int = 0
+    refused: int = 0
+    clipped: int = 0
+    """Answers with numbers outside of the bounds."""
+    seconds: float = 0.0
+    """From requests to their answers, summed up."""
+    slowest: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return name_of(self.connection)
+
+    @property
+    def address(self) -> str:
+        """All connections of one machine have the same: of IPv6, which gives each machine many, a network."""
+        return address_of(self.connection)
+
+    def got(self, seconds: float) -> None:
+        """Count an answer that took so long."""
+        self.answered += 1
+        self.seconds += seconds
+        self.slowest = max(self.slowest, seconds)
+
+    def idle_for(self) -> float:
+        return 0.0 if self.busy else monotonic() - self.asked_at
+
+    def summary(self) -> str:
+        here = f"after {monotonic() - self.came:.1f} s"
+        refused = f", refused {self.refused}" if self.refused else ""
+        if not self.answered:
+            return f"{here}: answered no request{refused}"
+        requests = "1 request" if self.answered == 1 else f"{self.answered} requests"
+        mean, slowest = 1e3 * self.seconds / self.answered, 1e3 * self.slowest
+        return (
+            f"{here}: answered {requests} in {mean:.1f} ms on average, {slowest:.1f} at most; {self.clipped} clipped"
+            f"{refused}"
+        )
+
+
+def name_of(connection: ServerConnection) -> str:
+    """What a client is called in logs."""
+    host, port, *_ = connection.remote_address or ("a client that is gone", 0)
+    return f"{host}:{port}"
+
+
+def printable(text: str) -> str:
+    """What a client said, as one line of a log."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def address_of(connection: ServerConnection) -> str:
+    host = str((connection.remote_address or ("",))[0])
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address) or address.is_loopback:
+        return host
+    return str(address.ipv4_mapped or IPv6Address(int(address) >> 64 << 64))
+
+
+def whose_place(clients: Iterable[Client]) -> Client | None:
+    """The client that has been idle for longest, if any has been for long enough to make room for another. Those that
+    got nothing yet go first."""
+    idle = [client for client in clients if client.idle_for() > (IDLE_S if client.answered else NEW_S)]
+    return max(idle, key=lambda client: (not client.answered, client.idle_for()), default=None)
+
+
+@define(eq=False)
+class Traffic:
+    """What connections hold of this machine, and the bounds of it."""
+
+    opening: dict[ServerConnection, None] = field(factory=dict, init=False)
+    held: dict[ServerConnection, int] = field(factory=dict, init=False)
+    """Bytes that came and were not answered yet."""
+    total: int = field(default=0, init=False)
+
+    def came(self, connection: ServerConnection) -> None:
+        self.opening[connection] = None
+        self.held[connection] = 0
+        if len(self.opening) > MAX_OPENING:
+            oldest = next(iter(self.opening))
+            del self.opening[oldest]
+            oldest.transport.abort()
+
+    def hang_up(self) -> None:
+        """End the connections that have not asked for anything, for a server that stops."""
+        for connection in list(self.opening):
+            connection.transport.abort()
+
+    def opened(self, connection: ServerConnection) -> None:
+        self.opening.pop(connection, None)
+
+    def left(self, connection: ServerConnection) -> None:
+        self.opening.pop(connection, None)
+        self.total -= self.held.pop(connection, 0)
+
+    def received(self, connection: ServerConnection, size: int) -> None:
+        if connection not in self.held:
+            return
+        self.held[connection] += size
+        self.total += size
+        if connection.transport.get_write_buffer_size() > MAX_UNREAD:
+            self._abort(connection, "does not read what it is answered")
+        elif self.total > MAX_HELD:
+            largest = max(self.held, key=self.held.__getitem__)
+            self._abort(largest, f"sent most of {self.total >> 20} MB that wait here")
+
+    def done(self, connection: ServerConnection, size: int) -> None:
+        """A frame of so many bytes is dealt with."""
+        if connection in self.held:
+            freed = min(self.held[connection], size)
+            self.held[connection] -= freed
+            self.total -= freed
+
+    def _abort(self, connection: ServerConnection, why: str) -> None:
+        logger.warning("%s is sent away: it %s", name_of(connection), why)
+        self.left(connection)
+        connection.transport.abort()
+
+
+def bounded(traffic: Traffic) -> type[ServerConnection]:
+    """Connections whose traffic is counted."""
+
+    class Connection(ServerConnection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            traffic.came(self)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            traffic.left(self)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            traffic.received(self, len(data))
+
+    return Connection
+
+
+async def send_away(connection: ServerConnection, code: int, why: str) -> None:
+    """Close a connection, whatever its client does."""
+    try:
+        async with asyncio.timeout(GONE_S):
+            await connection.close(code, why)
+    except TimeoutError:
+        connection.transport.abort()
