@@ -85,7 +85,7 @@ def test_simulators_without_a_line_answer_at_the_same_time_too(train, tmp_path, 
     far = tmp_path / "far.py"
     far.write_text(
         "import os\n"
-        "from vla_rl.runtime.backends import peers\n"
+        "from vla_rl.runtime.comm import channel as peers\n"
         f"if os.getpid() != {os.getpid()}:\n"
         "    peers.here = lambda: None\n"
         "    peers.Answering.serve = None\n"
