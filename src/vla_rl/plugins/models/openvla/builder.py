@@ -65,6 +65,7 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
         "chunk": fit.chunk,
         "state_dim": 0 if fit.state is None else len(fit.state.q01),
         "append_stop_token": fit.stop,
+        "statistics_range": fit.statistics_range,
     }
     codec = ActionCodec(
         fit.action,
