@@ -19,6 +19,11 @@ from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, read_token_anew
 from vla_rl.runtime.comm.interfaces import LearnerInterface, PolicyInterface
 
 MEASURED = ("time/", "throughput/")
+LOSS_APART, KL_APART = 1e-4, 5e-5
+"""How far the losses and divergences of the same updates may be apart where sums are added up in another order: other
+ranks, other batch shapes, the kernels of another processor. Adam moves a weight whose gradient is rounding alone as far
+as any other, so 1e-8 in a gradient becomes up to 1.1e-5 in what follows (seen with AVX2 and AVX-512). A sample that is
+lost or counted twice moves the loss by 8e-3."""
 
 
 @contextmanager

@@ -77,7 +77,8 @@ class Context:
     values: ValueGranularity = "none"
     """Models: critic output the algorithm needs: none, [B] or [B, C]."""
     scaling: Mapping[str, Mapping[str, Sequence[float]]] | None = None
-    """Models: scale actions and state by these (`Demonstrations.data_statistics`), not by the checkpoint's own."""
+    """Models: scale actions and state by these (`Demonstrations.data_statistics`), not by the checkpoint's own, which
+    need not be there. In `Plugin.check`, where data are not read yet: empty."""
 
 
 @frozen(kw_only=True)

@@ -59,7 +59,7 @@ def flow_error(model: Pi0Policy, obs: Observation, actions: Any, draws: int = 32
 
 OPENPI_STATS = {
     "actions": {"mean": [0.1, -0.2, 0.3], "std": [0.5, 0.4, 0.2]},
-    "state": {"mean": [1.0, 2.0, 3.0, 4.0, 0.0], "std": [1.0, 0.5, 0.25, 2.0, 0.0]},  # the last one is padding
+    "state": {"mean": [1.0, 2.0, 3.0, 4.0, *[0.0] * 4], "std": [1.0, 0.5, 0.25, 2.0, *[0.0] * 4]},  # padded to 8
 }
 
 

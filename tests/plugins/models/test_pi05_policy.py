@@ -20,14 +20,7 @@ from safetensors.torch import load_file, save_file
 from reference_files import reference
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.pi0 import (
-    LoRAConfig,
-    NoiseConfig,
-    Pi05Config,
-    Pi05HeadConfig,
-    build,
-    pi05,
-)
+from vla_rl.plugins.models.pi0 import LoRAConfig, NoiseConfig, Pi05Config, Pi05HeadConfig, build, pi05
 from vla_rl.plugins.models.pi0.policy import Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import state_text
 from vla_rl.plugins.models.pi0.statistics import action_dim, check
@@ -38,10 +31,10 @@ from vla_rl.toolkit.models.prompts import train_tokenizer
 STATS = {
     "actions": {"mean": [0.0] * 3, "std": [1.0] * 3, "q01": [-0.5, -1.0, 0.0], "q99": [0.5, 1.0, 0.4]},
     "state": {
-        "mean": [0.0] * 5,
-        "std": [1.0] * 5,
-        "q01": [-1.0, -2.0, 0.0, 0.5, 0.0],
-        "q99": [1.0, 2.0, 4.0, 0.5, 0.0],
+        "mean": [0.0] * 8,
+        "std": [1.0] * 8,
+        "q01": [-1.0, -2.0, 0.0, 0.5, *[0.0] * 4],  # padded to the network's width
+        "q99": [1.0, 2.0, 4.0, 0.5, *[0.0] * 4],
     },
 }
 

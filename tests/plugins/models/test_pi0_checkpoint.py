@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,19 @@ def test_statistics_that_are_missing(tmp_path: Path, saved: Path) -> None:
     refused("no step 'normalizer_processor'", checkpoint=str(lerobot))
 
 
+def test_only_lists_as_wide_as_the_network_are_padded(openpi: Path) -> None:
+    """A number that never moved has the mean 0 and the deviation 0, as padding has."""
+    file = next(openpi.rglob("norm_stats.json"))
+    still = {"mean": [0.1, -0.2, 0.0], "std": [0.5, 0.4, 0.0]}
+    padded = {name: [*values, *[0.0] * 5] for name, values in OPENPI_STATS["actions"].items()}
+    for actions in (still, padded):
+        file.write_text(json.dumps({"norm_stats": {**STATS_4, "actions": actions}}))
+        assert action_dim(Pi0Config(checkpoint=str(openpi))) == 3
+        assert policy(checkpoint=str(openpi)).sample_chunk(observation(2), noise(2), True).actions.isfinite().all()
+    file.write_text(json.dumps({"norm_stats": {**STATS_4, "actions": {"mean": [0.0] * 3, "std": [1.0] * 2}}}))
+    refused("'actions' has 3 numbers of mean and 2 of std", checkpoint=str(openpi))
+
+
 def test_several_statistics_need_a_name(openpi: Path) -> None:
     droid = openpi / "assets" / "droid"
     droid.mkdir()
@@ -358,3 +372,37 @@ def test_settings_that_contradict(config: dict[str, Any], match: str) -> None:
 def test_noise_that_contradicts(config: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         NoiseConfig(**config)
+
+
+# ------------------------------------------------------------------------------- folders as trainers leave them
+
+
+def test_openpis_trainers(openpi: Path, tmp_path: Path) -> None:
+    """The step that the error names is enough."""
+    (openpi / "config.json").unlink()
+    (openpi / "metadata.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"(?s)openpi's PyTorch trainer.*model.type: pi0;") as error:
+        policy(checkpoint=str(openpi))
+    command = next(line for line in str(error.value).splitlines() if line.startswith("  echo"))
+    assert '"action_dim": 8,' in command
+    subprocess.run(command, shell=True, check=True)
+    assert policy(checkpoint=str(openpi)).checkpoint.shape.horizon == 50
+    (tmp_path / "jax" / "params").mkdir(parents=True)
+    refused("convert_jax_model_to_pytorch.py --checkpoint_dir .*jax --config_name", checkpoint=str(tmp_path / "jax"))
+
+
+def test_an_adapter_of_lerobots_is_merged_first(tmp_path: Path, saved: Path) -> None:
+    folder = copy(saved, tmp_path / "adapter")
+    (folder / "model.safetensors").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "lerobot/pi0_base"}')
+    refused(
+        r"peft adapter of 'lerobot/pi0_base' and not the weights.*from_pretrained\('lerobot/pi0_base', config=c\).*"
+        r"merge_and_unload\(\).save_pretrained\('.*adapter-merged'\).*set model.checkpoint: .*adapter-merged",
+        checkpoint=str(folder),
+    )
+
+
+def test_the_folder_below_is_named(tmp_path: Path, saved: Path) -> None:
+    (tmp_path / "000100").mkdir()
+    copy(saved, tmp_path / "000100" / "pretrained_model")
+    refused("it has no config.json; there is one in .*000100/pretrained_model", checkpoint=str(tmp_path / "000100"))

@@ -323,8 +323,15 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
     return spec  # type: ignore[no-any-return]
 
 
+def takes_data_statistics(spec: Spec) -> bool:
+    """Whether `vla-rl sft` scales by the data's statistics: the model's own are not used and need not be there."""
+    return spec.imitation is not None and spec.imitation.statistics == "data"
+
+
 def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
     """What two components that are right by themselves cannot do together."""
+    if takes_data_statistics(spec):
+        return []
     takes, gives = (
         plugin.action_dim and plugin.action_dim(part.config)
         for kind, part in (("env", spec.env), ("model", spec.model))

@@ -10,10 +10,11 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
+from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
-from vla_rl.core.spec.spec import Component, Spec, missing
+from vla_rl.core.spec.spec import Component, Spec, missing, takes_data_statistics
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.checks.imagination import of_imagination, of_plan
@@ -35,9 +36,10 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
     """
     found = list(missing(spec, imitation))
     lacking = {path for path, _ in found}
+    by_data = takes_data_statistics(spec) and not training  # cloned, or evaluated after it was
     for path, kind, part in _parts(spec, imitation):
         if path not in lacking:
-            found += _of_plugin(spec, path, kind, part)
+            found += _of_plugin(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
     if training:
         found += _of_training(spec)
     if ("algorithm",) not in lacking:
@@ -123,10 +125,13 @@ def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, 
         yield ("imitation", "data"), "data", spec.imitation.data
 
 
-def _of_plugin(spec: Spec, path: tuple[str | int, ...], kind: str, part: Component) -> list[Item]:
-    """What the plugin itself says of its settings."""
+def _of_plugin(
+    spec: Spec, path: tuple[str | int, ...], kind: str, part: Component, scaling: Scaling = None
+) -> list[Item]:
+    """What the plugin itself says of its settings. `scaling`: as of `Context`."""
     check = load(kind, part.type, spec.plugins).check
-    context = Context(seed=spec.seed, chunk=spec.rollout.chunk, temperature=spec.rollout.temperature)
+    rollout = spec.rollout
+    context = Context(seed=spec.seed, chunk=rollout.chunk, temperature=rollout.temperature, scaling=scaling)
     try:
         if check is not None:
             check(part.config, context)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
+TOKENIZER, ADAPTER_CONFIG = "tokenizer.json", "adapter_config.json"
 UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
 MB = 10**6
 Shapes = Mapping[str, tuple[int, ...]]
@@ -85,7 +85,7 @@ def _from_hub(name: str, wanted: Sequence[str], download: bool) -> Path:
 def read_file(path: Path, reader: Callable[[Path], T]) -> T:
     """Whatever is wrong with a file of a checkpoint becomes an error that names the file."""
     if not path.is_file():
-        clause = unfinished(path.parent)
+        clause = unfinished(path.parent) or _inside(path)
         raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}{clause}")
     try:
         return reader(path)
@@ -131,6 +131,12 @@ def unfinished(folder: Path) -> str:
     found = [p for p in folder.rglob("*") if p.suffix in UNFINISHED]
     names = ", ".join(str(p.relative_to(folder)) for p in sorted(found)[:4])
     return f"; unfinished downloads lie there: {names}" if found else ""
+
+
+def _inside(path: Path) -> str:
+    """A clause that names folders below where the file lies, as in a trainer's own folder, or nothing."""
+    found = sorted({*path.parent.glob(f"*/{path.name}"), *path.parent.glob(f"checkpoints/*/*/{path.name}")})
+    return f"; there is one in {', '.join(str(file.parent) for file in found[-3:])}" if found else ""
 
 
 # --------------------------------------------------------------------------------------------------- files of weights
@@ -203,6 +209,8 @@ def _weight_paths(folder: Path) -> list[Path]:
     else:
         paths = [single]
     missing = [path.name for path in paths if not path.is_file()]
+    if missing and (folder / ADAPTER_CONFIG).is_file():
+        raise CheckpointError(_adapter_alone(folder))
     if missing and len(paths) == 1:
         raise CheckpointError(
             f"{folder} is not a complete checkpoint: it has no {missing[0]}{_other_format(folder)}{unfinished(folder)}"
@@ -213,6 +221,24 @@ def _weight_paths(folder: Path) -> list[Path]:
             f"({', '.join(missing)}){unfinished(folder)}; fetch them again"
         )
     return paths
+
+
+def _adapter_alone(folder: Path) -> str:
+    """What to do with a peft adapter that lies there without its base."""
+    base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    fact = f"{folder} holds a peft adapter of {base!r} and not the weights, which are read; merge it into them"
+    if (folder / "config.json").is_file() and "type" not in read_json(folder / "config.json"):
+        return f"{fact} with peft's merge_and_unload()"
+    merged = f"{folder}-merged"
+    return (
+        f"{fact}, where lerobot and peft are installed:\n"
+        f'  python -c "from lerobot.configs.policies import PreTrainedConfig as C; '
+        f"from lerobot.policies.factory import get_policy_class as g; from peft import PeftModel as P; "
+        f"c = C.from_pretrained('{folder}'); p = g(c.type).from_pretrained('{base}', config=c); "
+        f"P.from_pretrained(p, '{folder}').merge_and_unload().save_pretrained('{merged}')\"\n"
+        f"  cp {folder}/policy_* {merged}/\n"
+        f"then set model.checkpoint: {merged}"
+    )
 
 
 def _other_format(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, resolve
+
+logger = logging.getLogger(__name__)
+NEAR = 0.01
+"""Share of the simulator's range within which two ends are the same."""
 
 
 class MismatchError(UserError):
@@ -65,6 +70,50 @@ def check_action_dim(trained: str, dim: int, env: EnvInfo) -> None:
     """Raises MismatchError. `trained`: such as "FOLDER was trained"."""
     if dim != env.action_dim:
         raise MismatchError(f"{trained} for {dim}-dimensional actions, the simulator takes {env.action_dim}")
+
+
+def check_action_range(
+    source: str,
+    ranges: Sequence[tuple[float, float]],
+    env: EnvInfo,
+    *,
+    gripper: str | None = None,
+    converts: bool = False,
+    remedy: str = "",
+) -> None:
+    """Compare what statistics turn actions into with what the simulator takes, dimension by dimension. Raises
+    MismatchError where the two have nothing in common; warns where most of it would be clipped, and where it is one
+    half of the simulator's range from end to end, as a gripper of 0 and 1 beside one of -1 and 1.
+
+    Args:
+        source: such as "statistics 'KEY' of FOLDER".
+        ranges: lowest and highest number of each dimension in the simulator's units, also of dimensions that are not
+            scaled.
+        gripper: the model's setting that turns 0 and 1 of the last dimension into -1 and 1, where it has one.
+        converts: that setting is on: the last dimension's range is not compared.
+        remedy: what to set where statistics are another robot's.
+    """
+    bounds = list(zip(env.action_low, env.action_high, strict=True))
+    if converts:
+        low, high = bounds.pop()
+        if low > -1 or high < 1:
+            logger.warning(
+                "%s makes the last number of an action -1 or 1, and the simulator takes %g to %g; if the gripper does "
+                "not move as it should, leave that setting out",
+                gripper, low, high,
+            )  # fmt: skip
+    for i, ((low, high), (start, end)) in enumerate(zip(bounds, ranges, strict=False)):
+        fact = f"{source}: dimension {i} ranges from {start:g} to {end:g}, the simulator takes {low:g} to {high:g}"
+        shared = min(high, end) - max(low, start)
+        middle, near = (low + high) / 2, NEAR * (high - low)
+        if shared < -near:
+            raise MismatchError(f"{fact}; they belong to another robot or other units{remedy}")
+        halves = ((middle, high), (low, middle))
+        if any(abs(start - one) <= near and abs(end - other) <= near for one, other in halves):
+            setting = f": set {gripper} if it is a gripper" if gripper and i == env.action_dim - 1 else ""
+            logger.warning("%s; actions never reach the other half of that%s", fact, setting)
+        elif end > start and shared <= (end - start) / 2:
+            logger.warning("%s; half of it or more is clipped, as with another robot's or other units%s", fact, remedy)
 
 
 def check_state_dim(trained: str, dim: int, env: EnvInfo) -> None:

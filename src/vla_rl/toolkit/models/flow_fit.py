@@ -15,6 +15,7 @@ from vla_rl.toolkit.models.adapters import insert_adapters
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
     check_action_dim,
+    check_action_range,
     check_horizon,
     check_state_dim,
     choose_cameras,
@@ -23,14 +24,7 @@ from vla_rl.toolkit.models.fitting import (
 from vla_rl.toolkit.models.flow_checkpoint import Checkpoint
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
 from vla_rl.toolkit.models.flow_network import freeze_unused
-from vla_rl.toolkit.models.heads import (
-    NOISE_HEAD,
-    VALUE_HEAD,
-    HorizonValueHead,
-    NoiseHead,
-    PrefixValueHead,
-    load_head,
-)
+from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, HorizonValueHead, NoiseHead, PrefixValueHead, load_head
 from vla_rl.toolkit.models.lerobot import Scale, Statistics, rescaled
 from vla_rl.toolkit.models.networks import allocate, fill
 
@@ -81,6 +75,8 @@ def fit_checkpoint(
     *,
     blind: str = "use_state: false",
     quantiles: bool = False,
+    gripper: str | None = None,
+    converts: bool = False,
 ) -> Fit:
     """Raises MismatchError when checkpoint, spec and simulator do not fit.
 
@@ -88,13 +84,17 @@ def fit_checkpoint(
         use_state: None: as the checkpoint was trained.
         blind: what a spec says for a model that shall see no state.
         quantiles: the model's usual scale, where the run measures the demonstrations'; else z-scores.
+        gripper, converts: as of `check_action_range`.
     """
     own = measured(context, quantiles)
     if own is not None:  # lerobot's files, which hold the checkpoint's statistics, are written anew
-        checkpoint = evolve(checkpoint, statistics=own, raw=rescaled(checkpoint.raw, own), processors={})
+        told = {**checkpoint.shape.written(), **checkpoint.raw} if checkpoint.raw else {}
+        checkpoint = evolve(checkpoint, statistics=own, raw=rescaled(told, own), processors={})
     scales, shape = checkpoint.statistics, checkpoint.shape
     where = f"{checkpoint.folder} was trained"
     check_action_dim(where, scales.action.dim, env)
+    source = f"statistics of {'the demonstrations' if own is not None else checkpoint.folder}"
+    check_action_range(source, scales.action.ranges(), env, gripper=gripper, converts=converts)
     check_horizon(checkpoint.folder, shape.horizon, context.chunk)
     for part, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
         if scale is not None and scale.dim > width:

@@ -54,12 +54,6 @@ class LentCache(DynamicCache):
         return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
 
 
-def added_to_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """bool -> what is added to attention scores, once for all layers and steps: 0 where a token sees, else very low. A
-    row that sees nothing attends to all alike."""
-    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-
-
 def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:
     """[B, P, D] and bool [B, P] -> float32 [B, D], over the rows that count."""
     weights = counted.float()[..., None]

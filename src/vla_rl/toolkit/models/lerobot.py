@@ -48,6 +48,14 @@ class Scale:
     clip: bool = False
     """Numbers outside the range count as its ends, in both directions (GR00T N1.7)."""
 
+    def ranges(self) -> list[tuple[float, float]]:
+        """Lowest and highest usual number of each dimension: the mode's ends, or a deviation below and above the mean,
+        which is exact for a gripper that is as often open as closed. None for IDENTITY."""
+        if self.mode == "MEAN_STD":
+            mean, deviation = self.values
+            return [(m - d, m + d) for m, d in zip(mean, deviation, strict=True)]
+        return list(zip(*self.values, strict=True))
+
 
 @frozen(kw_only=True)
 class Statistics:
@@ -100,6 +108,12 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
     return list(read_json(folder / PREPROCESSOR).get("steps", []))
 
 
+def check_actions(folder: Path, raw: Mapping[str, Any]) -> None:
+    """For a folder whose statistics are not used, and need not be there. Raises CheckpointError for a model whose
+    actions are differences to the state."""
+    refuse_relative_actions(folder, raw, read_steps(folder) if (folder / PREPROCESSOR).is_file() else ())
+
+
 def refuse_relative_actions(folder: Path, raw: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
     """Raises CheckpointError for a model whose actions are differences to the state."""
     relative = [s for s in steps if s.get("registry_name") in RELATIVE and s.get("config", {}).get("enabled", True)]
@@ -133,8 +147,15 @@ def model_config(
 
 def rescaled(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, Any]:
     """config.json of a model that these statistics scale; empty where there is none."""
-    modes = {kind: s.mode for kind, s in (("ACTION", statistics.action), ("STATE", statistics.state)) if s is not None}
-    return {**raw, "normalization_mapping": {**raw.get("normalization_mapping", {}), **modes}} if raw else {}
+    if not raw:
+        return {}
+    modes = {**raw.get("normalization_mapping", {}), "ACTION": statistics.action.mode}
+    inputs = {name: entry for name, entry in raw.get("input_features", {}).items() if name != STATE}
+    if statistics.state is not None:
+        modes["STATE"] = statistics.state.mode
+        inputs[STATE] = {"type": "STATE", "shape": [statistics.state.dim]}
+    outputs = {ACTION: {"type": "ACTION", "shape": [statistics.action.dim]}}
+    return {**raw, "normalization_mapping": modes, "input_features": inputs, "output_features": outputs}
 
 
 def write_processors(

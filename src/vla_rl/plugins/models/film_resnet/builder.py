@@ -9,13 +9,7 @@ import torch
 
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.plugins.models.film_resnet.checkpoint import (
-    Setup,
-    check_setup,
-    open_folder,
-    read_setup,
-    read_statistics,
-)
+from vla_rl.plugins.models.film_resnet.checkpoint import Setup, check_setup, open_folder, read_setup, read_statistics
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet.network import FilmResnet, ValueHead, initialise
 from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
@@ -23,6 +17,7 @@ from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
     check_action_dim,
+    check_action_range,
     check_camera_count,
     check_state_dim,
     choose_cameras,
@@ -41,13 +36,17 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy
     env = simulator_of(context, NAME)
     folder = None if config.checkpoint is None else open_folder(config.checkpoint)
     setup = _new(config, context, env) if folder is None else _trained(folder, config, context, env)
+    measured = _measured(context, setup)
+    statistics = measured or (_plain(env, setup) if folder is None else read_statistics(folder))
+    source = f"statistics of {folder if measured is None else 'the demonstrations'}"
+    check_action_range(source, statistics.action.ranges(), env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
         module = _module(config, context, setup, folder, device, dtype)
     return FilmResnetPolicy(
         module=module.to(device),
         setup=setup,
-        statistics=_measured(context, setup) or (_plain(env, setup) if folder is None else read_statistics(folder)),
+        statistics=statistics,
         instructions=[task.instruction for task in env.tasks],
         temperature=context.temperature,
         greedy=config.greedy,

@@ -127,7 +127,7 @@ def _small_tokenizer(generation: Generation, config: GrootConfig, env: EnvInfo) 
 def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Fit:
     assert config.checkpoint is not None
     folder = resolve(config.checkpoint, WANTED)
-    raw, generation, robot = read_folder(folder, config)
+    raw, generation, robot = read_folder(folder, config, flow_fit.measured(context, quantiles=True))
     file = find_tokenizer(folder, config.tokenizer)
     checkpoint = GrootCheckpoint(
         sizes=_sizes(folder, generation, robot),
@@ -150,7 +150,17 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Fit:
         folder,
     )
     check_horizon(folder, longest_chunk(raw, generation, robot), context.chunk)
-    return flow_fit.fit_checkpoint("gr00t", config, context, env, checkpoint, config.use_state, quantiles=True)
+    return flow_fit.fit_checkpoint(
+        "gr00t",
+        config,
+        context,
+        env,
+        checkpoint,
+        config.use_state,
+        quantiles=True,
+        gripper="model.gripper: libero",
+        converts=config.gripper == "libero",
+    )
 
 
 def _sizes(folder: Path, generation: Generation, robot: Robot) -> Sizes:

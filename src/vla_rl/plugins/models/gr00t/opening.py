@@ -11,12 +11,22 @@ from vla_rl.plugins.models.gr00t.folder import N1_5, WANTED, Generation, read_co
 from vla_rl.plugins.models.gr00t.processor import read_processor
 from vla_rl.plugins.models.gr00t.robots import Robot, read_metadata
 from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
+from vla_rl.toolkit.models.lerobot import Scale, Statistics
+
+UNREAD = Statistics(action=Scale(mode="IDENTITY", values=(), dim=0), state=None)
+"""In place of the data's, before they are read."""
 
 
-def read_folder(folder: Path, config: GrootConfig) -> tuple[dict[str, Any], Generation, Robot]:
-    """config.json and the robot that the spec asks for. Raises CheckpointError."""
+def read_folder(
+    folder: Path, config: GrootConfig, measured: Statistics | None = None
+) -> tuple[dict[str, Any], Generation, Robot]:
+    """config.json and the robot that the spec asks for. Raises CheckpointError.
+
+    Args:
+        measured: of the data that the run scales by; the folder then needs no statistics of that robot.
+    """
     raw, generation = read_config(folder)
-    return raw, generation, (read_metadata if generation == N1_5 else read_processor)(folder, config)
+    return raw, generation, (read_metadata if generation == N1_5 else read_processor)(folder, config, measured)
 
 
 def longest_chunk(raw: dict[str, Any], generation: Generation, robot: Robot) -> int:
@@ -26,7 +36,8 @@ def longest_chunk(raw: dict[str, Any], generation: Generation, robot: Robot) -> 
 
 def check(config: GrootConfig, context: Context) -> None:
     """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
-    check_folder(config, context, lambda folder: longest_chunk(*read_folder(folder, config)))
+    measured = None if context.scaling is None else UNREAD
+    check_folder(config, context, lambda folder: longest_chunk(*read_folder(folder, config, measured)))
 
 
 def action_dim(config: GrootConfig) -> int | None:

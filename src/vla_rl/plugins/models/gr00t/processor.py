@@ -9,7 +9,7 @@ from typing import Any
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.plugins.models.gr00t.robots import Robot, as_json, choose, scale
+from vla_rl.plugins.models.gr00t.robots import Robot, as_json, choose, choose_new, scale
 from vla_rl.toolkit.models.checkpoints import read_json
 from vla_rl.toolkit.models.lerobot import Scale, Statistics
 
@@ -27,26 +27,29 @@ ONE = {"video": "frame", "state": "state"}
 """Of which a policy sees the last."""
 
 
-def read_processor(folder: Path, config: GrootConfig) -> Robot:
-    """Raises CheckpointError for a robot that is not in the files, and for inputs and actions that are not built."""
+def read_processor(folder: Path, config: GrootConfig, measured: Statistics | None = None) -> Robot:
+    """Raises CheckpointError for a robot that is not in the files (unless the run has `measured` its data's
+    statistics), and for inputs and actions that are not built."""
     path, told, numbers = (folder / name for name in (PROCESSOR, STATISTICS, ROWS))
     settings = read_json(path).get(SETTINGS, {})
     for name, value in FIXED.items():
         if settings.get(name, value) != value:
             raise CheckpointError(f"{path}: {name} {settings[name]!r} is not supported, {value!r} is")
-    kinds, statistics, rows = settings.get("modality_configs", {}), read_json(told), read_json(numbers)
-    tag = choose(told, (name for name in statistics if name in kinds), config.embodiment)
+    kinds, rows = settings.get("modality_configs", {}), read_json(numbers)
+    statistics = read_json(told) if measured is None or told.is_file() else {}
+    both = (name for name in statistics if name in kinds)
+    tag = (choose if measured is None else choose_new)(told, both, config.embodiment)
     if tag not in rows:
         raise CheckpointError(f"{numbers} has no row for embodiment {tag!r}; it has: {', '.join(rows)}")
-    robot, ranges = kinds[tag], statistics[tag]
+    robot = kinds.get(tag, {})
     _refuse(f"{path}, embodiment {tag!r}", robot, settings)
     keys = {part: tuple(robot.get(part, {}).get("modality_keys", ())) for part in ("video", "state", "action")}
-    rules: dict[str, Any] = {"quantiles": bool(settings.get("use_percentiles", False)), "near": 1e-5}
-    action_keys, state_keys = config.action_keys or keys["action"], config.state_keys or keys["state"]
-    action = scale(told, ranges.get("action", {}), action_keys, "action", clip=True, **rules)
-    state, clip = None, bool(settings.get("clip_outliers", True))
-    if state_keys:
-        state = scale(told, ranges.get("state", {}), state_keys, "state", clip=clip, **rules)
+    if measured is None:
+        action_keys, state_keys = config.action_keys or keys["action"], config.state_keys or keys["state"]
+        measured = _statistics(told, statistics[tag], action_keys, state_keys, settings)
+        files = {file.name: file.read_bytes() for file in (path, told, numbers)}
+    else:
+        files = {}
     size, crop = settings.get("image_target_size"), settings.get("image_crop_size")
     edge = settings.get("shortest_image_edge", 256) or (size and size[0])
     part = settings.get("crop_fraction", 0.95) or (crop and size and crop[0] / size[0])
@@ -55,13 +58,25 @@ def read_processor(folder: Path, config: GrootConfig) -> Robot:
     return Robot(
         tag=tag,
         row=int(rows[tag]),
-        statistics=Statistics(action=action, state=state),
+        statistics=measured,
         cameras=keys["video"],
-        files={file.name: file.read_bytes() for file in (path, told, numbers)},
-        actions=len(robot["action"].get("delta_indices") or ()) or None,
+        files=files,
+        actions=len(robot.get("action", {}).get("delta_indices") or ()) or None,
         pixels=int(edge),
         crop=float(part),
         formal=bool(settings.get("formalize_language", True)),
+    )
+
+
+def _statistics(
+    path: Path, ranges: Mapping[str, Any], action: Sequence[str], state: Sequence[str], settings: Mapping[str, Any]
+) -> Statistics:
+    """By these keys of one robot's ranges."""
+    rules: dict[str, Any] = {"quantiles": bool(settings.get("use_percentiles", False)), "near": 1e-5}
+    clip = bool(settings.get("clip_outliers", True))
+    return Statistics(
+        action=scale(path, ranges.get("action", {}), action, "action", clip=True, **rules),
+        state=scale(path, ranges.get("state", {}), state, "state", clip=clip, **rules) if state else None,
     )
 
 

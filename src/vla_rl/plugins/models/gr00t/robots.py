@@ -4,6 +4,7 @@ head's layers is its own. Light to import."""
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
 from pathlib import Path
@@ -16,7 +17,10 @@ from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.toolkit.models.checkpoints import read_json
 from vla_rl.toolkit.models.lerobot import Scale, Statistics
 
+logger = logging.getLogger(__name__)
 METADATA = "experiment_cfg/metadata.json"
+NEW = "new_embodiment"
+"""Whose layers NVIDIA's own fine-tuning takes for a robot that the checkpoint does not know."""
 ROWS = {
     "libero_panda": 2,
     "oxe_droid": 17,
@@ -63,6 +67,19 @@ def choose(path: Path, entries: Iterable[str], asked: str | None) -> str:
     return tag
 
 
+def choose_new(path: Path, entries: Iterable[str], asked: str | None) -> str:
+    """The embodiment of a robot whose statistics are the data's: the one that is asked for, the only one in the file,
+    or else a new one."""
+    names = tuple(entries)
+    tag = asked or (names[0] if len(names) == 1 else NEW)
+    if asked is None and tag == NEW:
+        logger.warning(
+            "%s has %d embodiments and model.embodiment names none: the data's robot gets the layers of %s",
+            path, len(names), NEW,
+        )  # fmt: skip
+    return tag
+
+
 def scale(
     path: Path,
     entries: Mapping[str, Any],
@@ -94,25 +111,29 @@ def scale(
     return Scale(mode=mode, values=(tuple(low), tuple(high)), dim=len(low), flat=True, clip=clip)
 
 
-def read_metadata(folder: Path, config: GrootConfig) -> Robot:
-    """N1.5's robot. Raises CheckpointError for one that is not in the file, or that has no layers in this model."""
+def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None = None) -> Robot:
+    """N1.5's robot. Raises CheckpointError for one that is not in the file (unless the run has `measured` its data's
+    statistics), or that has no layers in this model."""
     path = folder / METADATA
-    entries = read_json(path)
-    tag = choose(path, entries, config.embodiment)
+    entries = read_json(path) if measured is None or path.is_file() else {}
+    tag = (choose if measured is None else choose_new)(path, entries, config.embodiment)
     if tag not in ROWS:
         raise CheckpointError(
             f"{path}: which of the model's layers embodiment {tag!r} has is not known; it is of: {', '.join(ROWS)}"
         )
-    statistics, modalities = (entries[tag].get(name, {}) for name in ("statistics", "modalities"))
-    action, state = statistics.get("action", {}), statistics.get("state")
+    entry = entries.get(tag, {})
+    cameras = tuple(entry.get("modalities", {}).get("video", {}))
+    if measured is not None:
+        return Robot(tag=tag, row=ROWS[tag], statistics=measured, cameras=cameras, files={})
+    action, state = (entry.get("statistics", {}).get(part) for part in ("action", "state"))
     return Robot(
         tag=tag,
         row=ROWS[tag],
         statistics=Statistics(
-            action=scale(path, action, config.action_keys or tuple(action), "action"),
+            action=scale(path, action or {}, config.action_keys or tuple(action or ()), "action"),
             state=scale(path, state, config.state_keys or tuple(state), "state") if state else None,
         ),
-        cameras=tuple(modalities.get("video", {})),
+        cameras=cameras,
         files={METADATA: path.read_bytes()},
     )
 

@@ -28,11 +28,7 @@ from vla_rl.plugins.models.openvla.heads import (
 )
 from vla_rl.plugins.models.openvla.images import ImageProcessor
 from vla_rl.plugins.models.openvla.lora import add_adapters, fingerprint
-from vla_rl.plugins.models.openvla.modeling import (
-    OpenVLAForActionPrediction,
-    hollow_model,
-    initialise,
-)
+from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, Prompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
@@ -65,6 +61,7 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
         "chunk": fit.chunk,
         "state_dim": 0 if fit.state is None else len(fit.state.q01),
         "append_stop_token": fit.stop,
+        "statistics_range": fit.statistics_range,
     }
     codec = ActionCodec(
         fit.action,

@@ -15,6 +15,7 @@ from attrs import frozen
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.checks import PART, TOKENIZER, find_part, find_tokenizer, read_config
 from vla_rl.plugins.models.openvla.heads import PolicyModule
@@ -33,6 +34,8 @@ from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
 from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, WeightFiles, find_weights, read_file, read_json
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 
+DIFFUSION = "noise_predictor."
+"""In names of the diffusion head's tensors."""
 DEVIATION = "deviation.safetensors"
 """Of actions around the L1 head's."""
 
@@ -95,7 +98,13 @@ def _tokenizer(folder: Path) -> Tokenizer:
 def read_part(path: Path) -> dict[str, Tensor]:
     """The state of a part beside the network, saved from inside a DistributedDataParallel wrapper or not."""
     state = read_file(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
-    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    if any(name.startswith(DIFFUSION) for name in state):
+        raise CheckpointError(
+            f"{path} is OpenVLA-OFT's diffusion head (use_diffusion), which is not supported; use a checkpoint with "
+            "the L1 head"
+        )
+    return state
 
 
 def save_checkpoint(

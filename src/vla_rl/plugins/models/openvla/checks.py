@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
-from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
+from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_range, choose_statistics
 from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, find_weights, folder_of, read_json
 from vla_rl.toolkit.models.fitting import MismatchError
 
@@ -19,7 +20,11 @@ MODEL_TYPE = "openvla"
 PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}
 PART = "{}--{}_checkpoint.pt"
 """Name of a part that OpenVLA-OFT saves beside the network, and the step of its training."""
+LORA_FOLDER = "lora_adapter"
+READ = ("action_head", "proprio_projector")
+"""Parts that are built."""
 TOKENIZER = "tokenizer.json"
+logger = logging.getLogger(__name__)
 
 
 def check(config: FamilyConfig, context: Context) -> None:
@@ -35,13 +40,18 @@ def check(config: FamilyConfig, context: Context) -> None:
         known = read_json(folder / STATISTICS) if (folder / STATISTICS).is_file() else raw.get("norm_stats") or {}
         check_decoding(folder, raw.get("policy_setup") or {}, config, context.chunk)
         check_head(folder, find_part(folder, "action_head"), config)
+        check_parts(folder, config)
         _check_weights(folder)
-    with at("checkpoint" if config.unnorm_key is None else "unnorm_key"):
-        choose_statistics(folder, known, config.unnorm_key)
+    if context.scaling is None:
+        with at("checkpoint" if config.unnorm_key is None else "unnorm_key"):
+            key, entry = choose_statistics(folder, known, config.unnorm_key)
+        with at("statistics_range"):
+            choose_range(folder, key, entry, raw.get("policy_setup") or {}, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json. Raises CheckpointError where it cannot be read, or is of another model."""
+    _refuse_adapter_alone(folder)
     raw = read_json(folder / "config.json")
     if raw.get("model_type") != MODEL_TYPE:
         raise CheckpointError(
@@ -49,6 +59,24 @@ def read_config(folder: Path) -> dict[str, Any]:
             "choose the model plugin that matches it"
         )
     return raw
+
+
+def _refuse_adapter_alone(folder: Path) -> None:
+    """Raises CheckpointError for what OpenVLA-OFT's training leaves where it does not merge: `lora_adapter/` beside the
+    parts, or that folder itself."""
+    inner = folder if folder.name == LORA_FOLDER else folder / LORA_FOLDER
+    merged = any((folder / name).is_file() for name in (WEIGHTS, INDEX))
+    beside = all((folder / name).is_file() for name in (ADAPTER_CONFIG, "config.json"))
+    if merged or beside or not (inner / ADAPTER_CONFIG).is_file():
+        return
+    base = read_json(inner / ADAPTER_CONFIG).get("base_model_name_or_path") or "openvla/openvla-7b"
+    raise CheckpointError(
+        f"{folder} holds an adapter of {base!r} alone, which OpenVLA-OFT's training did not merge. Merge it in a clone "
+        f"of openvla-oft:\n"
+        f"  python vla-scripts/merge_lora_weights_and_save.py --base_checkpoint {base} "
+        f"--lora_finetuned_checkpoint_dir {inner.parent}\n"
+        f"then set model.checkpoint: {inner.parent}"
+    )
 
 
 def find_tokenizer(folder: Path) -> Path:
@@ -64,6 +92,36 @@ def find_tokenizer(folder: Path) -> Path:
     if not file.is_file():
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {TOKENIZER}")
     return file
+
+
+UNSUPPORTED = {
+    "vision_backbone": "vision transformers with FiLM layers (OpenVLA-OFT's use_film)",
+    "noisy_action_projector": "the input of OpenVLA-OFT's diffusion head (use_diffusion)",
+}
+"""Parts beside the network that are not built, and what they are."""
+
+
+def check_parts(folder: Path, config: FamilyConfig) -> None:
+    """Raises CheckpointError for a part that is not read: without it the network is another one than was trained."""
+    for file in sorted(folder.glob(PART.format("*", "*"))):
+        name = file.name.partition("--")[0]
+        if name in UNSUPPORTED:
+            raise CheckpointError(
+                f"{file} holds {UNSUPPORTED[name]}, which is not supported, and without it the network is not the one "
+                "that was trained; use a checkpoint that was trained without"
+            )
+        if name not in READ:
+            raise CheckpointError(
+                f"{file} holds a part that is not known here, and without it the network is not the one that was "
+                f"trained; known are: {', '.join(READ)}. Move it out of the folder if it was not used in training"
+            )
+        if name == "proprio_projector" and not isinstance(config, OpenVLAOFTConfig):
+            raise CheckpointError(
+                f"{file} holds the projector of a state, which plain OpenVLA does not have: the checkpoint is "
+                "OpenVLA-OFT's; set model.type: openvla_oft"
+            )
+        if name == "proprio_projector" and isinstance(config, OpenVLAOFTConfig) and config.use_proprio is False:
+            logger.warning("%s is not read (model.use_proprio: false): the network was trained to see a state", file)
 
 
 def find_part(folder: Path, name: str) -> Path | None:

@@ -1,8 +1,9 @@
 """Actions <-> tokens and the statistics that scale them, by OpenVLA's rules.
 
 256 bin edges on [-1, 1] make 255 centres. Token id t means centre clip(V - t - 1, 0, 254), so the two lowest ids mean
-the same action. The 1 % and 99 % quantiles scale; OpenVLA-OFT adds 1e-8 to their distance both ways, OpenVLA adds it
-where training normalises and leaves it out where actions are restored.
+the same action. The 1 % and 99 % quantiles scale (in OpenVLA-OFT's ALOHA models the smallest and the largest number);
+OpenVLA-OFT adds 1e-8 to their distance both ways, OpenVLA adds it where training normalises and leaves it out where
+actions are restored.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ class Scale:
     mask: tuple[bool, ...]
 
     @classmethod
-    def read(cls, entry: Mapping[str, Any]) -> Scale:
-        """From an entry of dataset_statistics.json; without "mask" every dimension is scaled."""
-        mask = entry.get("mask") or [True] * len(entry["q01"])
-        return cls(q01=tuple(entry["q01"]), q99=tuple(entry["q99"]), mask=tuple(bool(m) for m in mask))
+    def read(cls, entry: Mapping[str, Any], ends: tuple[str, str] = ("q01", "q99")) -> Scale:
+        """From an entry of dataset_statistics.json; without "mask" every dimension is scaled. `ends`: the statistics
+        that are taken."""
+        low, high = (tuple(entry[name]) for name in ends)
+        mask = entry.get("mask") or [True] * len(low)
+        return cls(q01=low, q99=high, mask=tuple(bool(m) for m in mask))
 
     @classmethod
     def between(cls, low: Sequence[float], high: Sequence[float]) -> Scale:

@@ -9,6 +9,7 @@ from attrs.validators import ge, gt, in_, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import one_source
+from vla_rl.toolkit.models.flow_config import for_checkpoints
 
 PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
@@ -18,6 +19,8 @@ VALUE_HEADS = ("mlp", "attention", "action_attention")
 SAVES = ("merged", "adapter")
 DISTRIBUTIONS = ("laplace", "gaussian")
 SUPPORTS = ("action_tokens", "full_vocabulary")
+RANGES = {"q01_q99": ("q01", "q99"), "min_max": ("min", "max")}
+"""Name in a spec -> the two statistics whose numbers become -1 and 1."""
 
 
 def _no_dropout(config: FamilyConfig, attribute: Attribute[Any], value: bool) -> None:
@@ -146,6 +149,10 @@ class OpenVLAOFTConfig(FamilyConfig):
     """head: l1: sample around its actions, with a deviation that is trained too. None: it acts as it is, without RL."""
     use_proprio: bool | None = None
     """Feed the state as one token. None: as the checkpoint was trained; a preset does when there is a state."""
+    statistics_range: str | None = field(default=None, validator=[optional(in_(RANGES)), for_checkpoints])
+    """Which statistics scale actions and state to [-1, 1]. `q01_q99`: the 1st and the 99th percentile, as OpenVLA-OFT
+    does for LIBERO and Bridge; `min_max`: the ends, as it does for ALOHA. None: as the checkpoint was trained, where
+    the folder says so, else q01_q99; statistics of ALOHA, and of 14 numbers, then ask for the key."""
     append_stop_token: bool | None = None
     """End the sequence with `</s>` (OpenVLA-OFT: yes). None: as the checkpoint was trained, else yes."""
 

@@ -11,13 +11,15 @@ from tokenizers import Tokenizer
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
 from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, open_checkpoint
-from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, decoding
+from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, check_parts, decoding
 from vla_rl.plugins.models.openvla.codec import Scale
-from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
+from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
+from vla_rl.plugins.models.openvla.statistics import choose_range
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
     check_action_dim,
+    check_action_range,
     check_camera_count,
     check_state_dim,
     choose_cameras,
@@ -38,6 +40,8 @@ class Fit:
     action: Scale
     state: Scale | None
     stop: bool
+    statistics_range: str = "q01_q99"
+    """What scales, a name of RANGES."""
 
     @property
     def tokens(self) -> int:
@@ -102,14 +106,25 @@ def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: En
     key, entry = (
         next(iter(checkpoint.config.norm_stats.items())) if measured else checkpoint.statistics(config.unnorm_key)
     )
-    action = _scale(checkpoint, key, entry, "action")
+    setup = {"statistics_range": "q01_q99"} if measured else checkpoint.setup
+    span = choose_range(checkpoint.folder, key, entry, setup, config)
+    action = _scale(checkpoint, key, entry, "action", span)
     check_action_dim(f"statistics {key!r} of {checkpoint.folder} are", len(action.q01), env)
-    _check_range(checkpoint, key, action, config, env)
+    known = checkpoint.config.norm_stats
+    check_action_range(
+        f"statistics {key!r} of {checkpoint.folder}",
+        list(zip(action.q01, action.q99, strict=True)),
+        env,
+        gripper="model.gripper: rlds",
+        converts=config.gripper == "rlds",
+        remedy=f"; set model.unnorm_key to one that fits: {', '.join(known)}" if len(known) > 1 else "",
+    )
     check_decoding(checkpoint.folder, checkpoint.setup, config, context.chunk)
     check_head(checkpoint.folder, checkpoint.action_head_file, config)
+    check_parts(checkpoint.folder, config)
     state, stop = None, True
     if isinstance(config, OpenVLAOFTConfig):
-        state = _state(checkpoint, config, env, key, entry)
+        state = _state(checkpoint, config, env, key, entry, span)
         given = config.append_stop_token
         stop = bool(checkpoint.setup.get("append_stop_token", True)) if given is None else given
     return Fit(
@@ -121,6 +136,7 @@ def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: En
         action=action,
         state=state,
         stop=stop,
+        statistics_range=span,
     )
 
 
@@ -137,45 +153,36 @@ def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
     return entry
 
 
-def _scale(checkpoint: Checkpoint, key: str, entry: dict[str, Any], part: str) -> Scale:
+def _scale(checkpoint: Checkpoint, key: str, entry: dict[str, Any], part: str, span: str) -> Scale:
     """Statistics that cannot scale anything are refused here: they would give NaN, or actions upside down."""
     where = f"statistics {key!r} of {checkpoint.folder}"
     if part not in entry:
         raise MismatchError(f"{where} have no entry {part!r}")
-    absent = [name for name in ("q01", "q99") if name not in entry[part]]
+    ends = RANGES[span]
+    absent = [name for name in ends if name not in entry[part]]
     if absent:
         raise MismatchError(f"{where}: {part} has no {' and no '.join(absent)}; it has: {', '.join(entry[part])}")
-    scale = Scale.read(entry[part])
-    lengths = {"q01": len(scale.q01), "q99": len(scale.q99), "mask": len(scale.mask)}
+    scale = Scale.read(entry[part], ends)
+    lengths = {ends[0]: len(scale.q01), ends[1]: len(scale.q99), "mask": len(scale.mask)}
     if len(set(lengths.values())) > 1:
         raise MismatchError(f"{where}: {part} has lists of different lengths: {lengths}")
     for i, (low, high) in enumerate(zip(scale.q01, scale.q99, strict=True)):
         if not math.isfinite(low) or not math.isfinite(high) or low > high:
-            raise MismatchError(f"{where}: {part}[{i}] ranges from {low} (q01) to {high} (q99), which is no range")
+            raise MismatchError(
+                f"{where}: {part}[{i}] ranges from {low} ({ends[0]}) to {high} ({ends[1]}), which is no range"
+            )
     return scale
 
 
-def _check_range(checkpoint: Checkpoint, key: str, action: Scale, config: FamilyConfig, env: EnvInfo) -> None:
-    """The data set's actions and the simulator's have something in common in every dimension."""
-    count = env.action_dim - (config.gripper != "keep")
-    for i, (low, high) in enumerate(zip(env.action_low[:count], env.action_high[:count], strict=True)):
-        if action.mask[i] and (action.q99[i] < low or action.q01[i] > high):
-            raise MismatchError(
-                f"statistics {key!r} of {checkpoint.folder}: dimension {i} ranges from {action.q01[i]:g} to "
-                f"{action.q99[i]:g}, the simulator takes {low:g} to {high:g}; they belong to another robot or other "
-                f"units, set model.unnorm_key to one that fits: {', '.join(checkpoint.config.norm_stats)}"
-            )
-
-
 def _state(
-    checkpoint: Checkpoint, config: OpenVLAOFTConfig, env: EnvInfo, key: str, entry: dict[str, Any]
+    checkpoint: Checkpoint, config: OpenVLAOFTConfig, env: EnvInfo, key: str, entry: dict[str, Any], span: str
 ) -> Scale | None:
     use_state = checkpoint.proprio_file is not None if config.use_proprio is None else config.use_proprio
     if not use_state:
         return None
     if "proprio" not in entry:
         raise MismatchError(f"use_proprio needs statistics of the state; {key!r} of {checkpoint.folder} has none")
-    state = _scale(checkpoint, key, entry, "proprio")
+    state = _scale(checkpoint, key, entry, "proprio", span)
     require_state(env, "use_proprio")
     check_state_dim(f"{checkpoint.folder} was trained", len(state.q01), env)
     return state

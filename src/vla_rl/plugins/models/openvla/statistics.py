@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.openvla.config import FamilyConfig
+from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import BUILTIN, WANTED
 from vla_rl.toolkit.models.fitting import known_action_dim
 
@@ -32,6 +32,39 @@ def choose_statistics(folder: Path, known: Mapping[str, Any], unnorm_key: str | 
     raise CheckpointError(f"no statistics {unnorm_key!r} in {folder}; there are: {', '.join(known)}")
 
 
+TWO_ARMS = 14
+"""Numbers of an action of ALOHA and of RoboTwin."""
+
+
+def choose_range(
+    folder: Path, key: str, entry: Mapping[str, Any], setup: Mapping[str, Any], config: FamilyConfig
+) -> str:
+    """Which two statistics scale, a name of RANGES: by the spec, else by how the checkpoint was trained, else those of
+    LIBERO. Raises CheckpointError where the statistics evidently need others and nothing says so.
+
+    Args:
+        setup: how the policy was trained, as far as the folder says so.
+    """
+    if not isinstance(config, OpenVLAOFTConfig):
+        return "q01_q99"
+    if config.statistics_range is not None:
+        return config.statistics_range
+    if setup:
+        return str(setup.get("statistics_range", "q01_q99"))
+    action = entry.get("action", {})
+    lacking = {"q01", "q99"} - set(action)
+    dim = len(action.get("max", action.get("q99", ())))
+    if not {"min", "max"} <= set(action) or not (lacking or "aloha" in key.lower() or dim == TWO_ARMS):
+        return "q01_q99"
+    two_armed = "are of ALOHA" if "aloha" in key.lower() else f"are of {dim} numbers, as ALOHA's"
+    why = f"have no {' and no '.join(sorted(lacking))}" if lacking else two_armed
+    raise CheckpointError(
+        f"statistics {key!r} of {folder} {why}. OpenVLA-OFT scales ALOHA (and SimpleVLA-RL RoboTwin) by the smallest "
+        "and largest number: set model.statistics_range: min_max if this checkpoint was trained so, else "
+        "model.statistics_range: q01_q99"
+    )
+
+
 def action_dim(config: FamilyConfig) -> int | None:
     """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
 
@@ -39,6 +72,6 @@ def action_dim(config: FamilyConfig) -> int | None:
         file = folder / STATISTICS
         known = json.loads(file.read_text()) if file.is_file() else json.loads((folder / "config.json").read_text())
         _, entry = choose_statistics(folder, known if file.is_file() else known["norm_stats"], config.unnorm_key)
-        return len(entry["action"]["q01"])
+        return len(entry["action"]["q01" if "q01" in entry["action"] else "max"])
 
     return known_action_dim(config.checkpoint, read, WANTED, BUILTIN)

@@ -117,6 +117,10 @@ class Pi05Module(Pi0Module):
     pads = False
     """The critic's mean counts padding of the prompt, as RLinf's does."""
 
+    @property
+    def blind_queries(self) -> bool:
+        return self.pads
+
     def _sees(self, valid: Tensor) -> Tensor:
         """A row of padding that is to be counted is computed as openpi's is: it attends to all alike."""
         return valid[:, None, :, None] & valid[:, None, None, :] if self.pads else super()._sees(valid)

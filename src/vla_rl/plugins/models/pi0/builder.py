@@ -48,8 +48,8 @@ def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy 
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
         module = _module(config, context, fit).to(device)
     options = prompt_options(source, env, device)
-    if isinstance(module, Pi05Module) and fit.state is not None:
-        options["full_width"] = module.pads
+    if isinstance(module, Pi05Module):  # a prompt with the state is new at every step, and padded by itself
+        options["full_width"] = module.pads or (fit.state is None and options["full_width"])
     prompts = Prompts(**options)
     common = config, context, fit, module, ImageProcessor(source.sizes.image_size, device, dtype), device
     if isinstance(config, Pi05Config):
@@ -96,7 +96,8 @@ def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> t
 def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[Fit, str]:
     assert config.checkpoint is not None
     model, kind = name_of(config), "none"
-    checkpoint = open_checkpoint(config.checkpoint, model, config.tokenizer, config.asset_id)
+    own = measured(context, quantiles=model == "pi05")
+    checkpoint = open_checkpoint(config.checkpoint, model, config.tokenizer, config.asset_id, own)
     blind = "use_state: false"
     if isinstance(config, Pi05Config):
         assert checkpoint.folder is not None

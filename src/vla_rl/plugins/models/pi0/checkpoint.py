@@ -22,14 +22,16 @@ from vla_rl.plugins.models.pi0.statistics import (
 )
 from vla_rl.toolkit.models.checkpoints import read_file, read_json, resolve
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Checkpoint, open_folder, save_folder
-from vla_rl.toolkit.models.lerobot import Statistics, model_config, write_processors
+from vla_rl.toolkit.models.lerobot import Statistics, check_actions, model_config, write_processors
 
 SLOTS = 3
 """Images that pi0 was trained with: base, left wrist, right wrist."""
 
 
-def open_checkpoint(name: str, model: str, tokenizer: str | None, asset_id: str | None) -> Checkpoint:
-    """Read what is light: sizes, statistics, tokenizer."""
+def open_checkpoint(
+    name: str, model: str, tokenizer: str | None, asset_id: str | None, measured: Statistics | None = None
+) -> Checkpoint:
+    """Read what is light: sizes, statistics (unless the run has `measured` its data's), tokenizer."""
     folder = resolve(name, WANTED)
     raw = read_config(folder, model)
     own = folder / ARCHITECTURE
@@ -38,11 +40,12 @@ def open_checkpoint(name: str, model: str, tokenizer: str | None, asset_id: str 
         raw if "type" in raw else {},
         sizes=read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_variants(raw),
         shape=read_file(folder / "config.json", lambda _: read_shape(raw, model)),
-        statistics=read_statistics(folder, raw, asset_id, model),
+        statistics=measured or read_statistics(folder, raw, asset_id, model),
         tokenizer=tokenizer,
         slots=SLOTS,
         open_names=open_names,
     )
+    check_actions(folder, raw)
     check_model_of(folder, model, opened.weights.shapes if opened.weights else ())
     return opened
 

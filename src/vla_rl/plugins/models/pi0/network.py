@@ -14,7 +14,8 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
-from vla_rl.toolkit.models.flow_network import FlowModule, LentCache, TimeEmbedding, added_to_scores, mean_over
+from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, added_to_scores
+from vla_rl.toolkit.models.flow_network import FlowModule, LentCache, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
 
@@ -40,6 +41,7 @@ def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
         config.dit_config.hidden_size, config.min_period, config.max_period
     )
     network.model.dit.embed_tokens.requires_grad_(False)  # in the files, and never computed
+    network.model.vlm.language_model.config._attn_implementation = WITH_BLIND_QUERIES
     return network
 
 
@@ -87,6 +89,7 @@ class Pi0Module(FlowModule):
             position_ids=valid.cumsum(1) - 1,
             past_key_values=cache,
             use_cache=True,
+            blind_queries=self.blind_queries,
         ).last_hidden_state
         tokens = self.state_tokens + self.pi0.config.chunk_size
         among = mask.new_ones(tokens, tokens)
@@ -100,6 +103,11 @@ class Pi0Module(FlowModule):
             valid.sum(1, keepdim=True) + torch.arange(tokens, device=mask.device),
             mean_over(hidden, self._counted(valid, prompt)) if reads else None,
         )
+
+    @property
+    def blind_queries(self) -> bool:
+        """Whether tokens of the prefix may see nothing, not even themselves."""
+        return False
 
     def _sees(self, valid: Tensor) -> Tensor:
         """bool [B, P] -> [B, 1, P or 1, P]: which tokens of the prefix each of them attends to."""

@@ -15,16 +15,18 @@ from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.pi0.config import Pi05Config, PiConfig
-from vla_rl.plugins.models.pi0.layout import model_of
+from vla_rl.plugins.models.pi0.layout import model_of, open_names
 from vla_rl.toolkit.models import lerobot
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, read_json
+from vla_rl.toolkit.models.checkpoints import WEIGHTS, find_tokenizer, find_weights, folder_of, read_json
 from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
 from vla_rl.toolkit.models.lerobot import PREPROCESSOR, Scale, Statistics
 
 OPENPI_STATISTICS = "norm_stats.json"
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
-OPENPI_EPS = 1e-6
+OPENPI_EPS, OPENPI_WIDTH = 1e-6, 32
+TRAINER = ("metadata.pt", "optimizer.pt")
+"""Files of openpi's PyTorch trainer beside its weights."""
 MODELS = ("pi0", "pi05")
 STATE_KIND = "state_in_prompt.json"
 """Ours, beside lerobot's files, which do not tell `exact` from `padded`."""
@@ -34,6 +36,8 @@ STATE_STEP, NEW_LINE_STEP = "pi05_prepare_state_tokenizer_processor_step", "pi0_
 
 def read_config(folder: Path, model: str) -> dict[str, Any]:
     """config.json of either layout. Raises CheckpointError for another model than that one."""
+    if not (folder / "config.json").is_file():
+        _refuse_trainers(folder)
     raw = read_json(folder / "config.json")
     if raw.get("type") == model or ("action_horizon" in raw and "type" not in raw):
         return raw
@@ -43,6 +47,25 @@ def read_config(folder: Path, model: str) -> dict[str, Any]:
         f"{folder / 'config.json'} describes a model of type {kind!r}; {model} reads lerobot's layout "
         f"(`type: {model}`) and openpi's (`action_horizon`){remedy}"
     )
+
+
+def _refuse_trainers(folder: Path) -> None:
+    """Raises CheckpointError for a folder of one of openpi's two trainers, with the step to take."""
+    if (folder / "params").is_dir():
+        raise CheckpointError(
+            f"{folder} is a checkpoint of openpi's JAX trainer (params/), which is not read; convert it in a clone of "
+            f"openpi, with the name of its training config:\n"
+            f"  uv run examples/convert_jax_model_to_pytorch.py --checkpoint_dir {folder} --config_name NAME "
+            f"--output_path {folder}-pytorch"
+        )
+    if (folder / WEIGHTS).is_file() and any((folder / name).is_file() for name in TRAINER):
+        width = find_weights(folder, open_names).shapes.get("action_in_proj.weight", (0, OPENPI_WIDTH))[1]
+        raise CheckpointError(
+            f"{folder} is a checkpoint of openpi's PyTorch trainer, which writes no config.json; write it with the "
+            f"action_horizon of its training config (50 unless that says otherwise; pi05_libero has 10):\n"
+            f'  echo \'{{"action_dim": {width}, "action_horizon": 50}}\' > {folder / "config.json"}\n'
+            f"and set model.type: {model_of(find_weights(folder).shapes)}; optimizer.pt and metadata.pt are not needed"
+        )
 
 
 def check_model_of(folder: Path, model: str, names: Collection[str]) -> None:
@@ -75,11 +98,14 @@ def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None, 
         raise CheckpointError(
             f"no statistics {chosen!r} in {folder}; there are: {', '.join(known)}{did_you_mean(chosen, known)}"
         )
-    return _openpi(known[chosen], quantiles=model == "pi05")
+    return _openpi(known[chosen], int(raw.get("action_dim", OPENPI_WIDTH)), quantiles=model == "pi05")
 
 
-def _openpi(path: Path, quantiles: bool) -> Statistics:
-    """openpi adds 1e-6 in both directions: to the deviation (which it is put into here) or to the range's width."""
+def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
+    """openpi adds 1e-6 in both directions: to the deviation (which it is put into here) or to the range's width.
+
+    Lists as long as the network is wide are padded; zeros at the end of shorter ones are numbers that never moved.
+    """
     entries = read_json(path).get("norm_stats", {})
     names = ("q01", "q99") if quantiles else ("mean", "std")
 
@@ -88,9 +114,13 @@ def _openpi(path: Path, quantiles: bool) -> Statistics:
             there = ", ".join(entries) or "nothing"
             raise CheckpointError(f"{path} has no {names[0]} and {names[1]} of {name!r}; it has: {there}")
         first, second = (entries[name][key] for key in names)
-        dim = max(
-            (i + 1 for i, pair in enumerate(zip(first, second, strict=True)) if any(pair)), default=0
-        )  # no padding
+        if len(first) != len(second):
+            raise CheckpointError(
+                f"{path}: {name!r} has {len(first)} numbers of {names[0]} and {len(second)} of {names[1]}"
+            )
+        dim = len(first)
+        if dim >= width:
+            dim = max((i + 1 for i, pair in enumerate(zip(first, second, strict=True)) if any(pair)), default=0)
         first, second = (tuple(map(float, values[:dim])) for values in (first, second))
         if quantiles:
             return Scale(mode="QUANTILES", values=(first, second), dim=dim, eps=0.0, margin=OPENPI_EPS)
@@ -106,7 +136,7 @@ def read_state_kind(folder: Path, raw: Mapping[str, Any], asked: str | None) -> 
         return asked
     if (folder / STATE_KIND).is_file():
         return str(read_json(folder / STATE_KIND)["state_in_prompt"])
-    if raw.get("type") != "pi05":
+    if raw.get("type") != "pi05" or not (folder / PREPROCESSOR).is_file():
         raise CheckpointError(
             f"nothing in {folder} says whether its prompts hold the state; set model.state_in_prompt: exact "
             "(pi05_base, pi05_droid, ALOHA) or none (openpi's and RLinf's LIBERO, ManiSkill, MetaWorld and CALVIN "
@@ -129,7 +159,10 @@ def check(config: PiConfig, context: Context) -> None:
         check_horizon(folder, horizon(raw), context.chunk)
         check_model_of(folder, model, find_weights(folder).shapes)
     with at("checkpoint" if config.asset_id is None else "asset_id"):
-        read_statistics(folder, raw, config.asset_id, model)
+        if context.scaling is None:
+            read_statistics(folder, raw, config.asset_id, model)
+        else:
+            lerobot.check_actions(folder, raw)
     with at("checkpoint" if config.tokenizer is None else "tokenizer"):
         find_tokenizer(folder, config.tokenizer)
     if isinstance(config, Pi05Config):

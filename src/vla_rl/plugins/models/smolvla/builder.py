@@ -30,7 +30,7 @@ from vla_rl.toolkit.models.flow_fit import (
 )
 from vla_rl.toolkit.models.flow_network import initialise
 from vla_rl.toolkit.models.images import CornerImages
-from vla_rl.toolkit.models.lerobot import LEROBOT, read_statistics
+from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistics
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 SLOTS = 3
@@ -96,11 +96,12 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
         raw,
         sizes=read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_config(raw),
         shape=read_file(folder / "config.json", lambda _: Shape.read_lerobot(raw, horizon(raw))),
-        statistics=read_statistics(folder, raw),
+        statistics=measured(context) or read_statistics(folder, raw),
         tokenizer=config.tokenizer,
         slots=SLOTS,
         open_names=lambda names: {name: name.removeprefix(LEROBOT) for name in names},
     )
+    check_actions(folder, raw)
     return fit_checkpoint("smolvla", config, context, env, checkpoint, config.use_state)
 
 

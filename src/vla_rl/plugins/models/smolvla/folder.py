@@ -12,7 +12,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.models.checkpoints import read_json
 from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
-from vla_rl.toolkit.models.lerobot import read_statistics
+from vla_rl.toolkit.models.lerobot import check_actions, read_statistics
 
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
@@ -106,7 +106,10 @@ def check(config: SmolVLAConfig, context: Context) -> None:
 
     def read(folder: Path) -> int:
         raw = read_config(folder)
-        read_statistics(folder, raw)
+        if context.scaling is None:
+            read_statistics(folder, raw)
+        else:
+            check_actions(folder, raw)
         return horizon(raw)
 
     check_folder(config, context, read)

@@ -19,8 +19,9 @@ from transformers import LlamaConfig, LlamaModel, SmolVLMConfig, SmolVLMForCondi
 from transformers.initialization import no_init_weights
 
 from vla_rl.plugins.models.smolvla.folder import Sizes
+from vla_rl.toolkit.models.attention import added_to_scores
 from vla_rl.toolkit.models.flow_checkpoint import Shape
-from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, added_to_scores, mean_over
+from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
 BASE = 10_000.0
