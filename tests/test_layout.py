@@ -203,3 +203,25 @@ def test_core_knows_no_plugin():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
                 raise AssertionError(f"{file}:{node.lineno}: {node.value!r}")
+
+
+def test_text_files_have_an_encoding() -> None:
+    """UTF-8 whatever the locale is: `LC_ALL=C` is usual in containers and on clusters."""
+    wrong = []
+    for file in FILES:
+        calls = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call)]
+        lacking = [c for c in calls if _reads_text(c) and all(keyword.arg != "encoding" for keyword in c.keywords)]
+        wrong += [f"{file.relative_to(SOURCE)}:{call.lineno}" for call in lacking]
+    assert not wrong, f"no encoding: {', '.join(wrong)}"
+
+
+def _reads_text(call: ast.Call) -> bool:
+    """Whether a file, or what a process prints, is read or written as text; an encoding may be the last position."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if name in ("read_text", "write_text"):
+        return len(call.args) < (1 if name == "read_text" else 2)
+    if name == "open":
+        modes = call.args[1:2] if isinstance(call.func, ast.Name) else call.args[:1]
+        is_mode = all(isinstance(mode, ast.Constant) for mode in modes)
+        return is_mode and not any("b" in str(mode.value) for mode in modes if isinstance(mode, ast.Constant))
+    return any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)

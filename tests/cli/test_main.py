@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vla_rl.cli.main import app, reported
+from vla_rl.cli.main import app, main, reported
 from vla_rl.core.errors import PluginError, UserError
 
 SPEC = """
@@ -185,3 +186,15 @@ def test_a_checkpoint_for_another_robot_is_refused_with_both_numbers(spec):
                     "env.suite=libero_goal")  # fmt: skip
     assert result.returncode == 2
     assert "its actions have 3 numbers, and those of env 'libero' have 7" in result.stderr
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("ascii", "✓ ü".encode() + b"\xff"), ("latin-1", b"? \xfc?")])
+def test_letters_that_a_terminal_cannot_show_end_no_command(monkeypatch, encoding, printed):
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "--version"])
+    monkeypatch.setattr("vla_rl.__version__", "✓ ü\udcff")
+    with pytest.raises(SystemExit):
+        main()
+    sys.stdout.flush()
+    assert out.getvalue() == printed + b"\n"

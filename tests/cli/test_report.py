@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from base64 import b64encode
 from html.parser import HTMLParser
 
 import pytest
 from typer.testing import CliRunner
 
+from vla_rl.cli import model_card
 from vla_rl.cli.main import app
 from vla_rl.cli.report.charts import MAX_POINTS, SCREEN, number, success_chart, ticks
 from vla_rl.cli.report.gather import Point, gather
 from vla_rl.cli.report.timeline import timelines
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.core.spec.yaml import dump
 from vla_rl.runtime.start import run
 
 SPEC = {
@@ -155,6 +158,88 @@ def test_what_a_run_says_is_text(tmp_path):
     page = Page((tmp_path / "report.html").read_text())
     assert page.count("script") == 0
     assert "<script>alert(1)</script>" in page.text
+
+
+EVIL = "</script></title></style><script>alert('1')</script>\"'><img src=x onerror=alert(2)>"
+RATE = {"rate": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+
+
+def test_whatever_files_of_a_run_say_is_text(folder, tmp_path):
+    """Names of roles, tasks, causes, calls, processes, packages, metrics and files."""
+    home = tmp_path / f"run {EVIL.replace('/', '')}"
+    shutil.copytree(folder, home, symlinks=True)
+    spec = parse_spec(SPEC).to_dict() | {"name": EVIL, "train": {"steps": EVIL}, "model": {"type": EVIL}}
+    (home / "spec.yaml").write_text(dump(spec))
+    usage = {"workers": 1, "busy": 0.5, "bubbles": 0.1, "waits_for": {EVIL: 0.4}}
+    results = {"success": RATE, "before": RATE, "tasks": {EVIL: RATE, "b": RATE}, "tasks_before": {EVIL: RATE}}
+    results |= {"roles": {EVIL: usage}, "notes": [EVIL, "\ud800"], "practice": {"paused": EVIL}, "env_steps": 9}
+    (home / "results.json").write_text(json.dumps(results))
+    (home / "environment.json").write_text(json.dumps({"versions": {EVIL: EVIL}, "argv": [EVIL], "gpus": EVIL}))
+    trace = json.loads((home / "trace.json").read_text())
+    for event in trace["traceEvents"]:
+        event.setdefault("args", {})["name"] = EVIL
+        if event.get("cat") == "work":
+            event["name"] = EVIL
+    (home / "trace.json").write_text(json.dumps(trace))
+    (home / "videos" / f"step_9{EVIL.replace('/', '')}_ep{EVIL.replace('/', '')}_a.mp4").write_bytes(b"0")
+    (home / "imagined").mkdir()
+    (home / "imagined" / "update_x.png").write_bytes(b"0")
+    lines = [{"step": n, "time/step": 1.0, "world_model/updates": n, EVIL: 1.0, "loss/total": EVIL} for n in range(5)]
+    (home / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made(home, "--output", tmp_path / "report.html")
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.count("script") == page.count("img") == 0
+    assert {name for _, attributes in page.elements for name in attributes if name.startswith("on")} == set()
+    assert page.text.count("alert(2)") > 12
+    card = model_card.card(gather(home), 4, "title")
+    assert "<script" not in card and "<img" not in card
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("results.json", "[1]", r"results\.json holds a list, a JSON object is expected"),
+        ("results.json", '{"success": ', r"results\.json: it is not JSON: .*ends too early"),
+        ("results.json", {"success": 0.5}, "'success' is float 0.5, a JSON object is expected"),
+        ("results.json", {"success": {**RATE, "low": "0"}}, "success: 'low' is str '0', a number is expected"),
+        ("results.json", {"success": {**RATE, "n": "<b>"}}, "success: 'n' is str '<b>', a whole number"),
+        ("results.json", {"tasks": [RATE]}, "'tasks' is a list, a JSON object is expected"),
+        ("results.json", {"tasks": {"a": {}}}, "tasks: a: 'rate' is missing"),
+        ("results.json", {"roles": {"sim": {"workers": 1}}}, "roles: sim: 'busy' is missing"),
+        ("results.json", {"roles": ["sim"]}, "'roles' is a list, a JSON object"),
+        ("results.json", {"env_steps": -1}, "'env_steps' is int -1, a whole number from 0 on"),
+        ("results.json", {"wall_seconds": float("inf")}, "'wall_seconds' is float inf, a number from 0 on"),
+        ("results.json", {"notes": 3}, "'notes' is no list"),
+        ("environment.json", "3", r"environment\.json holds int 3, a JSON object"),
+        ("trace.json", {"traceEvents": 3}, "'traceEvents' is no list"),
+    ],
+)
+def test_files_that_no_run_writes_are_named(tmp_path, file, content, message):
+    parse_spec(SPEC).dump(tmp_path / "spec.yaml")
+    (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps(content))
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2 and re.search(message, result.output.replace("\n", " ")), result.output
+
+
+def test_metrics_and_calls_that_no_run_writes_are_left_out(folder, tmp_path):
+    home = tmp_path / "run"
+    shutil.copytree(folder, home, symlinks=True)
+    whole = gather(home)
+    odd = [3, {"step": -1}, {"step": "1"}, {"step": 2.5}, {"step": 1, "eval/success_rate": 0.5}, {"step": 10**40}]
+    with (home / "metrics.jsonl").open("ab") as lines:
+        lines.write(
+            "".join(json.dumps(line) + "\n" for line in odd).encode() + b'\xff\xfe\n{"step": 9, "loss/total": NaN}\n'
+        )
+    trace = json.loads((home / "trace.json").read_text())
+    last = dict(trace["traceEvents"][-1])
+    trace["traceEvents"] += [3, {}, {"ph": "X"}, {**last, "ts": "1"}, {**last, "tid": [1]}, {**last, "tid": 77}]
+    (home / "trace.json").write_text(json.dumps(trace))
+    (home / "spec.yaml").write_text("name: odd\ntrain: [1]\nmodel: 3\n")
+    again = gather(home)
+    assert again.steps == whole.steps and again.evaluations == whole.evaluations
+    made(home)
+    page = Page((home / "report.html").read_text())
+    assert "? on ? (? rows) with ?" in page.text and page.count("rect", "learner") == 2
 
 
 def test_success_of_tasks_stands_beside_what_it_was_before(tmp_path):

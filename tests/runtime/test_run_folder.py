@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from vla_rl.cli.main import app
 from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.run_folder.folder import RunFolder
+from vla_rl.runtime.run_folder.folder import RunFolder, read_state
+from vla_rl.runtime.run_folder.manifest import write_manifest
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault
 
@@ -115,6 +116,52 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(killed, who
     caplog.clear()
     RunFolder(killed).restore()
     assert not caplog.records
+
+
+def change_state(checkpoint: Path, **values) -> None:
+    """Other values in state.json, and a manifest that agrees."""
+    file = checkpoint / STATE
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    (checkpoint / "manifest.json").unlink()
+    write_manifest(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"step": -7}, "'step' is int -7, a whole number from 0 on is expected"),
+        ({"step": 6.0}, r"'step' is float 6\.0, a whole number"),
+        ({"step": True}, "'step' is bool True, a whole number"),
+        ({"evaluated": -2}, "'evaluated' is int -2, a whole number from -1 on"),
+        ({"wall_seconds": float("nan")}, "'wall_seconds' is float nan, a number from 0 on"),
+        ({"tickets": [1]}, "'tickets' is a list, a JSON object"),
+        ({"tickets": {"trained": -1}}, "tickets: 'trained' is int -1"),
+        ({"tickets": {"train": 1}}, "'train' is not known; did you mean 'trained'"),
+        ({"last": {"success": {"rate": "high"}}}, "success: 'rate' is str 'high', a number is expected"),
+        ({"doing": 3}, "'doing' is int 3, a text"),
+        ({"stepp": 3}, "'stepp' is not known; did you mean 'step'"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(whole, tmp_path, values, message):
+    checkpoint = tmp_path / "step_000006"
+    shutil.copytree(whole / "checkpoints" / "step_000006", checkpoint)
+    assert read_state(checkpoint).step == 6
+    change_state(checkpoint, **values)
+    with pytest.raises(CheckpointError, match=rf"state\.json.*: {message}"):
+        read_state(checkpoint)
+
+
+def test_a_manifest_names_only_its_own_files(whole, tmp_path):
+    checkpoint = tmp_path / "step_000006"
+    shutil.copytree(whole / "checkpoints" / "step_000006", checkpoint)
+    for entries, message in (
+        ({"../../etc/passwd": {"size": 1, "sha256": "x"}}, "names the file .* which is not inside"),
+        ({"a": {"size": -1, "sha256": "x"}}, "a: 'size' is int -1"),
+        ([], "holds a list, a JSON object is expected"),
+    ):
+        (checkpoint / "manifest.json").write_text(json.dumps(entries))
+        with pytest.raises(CheckpointError, match=message):
+            read_state(checkpoint)
 
 
 def test_a_run_that_fell_back_equals_one_that_was_never_disturbed(killed, whole):

@@ -49,7 +49,7 @@ def main(
         for name, rate in rows.items():
             typer.echo(line(name, rate, max(map(len, rows))))
         if output is not None:
-            output.write_text(json.dumps(result, indent=1) + "\n")
+            output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         return
     if output is not None:
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import contextlib
 import functools
+import io
 import json
 import os
 import sys
@@ -374,6 +376,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main() -> NoReturn:
     """The console script."""
+    _print_all_letters()
     try:
         app()
     except SystemExit as exc:
@@ -388,6 +391,17 @@ def main() -> NoReturn:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _print_all_letters() -> None:
+    """No letter that a terminal cannot show ends a command. In the locale `C`, as in containers, UTF-8 is printed,
+    as Python itself does unless that is switched off."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
+                stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+            else:
+                stream.reconfigure(errors="replace")
 
 
 def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
@@ -36,7 +37,7 @@ def curve(run: Gathered) -> str:
 
 def card(run: Gathered, step: int, title: str) -> str:
     """The README. `step`: of the checkpoint."""
-    kinds = {part: str((run.spec.get(part) or {}).get("type", "?")) for part in ("model", "env", "algorithm")}
+    kinds = {part: _plain(run.section(part).get("type", "?")) for part in ("model", "env", "algorithm")}
     found = evaluation(run, step)
     versions = run.results.get("versions") or {}
     return Template(_text("model_card.md")).substitute(
@@ -44,11 +45,12 @@ def card(run: Gathered, step: int, title: str) -> str:
         front=dump(_front(title, kinds, found)),
         title=title,
         step=step,
-        steps=(run.spec.get("train") or {}).get("steps", "?"),
+        steps=_plain(run.section("train").get("steps", "?")),
         success=f"Step {step} was not evaluated." if found is None else _success(run, found),
         command=_command(run),
-        versions=", ".join(f"{package} {version}" for package, version in versions.items()) or "not written down",
-        notes="".join(f"\n- {note}" for note in run.results.get("notes", ())),
+        versions=_plain(", ".join(f"{package} {version}" for package, version in versions.items()))
+        or "not written down",
+        notes="".join(f"\n- {_plain(note)}" for note in run.results.get("notes") or ()),
     )
 
 
@@ -86,10 +88,10 @@ def _success(run: Gathered, found: Mapping[str, Any]) -> str:
     for name, rate in rates.items():
         if rate:
             low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
-            table.append(f"| {name} | {mid:.1f} % | {low:.1f} to {high:.1f} | {rate['n']} |")
-    section = run.spec.get("eval") or {}
+            table.append(f"| {_plain(name)} | {mid:.1f} % | {low:.1f} to {high:.1f} | {rate['n']} |")
+    section = run.section("eval")
     acts = "greedy actions" if section.get("greedy", True) else "sampled actions"
-    limit = (run.spec.get("rollout") or {}).get("max_steps")
+    limit = run.section("rollout").get("max_steps")
     steps = f"at most {limit} steps" if limit else "the simulator's own step limit"
     repeats = section.get("repeats", 1)
     each = "one episode of each" if repeats == 1 else f"{repeats} episodes of each"
@@ -100,6 +102,11 @@ def _success(run: Gathered, found: Mapping[str, Any]) -> str:
 def _command(run: Gathered) -> str:
     arguments = run.environment.get("argv") or []
     return shlex.join(["vla-rl", *arguments[1:]]) if len(arguments) > 1 else "vla-rl run vla_rl_spec.yaml"
+
+
+def _plain(value: Any) -> str:
+    """As text within a line or a table of Markdown, which lets HTML through."""
+    return escape(str(value), quote=False).replace("|", "\\|").replace("\n", " ")
 
 
 def _text(name: str) -> str:

@@ -125,14 +125,14 @@ class LinearModel(VLAModel):
 
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: p.detach().cpu().contiguous() for name, p in self.module.state_dict().items()}, folder / FILE)
-        (folder / "config.json").write_text(json.dumps(self._shape) + "\n")
+        (folder / "config.json").write_text(json.dumps(self._shape) + "\n", encoding="utf-8")
 
     def _load(self, folder: Path) -> None:
         from safetensors.torch import load_file
 
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"no linear model in {folder}: config.json is missing; `save` writes it")
-        shape = json.loads((folder / "config.json").read_text())
+        shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if shape != self._shape:
             raise ValueError(f"the linear model in {folder} has {shape}, this run needs {self._shape}")
         missing = self.module.load_state_dict(load_file(folder / FILE), strict=False).missing_keys

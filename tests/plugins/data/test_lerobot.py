@@ -86,7 +86,7 @@ def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_pa
             opened(folder, info, **keys)
     with pytest.raises(UserError, match=r"none of 3 episodes holds a chunk of 99 actions; the longest has 12"):
         plugin.build(LeRobotConfig(folder=folder), Context(env=info, chunk=99))
-    with pytest.raises(UserError, match=r"is no LeRobot data set: meta/info\.json cannot be read"):
+    with pytest.raises(UserError, match=r"is no LeRobot data set: it has no meta/info\.json"):
         opened(tmp_path, info)
     recordings.write_lerobot(tmp_path / "half", recorded[1], 2, True)
     (tmp_path / f"half/videos/chunk-000/observation.images.{camera}/episode_000001.mp4").unlink()

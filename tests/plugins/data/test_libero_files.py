@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config, plugin
 
@@ -93,6 +94,98 @@ def test_damaged_files_are_refused(damage: Any, message: str, tmp_path: Path) ->
         damage(file)
     with pytest.raises(UserError, match=message):
         opened(tmp_path / "files")
+
+
+PICTURES = "demo_0/obs/agentview_rgb"
+
+
+def claims(name: str, shape: tuple[int, ...], kind: str = "u1") -> Any:
+    """A data set that claims this shape and stores nothing of it."""
+
+    def damage(file: Any) -> None:
+        del file["data"][name]
+        file["data"].create_dataset(
+            name, shape, kind, chunks=tuple(min(size, 64) for size in shape), compression="gzip"
+        )
+
+    return damage
+
+
+def elsewhere(how: str) -> Any:
+    """The actions lie in other files."""
+
+    def damage(file: Any) -> None:
+        other = Path(file.filename).with_name("other.hdf5")
+        with h5py.File(other, "w") as stranger:
+            stranger["x"] = np.zeros((6, 7))
+        group = file["data/demo_0"]
+        del group["actions"]
+        if how == "link":
+            group["actions"] = h5py.ExternalLink(str(other), "x")
+        elif how == "two links":
+            file["hidden"] = h5py.ExternalLink(str(other), "x")
+            group["actions"] = h5py.SoftLink("/hidden")
+        elif how == "raw":
+            group.create_dataset("actions", (6, 7), "f4", external=[("/etc/hostname", 0, h5py.h5f.UNLIMITED)])
+        else:
+            layout = h5py.VirtualLayout((6, 7), "f8")
+            layout[:] = h5py.VirtualSource(str(other), "x", (6, 7))
+            group.create_virtual_dataset("actions", layout)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            claims(PICTURES, (6, 100_000, 100_000, 3)),
+            r"agentview_rgb is uint8 \[6, 100000, .*at most 16,777,216 pixels",
+        ),
+        (claims(PICTURES, (6, 4, 4, 3), "f4"), r"agentview_rgb is float32 \[6, 4, 4, 3\], uint8"),
+        (claims(PICTURES, (6, 4, 4)), r"agentview_rgb is uint8 \[6, 4, 4\], numbers \[any, any, any, 3\] are expected"),
+        (claims("demo_0/actions", (10**9, 7), "f4"), "more than 10,000,000 numbers are not read"),
+        (claims("demo_0/actions", (7,), "f4"), r"actions is float32 \[7\], numbers \[any, any\] are expected"),
+        (replaced("demo_0/actions", b"words"), "actions is .*numbers .* are expected"),
+        (elsewhere("link"), r"actions lies in .*other\.hdf5, other files are not read"),
+        (elsewhere("two links"), r"actions lies in .*other\.hdf5, other files are not read"),
+        (elsewhere("raw"), "actions has its numbers in other files"),
+        (elsewhere("virtual"), "actions has its numbers in other files"),
+    ],
+)
+def test_files_made_to_do_harm_are_refused(damage: Any, message: str, tmp_path: Path) -> None:
+    with h5py.File(written(tmp_path / "files", 6), "a") as file:
+        damage(file)
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path / "files")
+
+
+def test_a_picture_that_is_cut_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path / "files", 6)
+    with h5py.File(file, "a") as opened_file:
+        pictures = opened_file["data/demo_0/obs/agentview_rgb"][()]
+        del opened_file["data/demo_0/obs/agentview_rgb"]
+        packed = opened_file["data"].create_dataset(PICTURES, data=pictures, compression="gzip", chunks=(1, 4, 4, 3))
+        place, size = packed.id.get_chunk_info(0)[2:]
+    content = bytearray(file.read_bytes())
+    content[place : place + size] = bytes(size)
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"pick_demo\.hdf5: an image of /data/demo_0 cannot be read"):
+        opened(tmp_path / "files").read_samples(np.array([0]))
+
+
+def test_a_folder_for_each_suite_is_read_as_it_is_checked(tmp_path: Path) -> None:
+    """Also where the suite's folder is a link, as on shared disks."""
+    written(tmp_path / "elsewhere", 6)
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "libero_goal").symlink_to(tmp_path / "elsewhere")
+    for folder in (tmp_path / "datasets", tmp_path / "elsewhere"):
+        plugin.check(LiberoHDF5Config(folder=folder), Context(env=ENV, chunk=1))
+        assert opened(folder).num_samples() == 5
+    (tmp_path / "empty").mkdir()
+    for folder, message in (("empty", r"holds no files TASK_demo\.hdf5"), ("nowhere", "is not a folder")):
+        with pytest.raises(Problems, match=message):
+            plugin.check(LiberoHDF5Config(folder=tmp_path / folder), Context(env=ENV, chunk=1))
 
 
 def test_two_files_of_a_task_are_refused(tmp_path: Path) -> None:

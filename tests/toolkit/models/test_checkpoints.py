@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.toolkit.models.checkpoints import check_names, find_weights, read_file, read_json, resolve
+from vla_rl.toolkit.models.checkpoints import (
+    check_names,
+    find_weights,
+    read_file,
+    read_json,
+    read_pickled,
+    read_sizes,
+    resolve,
+)
+from vla_rl.toolkit.models.lerobot import read_statistics
 
 WANTED = ("*.json",)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -95,8 +108,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config.json; unfinished downloads lie there: config.json.part"):
         read_json(file)
     for text, message in (
-        ("{", f"cannot read {file}"),
-        ("[]", "must hold a JSON object, not a list"),
+        ("{", f"cannot read {file}: it is not JSON: .*it ends too early"),
+        ("[]", f"{file} holds a list, a JSON object is expected"),
+        ("", f"cannot read {file}: it is empty"),
+        ('{"a": 1, "a": 2}', "has the key 'a' 2 times"),
+        ("[" * 100_000, "nested too deeply"),
         (POINTER, f"{file} is a Git LFS pointer and not the file itself; run `git lfs pull`"),
     ):
         file.write_text(text)
@@ -104,7 +120,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             read_json(file)
     file.write_text('{"a": 1}')
     assert read_json(file) == {"a": 1}
-    with pytest.raises(CheckpointError, match=f"cannot read {file}: 'b'"):
+    with pytest.raises(CheckpointError, match=f"cannot read {file}: it has no 'b'"):
         read_file(file, lambda path: json.loads(path.read_text())["b"])
 
 
@@ -146,8 +162,53 @@ def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
         find_weights(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     file.unlink()
-    with pytest.raises(CheckpointError, match=r"cannot read .*index.json: 'weight_map'"):
-        find_weights(tmp_path)
+    for content, message in (
+        ({}, r"index\.json: 'weight_map' is missing"),
+        ({"weight_map": ["a"]}, r"index\.json: 'weight_map' is a list, a JSON object is expected"),
+        ({"weight_map": {"a": 1}}, r"index\.json: weight_map: 'a' is int 1, a text is expected"),
+        ({"weight_map": {"a": "../a.safetensors"}}, r"names the file '\.\./a\.safetensors', which is not inside"),
+        ({"weight_map": {"a": "/etc/a.safetensors"}}, r"names the file '/etc/a\.safetensors', which is not inside"),
+    ):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
+        with pytest.raises(CheckpointError, match=message):
+            find_weights(tmp_path)
+
+
+class Program:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str, ...]]:
+        return os.system, ("exit 0",)
+
+
+def test_a_pickle_with_code_in_it_is_refused_without_advice_to_run_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "part.pt"
+    torch.save({"a": torch.ones(2), "n": [1, "x", None]}, file)
+    assert read_pickled(file, ["a"])["n"] == [1, "x", None]
+    with pytest.raises(CheckpointError, match=r"part\.pt is no file of its kind: it has no optimizer, version"):
+        read_pickled(file, ["a", "optimizer", "version"])
+    for save in (
+        lambda: torch.save({"a": Program()}, file),
+        lambda: torch.save({"a": Program()}, file, _use_new_zipfile_serialization=False),
+        lambda: file.write_bytes(pickle.dumps(Program(), 2)),
+        lambda: file.write_bytes(pickle.dumps({"a": np.ones(2)}, 4)),
+        lambda: torch.jit.script(torch.nn.Linear(1, 1)).save(str(file)),
+    ):
+        save()
+        with pytest.raises(CheckpointError, match="it is a pickle that does not hold tensors alone") as caught:
+            read_pickled(file)
+        assert "weights_only" not in str(caught.value) and "with safetensors" in str(caught.value)
+    torch.save({"a": Program()}, file)
+    with pytest.raises(CheckpointError, match=r"but names (posix|nt)\.system"):
+        read_pickled(file)
+    torch.save([1], file)
+    with pytest.raises(CheckpointError, match="holds a list, a dict is expected"):
+        read_pickled(file)
+    for content in (b"", b"hello world", file.read_bytes()[:200]):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=f"cannot read {file}: "):
+            read_pickled(file)
 
 
 def test_names_and_shapes_that_do_not_fit_are_listed() -> None:
@@ -162,3 +223,43 @@ def test_names_and_shapes_that_do_not_fit_are_listed() -> None:
         "  unexpected (1): b",
         "  of another shape (1): a: (4,) instead of (3,)",
     ]
+
+
+@frozen(kw_only=True)
+class Sizes:
+    depth: int = 2
+    width: int = 8
+
+
+def test_sizes_of_a_network_are_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "architecture.json"
+    for content, message in (
+        ({"depth": 10**9}, "'depth' is 1000000000, a whole number from 0 to 1,000 is expected"),
+        ({"width": -1}, "'width' is -1, a whole number from 0 to 1,048,576 is expected"),
+        ({"width": "8"}, "width: expected int"),
+        ({"widht": 8}, "widht: unknown key; did you mean 'width'"),
+    ):
+        file.write_text(json.dumps(content))
+        with pytest.raises(CheckpointError, match=message):
+            read_sizes(file, Sizes)
+    file.write_text('{"width": 16}')
+    assert read_sizes(file, Sizes) == Sizes(width=16)
+
+
+def test_lerobots_lists_are_checked_before_they_are_read(tmp_path: Path) -> None:
+    step = {"registry_name": "normalizer_processor", "config": {}}
+    for steps, raw, message in (
+        ([3], {}, "'steps' is to be a list of JSON objects"),
+        (7, {}, "'steps' is to be a list of JSON objects"),
+        (
+            [{**step, "state_file": "../other.safetensors"}],
+            {},
+            "names the file '../other.safetensors', which is not in",
+        ),
+        ([{**step, "state_file": "/etc/passwd"}], {}, "names the file '/etc/passwd', which is not inside"),
+        ([{**step, "config": {"norm_map": [1]}}], {}, "'norm_map' is a list, a JSON object is expected"),
+        ([step], {"output_features": 3}, "'output_features' is int 3, a JSON object is expected"),
+    ):
+        (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": steps}))
+        with pytest.raises(CheckpointError, match=message):
+            read_statistics(tmp_path, raw)

@@ -16,6 +16,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.run_folder.environment import versions
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
+from vla_rl.toolkit.json_files import read_record
 
 Result = dict[str, Any]
 
@@ -47,7 +48,7 @@ def play(
     found: dict[str, Result] = {}
     for name, spec in specs.items():
         file, mark = folder / f"{slug(name)}.json", fingerprint(spec, checkpoint)
-        kept = json.loads(file.read_text()) if file.exists() else {}
+        kept = dict(read_record(file).data) if file.exists() else {}
         again = kept.get("fingerprint") == mark
         if not again:
             result = evaluate(spec, checkpoint)

@@ -1,19 +1,19 @@
-"""What a run folder holds, read leniently: a run that still goes on, or that broke, has a report as well."""
+"""What a run folder holds. A run that still goes on, or that broke, has a report as well."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
+from vla_rl.cli.report.checks import read_environment, read_metrics, read_results, read_trace
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import wilson
 from vla_rl.core.spec.yaml import parse
 
-Event = Mapping[str, Any]
+EVALUATED = ("eval/success_rate", "eval/success_low", "eval/success_high", "eval/episodes")
 
 
 @frozen(kw_only=True)
@@ -49,12 +49,17 @@ class Gathered:
         return [
             _point(int(m["step"]), m["env/success_rate"], int(m["rollout/episodes"]))
             for m in self.steps
-            if m.get("rollout/episodes")
+            if m.get("rollout/episodes", 0) > 0 and "env/success_rate" in m
         ]
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A section of the spec; empty where there is none."""
+        value = self.spec.get(name)
+        return value if isinstance(value, Mapping) else {}
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of a metric."""
-        return [(m["step"], m[name]) for m in self.steps if isinstance(m.get(name), int | float)]
+        return [(m["step"], m[name]) for m in self.steps if name in m]
 
 
 def gather(folder: Path) -> Gathered:
@@ -62,9 +67,9 @@ def gather(folder: Path) -> Gathered:
     spec_file = folder / "spec.yaml"
     if not spec_file.is_file():
         raise UserError(f"{folder} is not the folder of a run: it has no spec.yaml; give one that `vla-rl run` made")
-    text = spec_file.read_text(encoding="utf-8")
+    text = spec_file.read_text(encoding="utf-8", errors="replace")
     spec = parse(text).data
-    lines = list(_lines(folder / "metrics.jsonl"))
+    lines = list(read_metrics(folder / "metrics.jsonl"))
     evaluations = {
         int(m["step"]): Point(
             step=int(m["step"]),
@@ -74,18 +79,18 @@ def gather(folder: Path) -> Gathered:
             n=int(m["eval/episodes"]),
         )
         for m in lines
-        if "eval/success_rate" in m
+        if all(name in m for name in EVALUATED)
     }
     steps = {int(m["step"]): m for m in lines if "time/step" in m}  # a resumed run may have written a step twice
     return Gathered(
         folder=folder,
         spec=spec if isinstance(spec, dict) else {},
         spec_text=text,
-        results=_json(folder / "results.json"),
-        environment=_json(folder / "environment.json"),
+        results=read_results(folder / "results.json"),
+        environment=read_environment(folder / "environment.json"),
         steps=[steps[step] for step in sorted(steps)],
         evaluations=[evaluations[step] for step in sorted(evaluations)],
-        trace=_json(folder / "trace.json"),
+        trace=read_trace(folder / "trace.json"),
         videos=sorted((folder / "videos").glob("*.mp4"), key=_place),
     )
 
@@ -99,24 +104,3 @@ def _place(video: Path) -> tuple[str, str]:
 def _point(step: int, rate: float, n: int) -> Point:
     interval = wilson(round(rate * n), n)
     return Point(step=step, rate=rate, low=interval.low, high=interval.high, n=n)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Records of a file whose last line may be half written."""
-    if not file.is_file():
-        return
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and "step" in record:
-            yield record

@@ -38,7 +38,7 @@ def interval_table(
         if before:
             body += f"<td>{100 * before[name]['rate']:.1f} %</td>" if name in before else "<td></td>"
         body += (
-            f"<td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{rate['n']}</td>"
+            f"<td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{escape(str(rate['n']))}</td>"
             f'<td class="wide"><div class="interval"><span style="left:{low:.1f}%;width:{high - low:.1f}%"></span>'
             f'<b style="left:{mid:.1f}%"></b></div></td></tr>'
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from html import escape
@@ -20,6 +21,7 @@ METRICS = {
     "world_model/changed_psnr/1": "dB of changed pixels, one chunk on",
     "world_model/outcome_auc": "AUC of success after a chunk",
 }
+UPDATE = re.compile("update_([0-9]{1,15})")
 PICTURE_BYTES = 4_000_000
 """A picture that is larger is not put into the page."""
 
@@ -72,7 +74,7 @@ def _charts(run: Gathered) -> str:
 
 
 def _picture(run: Gathered) -> str:
-    pictures = sorted((run.folder / "imagined").glob("update_*.png"))
+    pictures = [p for p in sorted((run.folder / "imagined").glob("update_*.png")) if UPDATE.fullmatch(p.stem)]
     if not pictures or pictures[-1].stat().st_size > PICTURE_BYTES:
         return ""
     data, updates = b64encode(pictures[-1].read_bytes()).decode(), int(pictures[-1].stem.partition("_")[2])

@@ -44,13 +44,13 @@ def page(run: Gathered, video_bytes: int) -> str:
 
 
 def _head(run: Gathered, name: str) -> str:
-    spec, results = run.spec, run.results
-    parts = {part: _type(spec, part) for part in ("model", "env", "algorithm", "placement")}
+    results = run.results
+    parts = {part: str(run.section(part).get("type", "?")) for part in ("model", "env", "algorithm", "placement")}
     done = int(results.get("steps") or (run.steps[-1]["step"] if run.steps else 0))
-    planned = spec.get("train", {}).get("steps", done)
+    planned = run.section("train").get("steps", done)
     state = "" if results else " so far; the run has no results yet"
     line = (
-        f"{parts['model']} on {parts['env']} ({spec.get('env', {}).get('num_envs', '?')} rows) with "
+        f"{parts['model']} on {parts['env']} ({run.section('env').get('num_envs', '?')} rows) with "
         f"{parts['algorithm']}, {parts['placement']} placement, {done} of {planned} steps{state}"
     )
     tiles = "".join(_tile(*tile) for tile in _tiles(run))
@@ -99,10 +99,11 @@ def _tasks(run: Gathered) -> str:
     tasks: Mapping[str, Any] = run.results.get("tasks") or {}
     if not tasks:
         return ""
-    rows = {"all": run.results["success"], **tasks} if len(tasks) > 1 else tasks
+    success, start = run.results.get("success"), run.results.get("before")
+    rows = {"all": success, **tasks} if len(tasks) > 1 and success else tasks
     before = run.results.get("tasks_before") or {}
-    if before:
-        before = {"all": run.results["before"], **before}
+    if before and start:
+        before = {"all": start, **before}
     return section("Tasks", interval_table("task", rows, before))
 
 
@@ -129,15 +130,15 @@ def _time(run: Gathered) -> str:
         head = "".join(f"<th>{escape(c)}</th>" for c in ("busy", *(f"waits for {c}" for c in causes), "bubbles", ""))
         body = ""
         for role, usage in roles.items():
-            shares = [usage["busy"], *(usage["waits_for"][c] for c in causes), usage["bubbles"]]
+            shares = [usage["busy"], *(usage["waits_for"].get(c, 0.0) for c in causes), usage["bubbles"]]
             cells = "".join(f"<td>{100 * s:.1f} %</td>" if s else "<td>–</td>" for s in shares)
-            title = f'{role} <span class="count">× {usage["workers"]}</span>'
+            title = f'{escape(role)} <span class="count">× {usage["workers"]}</span>'
             body += f'<tr><td class="name">{title}</td>{cells}<td class="wide">{_bar(role, usage)}</td></tr>'
         note = (
             "Shares of each role's time in the training steps. Bubbles: idle time within the role's own part of a "
             "step. Messages: nobody works; processes talk, or the driver judges and writes."
         )
-        legend = "".join(f'<span><i class="{c}"></i>{c}</span>' for c in causes)
+        legend = "".join(f'<span><i class="{escape(c)}"></i>{escape(c)}</span>' for c in causes)
         content += (
             f'<div class="card"><div class="scroll"><table><tr><th>role</th>{head}</tr>{body}</table></div>'
             f'<div class="legend"><span>full colour: works; pale: waits for</span>{legend}</div>'
@@ -153,7 +154,7 @@ def _time(run: Gathered) -> str:
 
 def _bar(role: str, usage: Mapping[str, Any]) -> str:
     parts = [(role, "", usage["busy"]), *((cause, " wait", share) for cause, share in usage["waits_for"].items())]
-    spans = "".join(f'<span class="{c}{w}" style="width:{100 * s:.2f}%"></span>' for c, w, s in parts if s)
+    spans = "".join(f'<span class="{escape(c)}{w}" style="width:{100 * s:.2f}%"></span>' for c, w, s in parts if s)
     return f'<div class="bar">{spans}</div>'
 
 
@@ -221,10 +222,6 @@ def _tile(title: str, value: str, note: str, kind: str) -> str:
     return (
         f'<div class="tile {kind}"><span>{escape(title)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>'
     )
-
-
-def _type(spec: Mapping[str, Any], part: str) -> str:
-    return str((spec.get(part) or {}).get("type", "?"))
 
 
 def _rate(point: Point) -> dict[str, Any]:

@@ -35,12 +35,14 @@ def timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     last = iterations[-1]
     begin, end = last["ts"], last["ts"] + last["dur"]
+    if end <= begin:
+        return []
     tracks = list(_tracks(trace["traceEvents"], begin, end))
     found = [(f"Step {last['name'].split()[-1]}, {last['dur'] / 1e6:,.2f} s", _draw(tracks, begin, end))]
     acts = sorted(e["ts"] for track in tracks for e in track.calls if e["name"] == "act")
     lanes = {str(e.get("args", {}).get("lane")) for track in tracks for e in track.calls if e["name"] == "act"}
     near = CLOSE_STEPS * max(len(lanes), 1)
-    if len(acts) > 2 * near:
+    if len(acts) > 2 * near and acts[near] > acts[0]:
         found.append(
             (f"The begin of its rollout, {(acts[near] - acts[0]) / 1e3:,.0f} ms", _draw(tracks, acts[0], acts[near]))
         )
@@ -55,11 +57,13 @@ def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track
         (pid, name.partition(",")[0]): [] for (pid, _), name in sorted(roles.items())
     }
     for e in events:
-        if e.get("cat") in ("work", "beside") and begin <= e["ts"] < end:
-            of_track[e["pid"], roles[e["pid"], e["tid"]].partition(",")[0]].append(e)
+        thread = (e["pid"], e["tid"])
+        if e.get("cat") in ("work", "beside") and begin <= e["ts"] < end and thread in roles:
+            of_track[e["pid"], roles[thread].partition(",")[0]].append(e)
     for (pid, role), calls in of_track.items():
         if calls:
-            name = processes[pid] if pid == 0 else f"{processes[pid]}: {role}"
+            process = processes.get(pid, f"process {pid}")
+            name = process if pid == 0 else f"{process}: {role}"
             yield Track(name=name, role=role, calls=sorted(calls, key=lambda e: e["ts"]))
 
 

@@ -13,5 +13,5 @@ def write(folder: Path, output: Path | None, video_mb: float) -> Path:
     """Write the page; -> its file. Raises UserError when the folder holds no run."""
     text = page(gather(folder), int(video_mb * 1e6))
     target = output or folder / "report.html"
-    write_whole(target, text)
+    write_whole(target, text.encode("utf-8", "replace").decode())  # names of files and in JSON may be no Unicode
     return target

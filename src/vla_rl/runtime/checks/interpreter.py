@@ -33,7 +33,13 @@ def interpreter_problems(python: Path) -> list[str]:
         return [f"{python} is not an interpreter; give the bin/python of a virtual environment"]
     try:
         done = subprocess.run(
-            [python, "-c", ASK % (SAME,)], capture_output=True, text=True, timeout=ASK_SECONDS, check=True, cwd="/"
+            [python, "-c", ASK % (SAME,)],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=ASK_SECONDS,
+            check=True,
+            cwd="/",
         )
         there = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as exc:

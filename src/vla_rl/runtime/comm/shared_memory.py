@@ -37,7 +37,9 @@ def here() -> tuple[str, str] | None:
     try:
         if not hasattr(os, "memfd_create"):
             return None
-        return Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"), str(
+            Path("/proc/self/ns/pid").readlink()
+        )
     except OSError:
         return None
 

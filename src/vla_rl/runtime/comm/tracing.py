@@ -65,7 +65,7 @@ class Recorder:
 def clock() -> tuple[str, float]:
     """-> (this machine since its start, its monotonic clock): processes of one machine share the clock."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), monotonic()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), monotonic()
     except OSError:
         return os.uname().nodename, monotonic()
 

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.core.fields import ADVANTAGES, read
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.flow import Flow, Ledger
@@ -33,6 +34,7 @@ from vla_rl.runtime.driver.sample_router import Supply
 from vla_rl.runtime.messages.ids import IMAGINED_GROUPS
 from vla_rl.runtime.messages.requests import Start
 from vla_rl.runtime.messages.world_model import Fitted
+from vla_rl.toolkit.json_files import read_record
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], object]
@@ -145,13 +147,13 @@ class Imagining:
         if not self.practises:
             return
         self.fleet.get(self.role.call(WorldModelInterface.save, folder / "world_model.pt"))
-        (folder / "practice.json").write_text(json.dumps(self.so_far, indent=1))
+        (folder / "practice.json").write_text(json.dumps(self.so_far, indent=1), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
         """What `save` wrote."""
         if not self.practises:
             return
-        self.sums = json.loads((folder / "practice.json").read_text())
+        self.sums = dict(read_record(folder / "practice.json", CheckpointError).data)
         self.flow = self._flow(Ledger(**self.sums.pop("tickets")))
         self.fleet.get(self.role.call(WorldModelInterface.load, folder / "world_model.pt"))
 

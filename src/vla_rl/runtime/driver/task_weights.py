@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Episode
+from vla_rl.toolkit.json_files import read_record
 
 
 class TaskWindows:
@@ -52,13 +54,13 @@ class TaskWindows:
     def save(self, file: Path) -> None:
         failed = {task: list(outcomes) for task, outcomes in self.failed.items()}
         state = {"failed": failed, "newest": self.newest, "issued": list(self.issued), "next": self.next}
-        file.write_text(json.dumps(state))
+        file.write_text(json.dumps(state), encoding="utf-8")
 
     def load(self, file: Path) -> None:
         """Go on from what was saved; without a file (of a run that sampled uniformly) from nothing."""
         if not file.is_file():
             return
-        state = json.loads(file.read_text())
+        state = read_record(file, CheckpointError).data
         for task, failed in self.failed.items():
             failed.extend(state["failed"].get(task, ()))
         self.issued.extend((first, weights) for first, weights in state["issued"])

@@ -151,7 +151,7 @@ class Trace:
         if not final and before - self.written < self.cost / WRITING_SHARE:
             return
         partial = folder / f".{FILE}.partial"
-        partial.write_text(json.dumps(self.chrome(), separators=(",", ":")))
+        partial.write_text(json.dumps(self.chrome(), separators=(",", ":")), encoding="utf-8")
         os.replace(partial, folder / FILE)
         self.written = monotonic()
         self.cost = self.written - before

@@ -21,10 +21,11 @@ from vla_rl.runtime.run_folder.changes import changes_of, describe, refuse
 from vla_rl.runtime.run_folder.environment import environment, versions
 from vla_rl.runtime.run_folder.lock import RunLock
 from vla_rl.runtime.run_folder.manifest import damage, write_manifest
+from vla_rl.runtime.run_folder.state_file import read_state_file, write_state
 
 logger = logging.getLogger(__name__)
 
-LAST = "last"
+LAST, STATE = "last", "state.json"
 STEP = re.compile(r"step_(\d+)")
 RESULTS = ("results.json", "*.jsonl", "videos/*")
 """What shows that a run has begun, besides checkpoints."""
@@ -120,7 +121,7 @@ class RunFolder:
             (partial / "model").mkdir(parents=True)
             (partial / "trainer").mkdir()
             write(partial / "model", partial / "trainer")
-            (partial / "trainer" / "state.json").write_text(json.dumps(attrs.asdict(state), indent=1))
+            write_state(partial / "trainer" / STATE, state)
             write_manifest(partial)
             for file in sorted(partial.rglob("*")):
                 _sync(file)
@@ -241,10 +242,7 @@ def read_state(checkpoint: Path) -> State:
     they were written."""
     if wrong := damage(checkpoint):
         raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(wrong)}")
-    try:
-        return State(**json.loads((checkpoint / "trainer" / "state.json").read_text()))
-    except (OSError, ValueError, TypeError) as exc:
-        raise CheckpointError(f"{checkpoint} is not a readable checkpoint: {exc}") from exc
+    return read_state_file(checkpoint / "trainer" / STATE)
 
 
 def checkpoint_in(path: Path) -> Path:

@@ -119,7 +119,7 @@ class RunLock:
     def _owner(self) -> Owner | None:
         """Who the file names; None after a release."""
         try:
-            return Owner(**json.loads(self._path.read_text()))
+            return Owner(**json.loads(self._path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -134,7 +134,7 @@ class RunLock:
 
     def _date(self) -> int:
         """Opened anew, since network file systems look at the server only then."""
-        with self._path.open() as file:
+        with self._path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
 
     def _renew(self) -> None:

@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+
+from vla_rl.core.errors import UserError
+from vla_rl.toolkit.json_files import path_inside, read_record
 
 NAME = "manifest.json"
 THREADS = 4
@@ -23,16 +25,16 @@ def write_manifest(checkpoint: Path) -> None:
         name: {"size": (checkpoint / name).stat().st_size, "sha256": digest}
         for name, digest in zip(names, hashes, strict=True)
     }
-    (checkpoint / NAME).write_text(json.dumps(entries, indent=1) + "\n")
+    (checkpoint / NAME).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
 
 def damage(checkpoint: Path) -> list[str]:
     """What is wrong with a checkpoint folder, a line a file; empty if all files are as they were written."""
-    try:
-        entries = {name: (int(e["size"]), str(e["sha256"])) for name, e in _read(checkpoint).items()}
-    except FileNotFoundError:
+    if not (checkpoint / NAME).is_file():
         return [f"{NAME} is missing, which is written last: the checkpoint is incomplete"]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+    try:
+        entries = _read(checkpoint)
+    except UserError as exc:
         return [f"{NAME} cannot be read: {exc}"]
     wrong = list(_wrong_sizes(checkpoint, entries))
     if wrong:
@@ -42,8 +44,15 @@ def damage(checkpoint: Path) -> list[str]:
         return [text for text in found if text]
 
 
-def _read(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    return json.loads((checkpoint / NAME).read_text())  # type: ignore[no-any-return]
+def _read(checkpoint: Path) -> dict[str, tuple[int, str]]:
+    """Name of a file -> size and hash. Raises UserError."""
+    manifest = read_record(checkpoint / NAME)
+    entries = {}
+    for name in manifest.data:
+        path_inside(checkpoint, name, manifest.source)
+        entry = manifest.record(name)
+        entries[name] = entry.integer("size"), entry.text("sha256")
+    return entries
 
 
 def _wrong_sizes(checkpoint: Path, entries: dict[str, tuple[int, str]]) -> Iterator[str]:

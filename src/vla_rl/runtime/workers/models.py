@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.hookspecs import Algorithm, VLAModel
@@ -17,6 +15,7 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
 from vla_rl.runtime.workers.precision import Autocast
+from vla_rl.toolkit.models.checkpoints import read_pickled
 
 Scaling = Mapping[str, Any] | None
 
@@ -54,8 +53,8 @@ def build_model(
 def load_trained(model: VLAModel, trainer: Path) -> None:
     """Put the exact weights of a checkpoint's trainer folder into a model. Raises CheckpointError where these are of
     another model."""
-    state = torch.load(trainer / "learner.pt", map_location="cpu", weights_only=True, mmap=True)
+    state = read_pickled(trainer / "learner.pt", ("weights",), mmap=True)
     try:
         model.load_weights(state["weights"].items())
-    except (KeyError, RuntimeError) as exc:
+    except (KeyError, RuntimeError, AttributeError) as exc:
         raise CheckpointError(f"{trainer / 'learner.pt'} holds the weights of another model: {exc}") from exc

@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from vla_rl.core.errors import UserError
+from vla_rl.toolkit.data.arrow import arrow_name
 from vla_rl.toolkit.data.feature_statistics import FeatureStatistics
 from vla_rl.toolkit.data.recording import Recording
+from vla_rl.toolkit.json_files import read_record
 
 Array = np.ndarray[Any, Any]
 VERSION = "v3.0"
@@ -62,7 +64,7 @@ class LeRobotWriter:
         folder.mkdir(parents=True, exist_ok=True)
         if (before := _writers.pop(folder.resolve(), None)) is not None:
             before.close()
-        self._lock: Any = (folder / LOCK).open("w")
+        self._lock: Any = (folder / LOCK).open("wb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -216,16 +218,18 @@ class LeRobotWriter:
     def _read(self) -> None:
         """Go on with a data set. Raises UserError for another program's, and for one of another kind."""
         try:
-            info = json.loads((self.folder / "meta" / "info.json").read_text(encoding="utf-8"))
-            lines = [line for file in _lists(self.folder) for line in pq.read_table(file).to_pylist()]
-            known = pq.read_table(self.folder / "meta" / "tasks.parquet").to_pydict()
+            info = read_record(self.folder / "meta" / "info.json").data
+            lines = [line for file in _lists(self.folder) for line in pq.read_table(arrow_name(file)).to_pylist()]
+            known = pq.read_table(arrow_name(self.folder / "meta" / "tasks.parquet")).to_pydict()
             numbers = [(line["data/chunk_index"], line["data/file_index"], line["vla_rl/identity"]) for line in lines]
             own = [place[:2] for place in numbers] == [divmod(i, FILES_IN_CHUNK) for i in range(len(lines))]
             own = own and info["codebase_version"] == VERSION and info["data_path"] == DATA
             self.features = info["features"]
             self.tasks = dict(zip(known["task"], known["task_index"], strict=True))
             there = {"fps": info["fps"], "robot_type": info["robot_type"]}
-        except (OSError, KeyError, ValueError, TypeError) as exc:
+            frames, listed = sum(line["length"] for line in lines), info["total_episodes"]
+            statistics = [_statistics_in(line) for line in lines]
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, UserError, pa.ArrowException) as exc:
             raise UserError(
                 f"{self.folder} holds a data set that this program did not write ({type(exc).__name__}: {exc}), and "
                 "only those can be appended to; choose another folder"
@@ -241,13 +245,13 @@ class LeRobotWriter:
                     f"{self.folder}: its {key} is {there[key]!r}, and what comes now has {value!r}; choose another "
                     "folder, or the same setting"
                 )
-        self.episodes, self.frames = len(lines), sum(line["length"] for line in lines)
+        self.episodes, self.frames = len(lines), frames
         self.identities = {identity for *_, identity in numbers if identity}
         self._listed = lines[len(lines) // LISTED * LISTED :]
-        for line in lines:
-            for name, one in _statistics_in(line).items():
+        for numbers_of_one in statistics:
+            for name, one in numbers_of_one.items():
                 self._statistics[name] = self._statistics[name] + one if name in self._statistics else one
-        if self.episodes != info["total_episodes"]:
+        if self.episodes != listed:
             self._write_totals()  # the last writer was killed just before
 
 
@@ -341,7 +345,7 @@ def _statistics_in(line: Mapping[str, Any]) -> dict[str, FeatureStatistics]:
 def _write_table(file: Path, table: Any) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
-    pq.write_table(table, partial)
+    pq.write_table(table, arrow_name(partial))
     os.replace(partial, file)
 
 

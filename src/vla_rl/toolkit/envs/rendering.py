@@ -25,7 +25,9 @@ def probe(name: str, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
         use_unpacked_driver()
     command = [sys.executable, "-m", "vla_rl.cli.probes", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired:
         return False, f"no answer within {seconds:g} s"
     if done.returncode < 0:

@@ -3,15 +3,17 @@ weights they have, and what is wrong with them. Light to import."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
+from vla_rl.core.spec.structure import Problems, Structurer, keys_of
+from vla_rl.toolkit.json_files import path_inside, read_record
 from vla_rl.toolkit.waiting import waiting
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER, ADAPTER_CONFIG = "tokenizer.json", "adapter_config.json"
 UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
 MB = 10**6
+NAMED = re.compile(r"(?:GLOBAL|[Uu]nsupported (?:global|class)):? ?(?:GLOBAL )?([\w.]+)")
+"""What torch says that a pickle asks for."""
+MAX_LAYERS, MAX_SIZE = 1000, 1 << 20
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -97,9 +102,39 @@ def read_file(path: Path, reader: Callable[[Path], T]) -> T:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises CheckpointError for a file that is missing or holds no JSON object."""
-    content = read_file(path, lambda file: json.loads(file.read_text()))
+    return read_file(path, lambda file: dict(read_record(file, CheckpointError).data))
+
+
+def read_sizes(path: Path, cls: type[T]) -> T:
+    """An attrs class of a network's sizes. They are bounded here, since the network is begun before its weights are
+    compared, and one of 10^9 layers never is. Raises CheckpointError."""
+    try:
+        sizes: T = Structurer().read_class(read_json(path), cls)
+    except Problems as exc:
+        raise CheckpointError(f"{path}: {exc}") from exc
+    for key in keys_of(cls):
+        value, limit = getattr(sizes, key), MAX_LAYERS if "depth" in key or "layers" in key else MAX_SIZE
+        if isinstance(value, int) and not 0 <= value <= limit:
+            raise CheckpointError(f"{path}: {key!r} is {value}, a whole number from 0 to {limit:,} is expected")
+    return sizes
+
+
+def read_pickled(path: Path, keys: Sequence[str] = (), mmap: bool = False) -> dict[str, Any]:
+    """What `torch.save` wrote of a dict of tensors, numbers, texts, lists and dicts, on the CPU. A file with anything
+    else in it could run code, and is refused. Raises CheckpointError.
+
+    Args:
+        keys: of the dict, which have to be there.
+        mmap: read tensors when they are used.
+    """
+    import torch
+
+    content = read_file(path, lambda file: torch.load(file, map_location="cpu", weights_only=True, mmap=mmap))
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, a dict is expected")
+    absent = [key for key in keys if key not in content]
+    if absent:
+        raise CheckpointError(f"{path} is no file of its kind: it has no {', '.join(absent)}")
     return content
 
 
@@ -121,9 +156,30 @@ def unreadable(path: Path, error: Exception) -> CheckpointError:
         pointer = file.read(40).startswith(b"version https://git-lfs")
     if pointer:
         return CheckpointError(f"{path} is a Git LFS pointer and not the file itself; run `git lfs pull` there")
+    if isinstance(error, UnpicklingError) or "weights_only" in str(error):
+        return CheckpointError(_not_tensors_alone(path, str(error)))
+    if isinstance(error, KeyError) and isinstance(error.args[0], str):
+        return CheckpointError(f"cannot read {path}: it has no {error}")
+    if isinstance(
+        error, LookupError | EOFError | AttributeError | TypeError
+    ):  # it holds other things than its reader knows
+        kind = f"{type(error).__name__}: {error}"
+        return CheckpointError(f"cannot read {path}: it is damaged, or of another form than expected ({kind})")
     cut_off = "incomplete" in str(error).lower()
     short = "; it ends too early, as after a download that was cut off: fetch it again" if cut_off else ""
     return CheckpointError(f"cannot read {path}: {error}{short}")
+
+
+def _not_tensors_alone(path: Path, error: str) -> str:
+    """In place of torch's own text, which recommends to let the file run code."""
+    named = NAMED.search(error)
+    inside = f", but names {named[1]}" if named else ""
+    return (
+        f"cannot read {path}: it is a pickle that does not hold tensors alone{inside}. Such a file can run any code "
+        "when it is opened, so it is not opened here\n"
+        "  if you trust where it comes from: open it in a place where it can do no harm, such as a container without "
+        "network,\n  save only its tensors from there, with safetensors or with torch.save, and use that file"
+    )
 
 
 def unfinished(folder: Path) -> str:
@@ -204,8 +260,9 @@ def find_weights(folder: Path, open_names: Callable[[Collection[str]], Mapping[s
 def _weight_paths(folder: Path) -> list[Path]:
     single, index = folder / WEIGHTS, folder / INDEX
     if not single.is_file() and index.is_file():
-        shards = read_file(index, lambda path: set(json.loads(path.read_text())["weight_map"].values()))
-        paths = [folder / name for name in sorted(shards)]
+        named = read_record(index, CheckpointError).record("weight_map")
+        shards = sorted({named.text(name) for name in named.data})
+        paths = [path_inside(folder, name, f"{named.source}", CheckpointError) for name in shards]
     else:
         paths = [single]
     missing = [path.name for path in paths if not path.is_file()]

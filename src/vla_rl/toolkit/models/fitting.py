@@ -145,7 +145,7 @@ def known_action_dim(
         return None
     try:
         return read(resolve(checkpoint, wanted, builtin, download=False))
-    except (CheckpointError, OSError, ValueError, KeyError, ImportError):
+    except (CheckpointError, OSError, ValueError, LookupError, TypeError, AttributeError, ImportError):
         return None
 
 

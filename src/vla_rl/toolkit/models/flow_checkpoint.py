@@ -145,10 +145,12 @@ def save_folder(
     for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
         save_head(head, folder, name)
     own = checkpoint.raw or raw
-    (folder / "config.json").write_text(json.dumps(own, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
     for name, content in (checkpoint.processors or processors(own)).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     if not public_sizes:
-        (folder / ARCHITECTURE).write_text(json.dumps(attrs.asdict(checkpoint.sizes), indent=2) + "\n")
+        (folder / ARCHITECTURE).write_text(
+            json.dumps(attrs.asdict(checkpoint.sizes), indent=2) + "\n", encoding="utf-8"
+        )
     checkpoint.tokenizer.save(str(folder / TOKENIZER), pretty=False)

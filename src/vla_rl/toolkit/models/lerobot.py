@@ -14,6 +14,8 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError, did_you_mean
+from vla_rl.core.spec.structure import said
+from vla_rl.toolkit.json_files import path_inside
 from vla_rl.toolkit.models.checkpoints import read_file, read_json
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
@@ -78,10 +80,17 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
         raise CheckpointError(
             f"{folder / PREPROCESSOR} has no step {NORMALIZER!r}: there are no statistics to scale with"
         )
-    settings = step.get("config", {})
-    tensors = _tensors(folder / step["state_file"]) if "state_file" in step else {}
-    modes = {**raw.get("normalization_mapping", {}), **settings.get("norm_map", {})}
-    features = {**raw.get("output_features", {}), **raw.get("input_features", {}), **settings.get("features", {})}
+    where, config = str(folder / PREPROCESSOR), str(folder / "config.json")
+    settings = _mapping(where, step, "config")
+    tensors = {}
+    if "state_file" in step:
+        tensors = _tensors(path_inside(folder, str(step["state_file"]), f"{where}: 'state_file'", CheckpointError))
+    modes = {**_mapping(config, raw, "normalization_mapping"), **_mapping(where, settings, "norm_map")}
+    features = {
+        **_mapping(config, raw, "output_features"),
+        **_mapping(config, raw, "input_features"),
+        **_mapping(where, settings, "features"),
+    }
 
     def scale(feature: str, kind: str) -> Scale:
         mode = modes.get(kind, "IDENTITY")
@@ -104,8 +113,19 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """Of lerobot's pre-processing, in order."""
-    return list(read_json(folder / PREPROCESSOR).get("steps", []))
+    """Of lerobot's pre-processing, in order. Raises CheckpointError."""
+    steps = read_json(folder / PREPROCESSOR).get("steps", [])
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise CheckpointError(f"{folder / PREPROCESSOR}: 'steps' is to be a list of JSON objects")
+    return steps
+
+
+def _mapping(source: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A JSON object within one, empty where there is none. Raises CheckpointError."""
+    value = data.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise CheckpointError(f"{source}: {key!r} is {said(value)}, a JSON object is expected")
+    return value or {}
 
 
 def check_actions(folder: Path, raw: Mapping[str, Any]) -> None:
@@ -116,7 +136,7 @@ def check_actions(folder: Path, raw: Mapping[str, Any]) -> None:
 
 def refuse_relative_actions(folder: Path, raw: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
     """Raises CheckpointError for a model whose actions are differences to the state."""
-    relative = [s for s in steps if s.get("registry_name") in RELATIVE and s.get("config", {}).get("enabled", True)]
+    relative = [s for s in steps if s.get("registry_name") in RELATIVE and (s.get("config") or {}).get("enabled", True)]
     if relative or raw.get("use_relative_actions") or raw.get("use_delta_joint_actions_aloha"):
         raise CheckpointError(
             f"{folder} gives actions relative to the state, which is not supported; use a checkpoint that was trained "

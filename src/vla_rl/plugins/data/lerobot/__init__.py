@@ -9,7 +9,6 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, Plugin
 
@@ -17,7 +16,8 @@ from vla_rl.core.types import Context, Plugin
 @frozen(kw_only=True)
 class LeRobotConfig:
     folder: Path
-    """Folder of the data set, with `meta/info.json`."""
+    """Folder of the data set, with `meta/info.json`; or `OWNER/NAME`, also `OWNER/NAME@REVISION`, of a data set that
+    lerobot or the Hugging Face hub's client downloaded to this machine. Nothing is fetched."""
     episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """First episodes; none: all."""
     cameras: Mapping[str, str] = field(factory=dict)
@@ -39,9 +39,11 @@ def build(config: LeRobotConfig, context: Context) -> Any:
 
 
 def check(config: LeRobotConfig, context: Context) -> None:
+    from vla_rl.plugins.data.lerobot.folder import find_folder
+    from vla_rl.plugins.data.lerobot.meta import read_info
+
     with at("folder"):
-        if not (config.folder / "meta" / "info.json").is_file():
-            raise UserError(f"{config.folder} is no LeRobot data set: it has no meta/info.json")
+        read_info(find_folder(config.folder))
 
 
 plugin = Plugin(config=LeRobotConfig, build=build, summary="a data set in LeRobot's format", extra="data", check=check)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,18 +10,21 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, Value
 from datasets.exceptions import DatasetGenerationError
-from PIL import Image
 from pyarrow.dataset import dataset as open_rows
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Context, Observation
 from vla_rl.plugins.data.lerobot import LeRobotConfig
-from vla_rl.plugins.data.lerobot.meta import Meta, check_files, read_meta
+from vla_rl.plugins.data.lerobot.folder import find_folder
+from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pixels_of, read_meta
 from vla_rl.plugins.data.lerobot.video import Videos
+from vla_rl.toolkit.data.arrow import arrow_name
+from vla_rl.toolkit.data.pictures import decode_picture, stack_pictures
 from vla_rl.toolkit.data.samples import Array, Windows, check_finite, check_fit, match_cameras, statistics
 
 IMAGES = "observation.images."
@@ -35,24 +37,27 @@ PLACES = ("episode_index", "frame_index", "task_index", "timestamp")
 class LeRobotData(Demonstrations):
     def __init__(self, config: LeRobotConfig, context: Context) -> None:
         """Raises UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
-        where, self._chunk = str(config.folder), context.chunk
-        meta = read_meta(config.folder)
+        folder = find_folder(config.folder)
+        where, self._chunk = str(folder), context.chunk
+        meta = read_meta(folder)
         uses_state = context.env is not None and context.env.state_dim > 0
         sizes = {name: _length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))}
         self._whole = _whole_chunks(meta, where, config.action, context.chunk)
         action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
         env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
-        pictures = [name for name, f in meta.features.items() if f["dtype"] in ("image", "video")]
+        pictures = [name for name, feature in meta.features.items() if feature.is_picture]
         usual = {c: IMAGES + c for c in env.cameras if c not in pictures}
         self._cameras = match_cameras(where, env, pictures, {**usual, **config.cameras})
-        self._filmed = {name for name in self._cameras.values() if meta.features[name]["dtype"] == "video"}
+        self._pixels = {name: pixels_of(folder, name, meta.features[name]) for name in self._cameras.values()}
+        self._filmed = {name for name in self._cameras.values() if meta.features[name].dtype == "video"}
         episodes = meta.episodes[: config.episodes]
-        check_files(config.folder, episodes, self._filmed)
+        check_files(folder, episodes, self._filmed)
         files = list(dict.fromkeys(e.data for e in episodes))
         table = _numbers(where, files, sizes)
         order = np.lexsort((table["frame_index"], table["episode_index"]))
         order = order[np.isin(table["episode_index"][order], [e.index for e in episodes])]
         table = {name: column[order] for name, column in table.items()}
+        _check_rows(where, table, episodes)
         for name in sizes:
             check_finite(where, name, table[name], table["episode_index"], table["frame_index"])
         unknown = sorted(set(table["task_index"].tolist()) - set(meta.tasks))
@@ -68,7 +73,7 @@ class LeRobotData(Demonstrations):
         lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
         self._windows, self._last = Windows(lengths.tolist(), 1 if every else context.chunk), self._first + lengths - 1
         self._action_dim = action_dim
-        self._where, self._order, self._videos = where, order, Videos(meta.fps)
+        self._where, self._order, self._videos = where, order, Videos(meta.fps, max(self._pixels.values(), default=1))
         stored = [name for name in dict.fromkeys(self._cameras.values()) if name not in self._filmed]
         self._stored = _open_stored(where, files, stored) if stored else None
 
@@ -86,8 +91,8 @@ class LeRobotData(Demonstrations):
                 times = [clip.start + self._times[row] for clip, row in zip(clips, rows, strict=True)]
                 frames = [self._videos.frame(clip.path, time) for clip, time in zip(clips, times, strict=True)]
             else:
-                frames = [self._decode(name, item["bytes"]) for item in stored[name]]
-            images[camera] = np.stack(frames)
+                frames = [self._decode(name, (item or {}).get("bytes")) for item in stored[name]]
+            images[camera] = stack_pictures(self._where, name, frames)
         observation = Observation(
             images=images,
             instructions=tuple(self._instructions[row] for row in rows),
@@ -106,8 +111,8 @@ class LeRobotData(Demonstrations):
 
     def _decode(self, name: str, data: bytes | None) -> Array:
         try:
-            return np.asarray(Image.open(io.BytesIO(data or b"")).convert("RGB"))
-        except OSError as exc:
+            return decode_picture(data or b"", self._pixels[name])
+        except ValueError as exc:
             raise UserError(f"{self._where}: an image of {name} cannot be decoded ({exc}); download it again") from exc
 
 
@@ -116,12 +121,12 @@ def _length(meta: Meta, where: str, name: str) -> int:
         raise UserError(
             f"{where} has no feature {name!r}{did_you_mean(name, meta.features)}\n  it has: {', '.join(meta.features)}"
         )
-    return int(np.prod(meta.features[name]["shape"]))
+    return math.prod(meta.features[name].shape)
 
 
 def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:
     """Whether a row has a chunk [C, A] instead of an action [A]."""
-    shape = meta.features[name]["shape"]
+    shape = meta.features[name].shape
     if len(shape) < 2:
         return False
     if len(shape) > 2 or shape[0] != chunk:
@@ -135,11 +140,45 @@ def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:
 def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
     """Of all rows of the files in order: float32 [rows, size] of the vectors `sizes`, [rows] of `PLACES`."""
     try:
-        table = open_rows([str(file) for file in files], format="parquet").to_table(columns=[*sizes, *PLACES])
-        places = {name: table[name].to_numpy() for name in PLACES}
+        table = open_rows([arrow_name(file) for file in files], format="parquet").to_table(columns=[*sizes, *PLACES])
+        places = {name: _place(name, table[name]) for name in PLACES}
         return places | {name: _vectors(name, table[name], size) for name, size in sizes.items()}
-    except (OSError, ValueError, LookupError) as exc:
+    except (OSError, ValueError, LookupError, pa.ArrowException) as exc:
         raise UserError(f"{where}: its rows cannot be read ({exc}); download it again") from exc
+
+
+def _place(name: str, column: Any) -> Array:
+    """A Parquet column of `PLACES`: [rows] of whole numbers, or seconds."""
+    values: Array = column.to_numpy()
+    kinds = "iuf" if name == "timestamp" else "iu"
+    if column.null_count or values.dtype.kind not in kinds:
+        raise ValueError(f"{name} is {column.type} with {column.null_count} empty rows, a number in each is expected")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} is not finite in each row")
+    return values
+
+
+def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeMeta]) -> None:
+    """Raise UserError where the rows of an episode are not those that meta/ lists, or a frame lacks between two others
+    or is there twice. Rows are in order."""
+    indices, counts = np.unique(table["episode_index"], return_counts=True)
+    rows = dict(zip(indices.tolist(), counts.tolist(), strict=True))
+    for episode in episodes:
+        count = rows.get(episode.index, 0)
+        if not count or episode.length not in (None, count):
+            listed = "" if episode.length is None else f" {episode.length} of them"
+            raise UserError(
+                f"{where}: there are {count or 'no'} rows of episode {episode.index}, meta/ lists{listed or ' it'}; "
+                "download it again"
+            )
+    odd = (np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1)
+    if odd.any():
+        row = int(np.flatnonzero(odd)[0])
+        frame, following = table["frame_index"][row : row + 2]
+        raise UserError(
+            f"{where}: in episode {table['episode_index'][row]} frame {following} follows frame {frame}; a chunk needs "
+            "frames without a gap: repair the episode, or leave it out"
+        )
 
 
 def _vectors(name: str, column: Any, size: int) -> Array:

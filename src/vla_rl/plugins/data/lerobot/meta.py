@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from attrs import frozen
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.plugins.data.lerobot.folder import INFO
+from vla_rl.toolkit.data.arrow import arrow_name
+from vla_rl.toolkit.data.pictures import MAX_PIXELS
+from vla_rl.toolkit.json_files import Record, path_inside, read_record, read_records
+
+LIST_BYTES = 1 << 30
+"""Size of a list in JSON lines that is read: one of a million episodes has 200 MB."""
+WORDS = {
+    "v2": ("episode_chunk", "episode_index", "video_key"),
+    "v3": ("chunk_index", "file_index", "video_key"),
+}
+"""Version -> what `data_path` and `video_path` are made of."""
+WIDTHS, NO_WIDTH = re.compile("(0?1?[0-9])?d?"), re.compile("")
+"""Digits that a path may ask for: `{episode_index:06d}` asks for 6."""
+PICTURES = ("image", "video")
+CHANNELS = ((1,), (3,), (4,))
 
 
 @frozen(kw_only=True)
@@ -28,36 +46,102 @@ class EpisodeMeta:
     data: Path
     clips: Mapping[str, Clip]
     """Of features that are videos."""
+    length: int | None
+    """Frames; None where the list does not say."""
+
+
+@frozen(kw_only=True)
+class Feature:
+    """A column of the data set, as info.json declares it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_picture(self) -> bool:
+        return self.dtype in PICTURES
+
+
+@frozen(kw_only=True)
+class Info:
+    """meta/info.json."""
+
+    folder: Path
+    version: str
+    """v2 or v3."""
+    fps: float
+    features: Mapping[str, Feature]
+    chunks_size: int
+    data_path: str
+    video_path: str
+
+    @property
+    def videos(self) -> list[str]:
+        return [name for name, feature in self.features.items() if feature.dtype == "video"]
+
+    def data_file(self, **words: Any) -> Path:
+        return path_inside(self.folder, self.data_path.format(**words), f"{self.folder / INFO}: 'data_path'")
+
+    def video_file(self, name: str, **words: Any) -> Path:
+        path = self.video_path.format(video_key=name, **words)
+        return path_inside(self.folder, path, f"{self.folder / INFO}: 'video_path'")
 
 
 @frozen(kw_only=True)
 class Meta:
-    features: Mapping[str, Mapping[str, Any]]
+    features: Mapping[str, Feature]
     tasks: Mapping[int, str]
     episodes: tuple[EpisodeMeta, ...]
     fps: float
 
 
-def read_meta(folder: Path) -> Meta:
-    """Raises UserError for a folder that is no data set of a known version."""
-    try:
-        info = json.loads((folder / "meta" / "info.json").read_text())
-    except (OSError, ValueError) as exc:
-        raise UserError(f"{folder} is no LeRobot data set: meta/info.json cannot be read ({exc})") from exc
-    version = str(info.get("codebase_version", "none"))
-    readers = {"v2": _version_2, "v3": _version_3}
-    if version[:2] not in readers:
+def read_info(folder: Path) -> Info:
+    """Raises UserError for a folder that is no data set of a known version, and for an info.json that cannot be right.
+    Light: a spec is checked with it."""
+    info = read_record(folder / INFO)
+    version = str(info.data.get("codebase_version", "none"))
+    if version[:2] not in WORDS:
         raise UserError(
-            f"{folder} is of LeRobot's format {version}; versions 2 and 3 are read (lerobot can convert it)"
+            f"{folder} is of LeRobot's format {version:.40}; versions 2 and 3 are read (lerobot can convert it)"
         )
-    try:
-        tasks, episodes = readers[version[:2]](folder, info)
-        meta = Meta(features=info["features"], tasks=tasks, episodes=episodes, fps=float(info["fps"]))
-    except (OSError, KeyError, ValueError) as exc:
-        raise UserError(f"{folder}: meta/ is not complete ({type(exc).__name__}: {exc})") from exc
+    features = {
+        name: Feature(dtype=record.text("dtype"), shape=record.sizes("shape"))
+        for name, record in info.records("features").items()
+    }
+    has_videos = any(feature.dtype == "video" for feature in features.values())
+    return Info(
+        folder=folder,
+        version=version[:2],
+        fps=info.number("fps", above=0),
+        features=features,
+        chunks_size=info.integer("chunks_size", low=1) if version[:2] == "v2" else 1,
+        data_path=_template(info, "data_path", version[:2]),
+        video_path=_template(info, "video_path", version[:2]) if has_videos else "",
+    )
+
+
+def read_meta(folder: Path) -> Meta:
+    """Raises UserError for a folder that is no data set of a known version, and for lists that cannot be right."""
+    info = read_info(folder)
+    tasks, episodes = {"v2": _version_2, "v3": _version_3}[info.version](info)
     if not episodes:
         raise UserError(f"{folder}: meta/ lists no episodes; download it again")
-    return meta
+    (often, count), *_ = Counter(e.index for e in episodes).most_common(1)
+    if count > 1:
+        raise UserError(f"{folder}: meta/ lists episode {often} {count} times; download it again")
+    return Meta(features=info.features, tasks=tasks, episodes=tuple(episodes), fps=info.fps)
+
+
+def pixels_of(folder: Path, name: str, feature: Feature) -> int:
+    """Of a picture's frame. Raises UserError for a shape that is none, or too large to be read."""
+    shape = feature.shape
+    sides = shape[:-1] if shape[-1:] in CHANNELS else shape[1:]
+    if len(shape) != 3 or not 0 < math.prod(sides) <= MAX_PIXELS:
+        raise UserError(
+            f"{folder / INFO}: the 'shape' of {name!r} is {list(shape)}, [height, width, channels] of at most "
+            f"{MAX_PIXELS:,} pixels is expected"
+        )
+    return math.prod(sides)
 
 
 def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collection[str]) -> None:
@@ -69,57 +153,82 @@ def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collectio
         raise UserError(f"{folder} is half downloaded: it lacks {', '.join(absent[:3])}{more}")
 
 
-def _videos(info: Mapping[str, Any]) -> list[str]:
-    names = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
-    if names and not info.get("video_path"):
-        raise ValueError(f"info.json has videos ({', '.join(names)}) and no video_path")
-    return names
+def _template(info: Record, key: str, version: str) -> str:
+    """A path with places for an episode's numbers. It may ask for nothing else: `str.format` could be told to make
+    gigabytes of blanks, and reads attributes."""
+    template, known = info.text(key), WORDS[version]
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as exc:
+        raise UserError(f"{info.source}: {key!r} is {template!r:.200}, which is no template of a path ({exc})") from exc
+    for _, name, width, conversion in parts:
+        if name is None:
+            continue
+        if name not in known:
+            raise UserError(
+                f"{info.source}: {key!r} asks for {{{name:.60}}}{did_you_mean(name, known)}; it may ask for "
+                f"{', '.join(f'{{{word}}}' for word in known)}"
+            )
+        if conversion or not (WIDTHS if name != "video_key" else NO_WIDTH).fullmatch(width or ""):
+            raise UserError(
+                f"{info.source}: {key!r} writes {{{name}}} as {width or conversion!r:.60}; numbers are written with at "
+                "most 19 digits, such as 06d, and names as they are"
+            )
+    return template
 
 
-def _version_2(folder: Path, info: Mapping[str, Any]) -> tuple[dict[int, str], tuple[EpisodeMeta, ...]]:
+def _version_2(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
     """A file an episode; lists in JSON lines."""
 
-    def episode(index: int) -> EpisodeMeta:
-        words = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
-        return EpisodeMeta(
-            index=index,
-            data=folder / info["data_path"].format(**words),
-            clips={
-                name: Clip(path=folder / info["video_path"].format(video_key=name, **words), start=0.0)
-                for name in _videos(info)
-            },
-        )
+    def episode(line: Record) -> EpisodeMeta:
+        index = line.integer("episode_index")
+        words = {"episode_chunk": index // info.chunks_size, "episode_index": index}
+        clips = {name: Clip(path=info.video_file(name, **words), start=0.0) for name in info.videos}
+        return EpisodeMeta(index=index, data=info.data_file(**words), clips=clips, length=_length(line))
 
-    tasks = {line["task_index"]: line["task"] for line in _lines(folder / "meta" / "tasks.jsonl")}
-    return tasks, tuple(episode(line["episode_index"]) for line in _lines(folder / "meta" / "episodes.jsonl"))
+    meta = info.folder / "meta"
+    tasks = {r.integer("task_index"): r.text("task") for r in read_records(meta / "tasks.jsonl", limit=LIST_BYTES)}
+    lines = read_records(meta / "episodes.jsonl", limit=LIST_BYTES)
+    return tasks, [episode(line) for line in lines]
 
 
-def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-
-
-def _version_3(folder: Path, info: Mapping[str, Any]) -> tuple[dict[int, str], tuple[EpisodeMeta, ...]]:
+def _version_3(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
     """Many episodes a file; lists in Parquet."""
-    table = pq.read_table(folder / "meta" / "tasks.parquet").to_pydict()
-    texts = next(table[name] for name in ("task", "__index_level_0__") if name in table)
-    tasks = dict(zip(table["task_index"], texts, strict=True))
+    meta = info.folder / "meta"
+    rows = list(_rows(meta / "tasks.parquet"))
+    text = next((name for name in ("task", "__index_level_0__") if rows and name in rows[0].data), "task")
+    tasks = {row.integer("task_index"): row.text(text) for row in rows}
     episodes = []
-    for file in sorted((folder / "meta" / "episodes").rglob("*.parquet")):
-        columns = [name for name in pq.read_schema(file).names if not name.startswith("stats/")]
-        for row in pq.read_table(file, columns=columns).to_pylist():
-            data = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
-            clips = {
-                name: Clip(
-                    path=folder
-                    / info["video_path"].format(
-                        video_key=name,
-                        chunk_index=row[f"videos/{name}/chunk_index"],
-                        file_index=row[f"videos/{name}/file_index"],
-                    ),
-                    start=float(row[f"videos/{name}/from_timestamp"]),
-                )
-                for name in _videos(info)
-            }
-            path = folder / info["data_path"].format(**data)
-            episodes.append(EpisodeMeta(index=row["episode_index"], data=path, clips=clips))
-    return tasks, tuple(sorted(episodes, key=lambda e: e.index))
+    for file in sorted((meta / "episodes").rglob("*.parquet")):
+        for row in _rows(file):
+            data = info.data_file(
+                chunk_index=row.integer("data/chunk_index"), file_index=row.integer("data/file_index")
+            )
+            clips = {}
+            for name in info.videos:
+                at = {key: row.integer(f"videos/{name}/{key}") for key in ("chunk_index", "file_index")}
+                start = row.number(f"videos/{name}/from_timestamp", low=0)
+                clips[name] = Clip(path=info.video_file(name, **at), start=start)
+            index = row.integer("episode_index")
+            episodes.append(EpisodeMeta(index=index, data=data, clips=clips, length=_length(row)))
+    return tasks, sorted(episodes, key=lambda e: e.index)
+
+
+def _length(line: Record) -> int | None:
+    return line.integer("length", low=1) if line.data.get("length") is not None else None
+
+
+def _rows(file: Path) -> Iterator[Record]:
+    """Of a table in `meta/`, without the statistics of each episode."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not file.is_file():
+        raise UserError(f"{file} does not exist; download the data set again")
+    try:
+        columns = [name for name in pq.read_schema(arrow_name(file)).names if not name.startswith("stats/")]
+        rows = pq.read_table(arrow_name(file), columns=columns).to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as exc:
+        raise UserError(f"{file} cannot be read ({exc}); download it again") from exc
+    for number, row in enumerate(rows):
+        yield Record(source=f"{file}, row {number}", data=row)

@@ -14,11 +14,16 @@ from vla_rl.core.errors import UserError
 OPEN_FILES = 32
 
 
+CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
+"""What FFmpeg reads here: others, such as lists of files to be joined, would open further files by their names."""
+
+
 class Videos:
     """Keeps the files that were read last open."""
 
-    def __init__(self, fps: float) -> None:
-        self._tolerance = 0.5 / fps
+    def __init__(self, fps: float, pixels: int) -> None:
+        """`pixels`: of a frame, at most, as the data set declares them; larger ones are not decoded."""
+        self._tolerance, self._pixels = 0.5 / fps, pixels
         self._open: OrderedDict[Path, Any] = OrderedDict()
 
     def frame(self, path: Path, seconds: float) -> np.ndarray[Any, Any]:
@@ -26,8 +31,9 @@ class Videos:
         that cannot be decoded."""
         try:
             found = self._seek(path, seconds)
-        except av.FFmpegError as exc:
-            raise UserError(f"{path} cannot be decoded at {seconds:.3f} s ({exc.strerror}); download it again") from exc
+        except (av.FFmpegError, OverflowError) as exc:
+            why = getattr(exc, "strerror", exc)
+            raise UserError(f"{path} cannot be decoded at {seconds:.3f} s ({why}); download it again") from exc
         if found is None:
             raise UserError(f"{path} has no frame at {seconds:.3f} s; the video does not belong to this data")
         image: np.ndarray[Any, Any] = found.to_ndarray(format="rgb24")
@@ -44,8 +50,26 @@ class Videos:
 
     def _container(self, path: Path) -> Any:
         if path not in self._open:
-            self._open[path] = av.open(str(path))
+            self._open[path] = self._opened(path)
             if len(self._open) > OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(path)
         return self._open[path]
+
+    def _opened(self, path: Path) -> Any:
+        options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+        container = av.open(str(path.absolute()), options=options)
+        if not container.streams.video:
+            raise UserError(f"{path} holds no video; download it again")
+        stream = container.streams.video[0]
+        if stream.width * stream.height > self._pixels:
+            raise UserError(
+                f"{path} has frames of {stream.width} x {stream.height} pixels, meta/info.json declares "
+                f"{self._pixels:,} pixels; correct its 'shape', or download the data again"
+            )
+        stream.codec_context.options = {"max_pixels": str(self._padded())}
+        return container
+
+    def _padded(self) -> int:
+        """Pixels that a decoder may ask for: it rounds both sides up to whole blocks."""
+        return 2 * self._pixels + (1 << 16)

@@ -12,11 +12,16 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, Plugin
 
+ENDING = "_demo.hdf5"
+DEPTH = 4
+"""Folders between `folder` and a file, at most."""
+
 
 @frozen(kw_only=True)
 class LiberoHDF5Config:
     folder: Path
-    """Folder with a file `TASK_demo.hdf5` for each task of the simulator."""
+    """Folder with a file `TASK_demo.hdf5` for each task of the simulator, in it or up to four folders further down,
+    such as one for each suite."""
     episodes_per_task: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """First demonstrations of each task; none: all."""
     drop_no_ops: bool = True
@@ -24,6 +29,18 @@ class LiberoHDF5Config:
     observed: Literal["before", "after"] | None = None
     """Whether observation t of a file was taken before action t, or after it as in the published files (it belongs to
     action t + 1 then). None: after, in files with the attributes of LIBERO's own script; else before."""
+
+
+def find_files(folder: Path) -> dict[str, list[Path]]:
+    """Task -> its files. Raises UserError where there is no folder. Links to folders are followed, which is why the
+    depth has a limit."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give the one that holds the files TASK{ENDING}")
+    files: dict[str, list[Path]] = {}
+    for depth in range(DEPTH + 1):
+        for path in sorted(folder.glob(f"{'*/' * depth}*{ENDING}")):
+            files.setdefault(path.name.removesuffix(ENDING), []).append(path)
+    return files
 
 
 def build(config: LiberoHDF5Config, context: Context) -> Any:
@@ -34,8 +51,8 @@ def build(config: LiberoHDF5Config, context: Context) -> Any:
 
 def check(config: LiberoHDF5Config, context: Context) -> None:
     with at("folder"):
-        if not any(config.folder.glob("*_demo.hdf5")):
-            raise UserError(f"{config.folder} holds no files TASK_demo.hdf5")
+        if not find_files(config.folder):
+            raise UserError(f"{config.folder} holds no files TASK{ENDING}, nor does a folder in it")
 
 
 plugin = Plugin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Context, EnvInfo, Observation
-from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config
+from vla_rl.plugins.data.libero_hdf5 import ENDING, LiberoHDF5Config, find_files
+from vla_rl.toolkit.data.pictures import MAX_PIXELS, stack_pictures
 from vla_rl.toolkit.data.samples import Array, Windows, check_finite, check_fit, match_cameras, statistics
 
-ENDING = "_demo.hdf5"
 ACTION_DIM, STATE_DIM = 7, 8
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
 """Of the `libero` simulator -> data set in a file."""
+MAX_NUMBERS = 10_000_000
+"""In the actions or states of one demonstration; those of the published ones have up to 505 steps of 8."""
 STILL = 1e-4
 """Norm of a motion below which a step is none (OpenVLA)."""
 
@@ -56,10 +59,7 @@ class LiberoFiles(Demonstrations):
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
         places = [(self._episodes[e], int(t)) for e, t in zip(*self._windows.find(np.asarray(indices)), strict=True)]
         observation = Observation(
-            images={
-                camera: np.stack([e.group["obs"][name][e.frames[t]][::-1, ::-1] for e, t in places])
-                for camera, name in self._cameras.items()
-            },
+            images={camera: _frames(name, places) for camera, name in self._cameras.items()},
             instructions=tuple(e.instruction for e, _ in places),
             state=np.stack([e.state[t] for e, t in places]),
         )
@@ -70,13 +70,23 @@ class LiberoFiles(Demonstrations):
         return statistics({name: np.concatenate(arrays) for name, arrays in parts.items()})
 
 
+def _frames(name: str, places: Sequence[tuple[Recorded, int]]) -> Array:
+    """uint8 [B, H, W, 3], upright."""
+    frames = []
+    for episode, step in places:
+        try:
+            frames.append(episode.group["obs"][name][episode.frames[step]][::-1, ::-1])
+        except OSError as exc:
+            raise UserError(
+                f"{episode.group.file.filename}: an image of {episode.group.name} cannot be read ({exc}); "
+                "download it again"
+            ) from exc
+    return stack_pictures(places[0][0].group.file.filename, name, frames)
+
+
 def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:
     """Task -> file, for every task of the simulator."""
-    if not folder.is_dir():
-        raise UserError(f"data.folder: {folder} is not a folder; give the one that holds the files *{ENDING}")
-    there: dict[str, list[Path]] = {}
-    for path in sorted(folder.rglob(f"*{ENDING}")):
-        there.setdefault(path.name.removesuffix(ENDING), []).append(path)
+    there = find_files(folder)
     absent = [task.name for task in env.tasks if task.name not in there]
     if absent:
         raise UserError(
@@ -94,7 +104,7 @@ def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:
 
 def _read(path: Path, instruction: str, config: LiberoHDF5Config) -> list[Recorded]:
     try:
-        data = h5py.File(path, "r")["data"]
+        data = _inside(h5py.File(path, "r"), "data")
         after = config.observed == "after" or (config.observed is None and "problem_info" in data.attrs)
         if "macros_image_convention" in data.attrs and data.attrs["macros_image_convention"] != "opengl":
             raise UserError(
@@ -103,16 +113,56 @@ def _read(path: Path, instruction: str, config: LiberoHDF5Config) -> list[Record
         names = sorted(data, key=lambda name: int(name.rpartition("_")[2]))[: config.episodes_per_task]
         if not names:
             raise ValueError("it has no demonstrations")
-        return [_episode(data[name], instruction, after, config.drop_no_ops) for name in names]
-    except (OSError, KeyError, ValueError) as exc:
+        return [_episode(_inside(data, name), instruction, after, config.drop_no_ops) for name in names]
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as exc:
         raise UserError(f"{path} is not a file of LIBERO demonstrations: {exc}") from exc
 
 
+def _inside(group: Any, name: str) -> Any:
+    """What a group holds by this name. Raises ValueError where it lies in another file."""
+    found = group[name]
+    if found.file.filename != group.file.filename:
+        raise ValueError(f"{group.name}/{name} lies in {found.file.filename}, other files are not read")
+    return found
+
+
+def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
+    """A data set within a file, of this shape (None: any size), not yet read. Raises ValueError for another one, and
+    for one whose numbers lie in other files: HDF5 can point at any file of the machine."""
+    found = _inside(group, name)
+    if not isinstance(found, h5py.Dataset):
+        raise ValueError(f"{group.name}/{name} is a {type(found).__name__}, a data set is expected")  # noqa: TRY004
+    if found.external or found.is_virtual:
+        raise ValueError(f"{group.name}/{name} has its numbers in other files, which are not read")
+    fits = [own in (None, size) for own, size in zip(shape, found.shape, strict=False)]
+    if len(found.shape) != len(shape) or not all(fits) or found.dtype.kind not in "iuf":
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{group.name}/{name} is {found.dtype} {list(found.shape)}, numbers [{wanted}] are expected")
+    return found
+
+
+def _pictures(group: Any, name: str) -> int:
+    """How many there are. Raises ValueError unless they can be read as they are."""
+    found = _array(group, name, (None, None, None, 3))
+    if found.dtype != np.uint8 or not 0 < found.shape[1] * found.shape[2] <= MAX_PIXELS:
+        raise ValueError(
+            f"{group.name}/{name} is {found.dtype} {list(found.shape)}, uint8 [steps, height, width, 3] of at most "
+            f"{MAX_PIXELS:,} pixels is expected"
+        )
+    return int(found.shape[0])
+
+
+def _numbers(group: Any, name: str) -> Array:
+    found = _array(group, name, (None, None))
+    if found.size > MAX_NUMBERS:
+        raise ValueError(f"{group.name}/{name} is {list(found.shape)}, more than {MAX_NUMBERS:,} numbers are not read")
+    return np.asarray(found[()]).astype(np.float32)
+
+
 def _episode(group: Any, instruction: str, after: bool, drop_no_ops: bool) -> Recorded:
-    actions = group["actions"][()].astype(np.float32)
-    obs = group["obs"]
-    state = np.concatenate([obs["ee_states"][()], obs["gripper_states"][()]], axis=1).astype(np.float32)
-    pictures = {name: len(obs[name]) for name in CAMERAS.values() if name in obs}
+    actions = _numbers(group, "actions")
+    state = np.concatenate([_numbers(group, f"obs/{name}") for name in ("ee_states", "gripper_states")], axis=1)
+    pictures = {name: _pictures(group, f"obs/{name}") for name in CAMERAS.values() if name in group["obs"]}
     lengths = {"actions": len(actions), "states": len(state), **pictures}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{group.name} has lists of different lengths: {lengths}")

@@ -104,7 +104,8 @@ class Kept:
                 [sys.executable, "-c", COMPILE],
                 input=json.dumps(wanted),
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 check=False,
                 start_new_session=True,  # Ctrl-C is not for it
             )
@@ -135,7 +136,7 @@ class Kept:
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         """No one else compiles this meanwhile: whoever waits finds it."""
-        with (self._folder / f"{name}.lock").open("w") as lock:
+        with (self._folder / f"{name}.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pickle
 import re
@@ -48,7 +49,7 @@ def write_default_paths() -> None:
     paths = {"benchmark_root": root} | {key: root / name for key, name in names.items()}
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"config.yaml.{os.getpid()}"
-    draft.write_text("".join(f"{key}: {path}\n" for key, path in paths.items()))
+    draft.write_text("".join(f"{key}: {path}\n" for key, path in paths.items()), "utf-8", "surrogateescape")
     draft.replace(folder / "config.yaml")
 
 
@@ -128,7 +129,11 @@ class Suite:
 
             task = self._tasks[index]
             file = self._init_states / task.problem_folder / task.init_states_file
-            return np.asarray(torch.load(file, weights_only=False))
+            rebuild = np.zeros(0).__reduce__()[0]
+            names = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+            kinds = [np.ndarray, np.dtype, type(np.dtype("f8")), type(np.dtype("f4")), codecs.encode]
+            with torch.serialization.safe_globals([*names, *kinds]):
+                return np.asarray(torch.load(file, weights_only=True))
 
     def max_steps(self, limits: str) -> int:
         """Step limit of "openvla-oft" or "simplevla". Variants of a suite (`libero_goal_...`) have the original's."""

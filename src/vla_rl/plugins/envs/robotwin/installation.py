@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import random
 import sys
@@ -21,6 +20,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.robotwin import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.checks import ASSET_FOLDERS, DOWNLOAD, asset_root, is_file
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
+from vla_rl.toolkit.json_files import read_record
 
 NO_LIMIT = 10**9
 """Step limit that RoboTwin is told: core ends episodes, and a spec may allow more steps than RoboTwin would."""
@@ -102,7 +102,7 @@ class Installation:
             settings["embodiment_dis"] = embodiment[2]
         for place, (side, name) in enumerate((("left", left), ("right", right))):
             folder = str(self.assets / files[name]["file_path"])
-            config = yaml.safe_load((Path(folder) / "config.yml").read_text())
+            config = yaml.safe_load((Path(folder) / "config.yml").read_text(encoding="utf-8"))
             joints = len(config["arm_joints_name"][place])
             if joints != ARM_JOINTS:
                 raise UserError(f"embodiment {name} has {joints} joints an arm; actions here are for {ARM_JOINTS}")
@@ -118,7 +118,7 @@ class Installation:
         if self.root is None:
             found = importlib.import_module("robotwin.description.instructions").load_task_instructions(task)
         else:
-            found = json.loads((self.root / "description" / "task_instruction" / f"{task}.json").read_text())
+            found = read_record(self.root / "description" / "task_instruction" / f"{task}.json").data
         return str(found["full_description"]).replace("<", "").replace(">", "").strip()
 
     def instruction(self, task: str, things: Mapping[str, str], key: int) -> str:
@@ -196,7 +196,7 @@ def _robotwin_yaml(root: Path | None, name: str) -> dict[str, Any]:
     folders = [root / "env_cfg" / "task_config", root / "task_config"]  # main, and older branches
     for folder in folders:
         if (folder / f"{name}.yml").is_file():
-            return dict(yaml.safe_load((folder / f"{name}.yml").read_text()))
+            return dict(yaml.safe_load((folder / f"{name}.yml").read_text(encoding="utf-8")))
     raise ValueError(f"no {name}.yml in {' or '.join(map(str, folders))}")
 
 
@@ -209,7 +209,10 @@ def _settings(config: RobotwinConfig, root: Path | None) -> dict[str, Any]:
         except ValueError as exc:
             advice = "give demo_clean, demo_randomized, a .yml file, or the settings themselves"
             raise UserError(f"task_config: {exc}\n  {advice}") from exc
-    found = yaml.safe_load(Path(config.task_config).read_text())
+    try:
+        found = yaml.safe_load(Path(config.task_config).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as exc:
+        raise UserError(f"task_config: {config.task_config} cannot be read: {exc}") from exc
     if not isinstance(found, dict):
         raise UserError(f"task_config: {config.task_config} holds no mapping")
     return found

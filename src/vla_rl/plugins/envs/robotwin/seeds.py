@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from attrs import validators as v
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.types import ResetState
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
+from vla_rl.toolkit.json_files import read_record
 
 SPLITS = ("eval", "train")
 RANGE = 100_000
@@ -137,18 +137,12 @@ def _some(seeds: list[int]) -> str:
 
 def _read(file: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
     """Task -> the seeds that this file has of it."""
-    try:
-        data = json.loads(file.read_text())
-    except OSError as exc:
-        raise UserError(f"cannot read the seeds of {file}: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise UserError(f"{file} is not JSON: {exc}") from exc
+    data = read_record(file).data
     found = {}
     for task in tasks:
-        if not isinstance(data, dict) or task not in data:
-            names = list(data) if isinstance(data, dict) else []
-            near = did_you_mean(task, names)
-            raise UserError(f"{file} has no seeds of task {task!r}{near}\n  it has: {', '.join(names) or 'nothing'}")
+        if task not in data:
+            near = did_you_mean(task, data)
+            raise UserError(f"{file} has no seeds of task {task!r}{near}\n  it has: {', '.join(data) or 'nothing'}")
         seeds = data[task].get("success_seeds") if isinstance(data[task], dict) else None
         if not isinstance(seeds, list) or not seeds or any(type(s) is not int or not 0 <= s < 2**32 for s in seeds):
             raise UserError(f"{file}: {task} needs `success_seeds`, a list of integers from 0 to 2^32 - 1")

@@ -17,7 +17,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
-from vla_rl.toolkit.models.checkpoints import find_weights, read_file, resolve
+from vla_rl.toolkit.models.checkpoints import find_weights, read_file, read_json, resolve
 from vla_rl.toolkit.models.fitting import MismatchError, known_action_dim
 from vla_rl.toolkit.models.lerobot import Statistics
 
@@ -48,7 +48,7 @@ def read_setup(folder: Path) -> Setup:
     """Raises CheckpointError where config.json cannot be read, or is of another model."""
 
     def read(path: Path) -> Setup:
-        raw = json.loads(path.read_text())
+        raw = read_json(path)
         kind = raw.pop("model_type", None)
         if kind != MODEL_TYPE:
             raise CheckpointError(
@@ -61,7 +61,7 @@ def read_setup(folder: Path) -> Setup:
 
 def read_statistics(folder: Path) -> Statistics:
     """Raises CheckpointError where they cannot be read."""
-    return read_file(folder / STATISTICS, lambda path: cattrs.structure(json.loads(path.read_text()), Statistics))
+    return read_file(folder / STATISTICS, lambda path: cattrs.structure(read_json(path), Statistics))
 
 
 def write_setup(folder: Path, setup: Setup, statistics: Statistics) -> None:
@@ -70,7 +70,7 @@ def write_setup(folder: Path, setup: Setup, statistics: Statistics) -> None:
         STATISTICS: attrs.asdict(statistics),
     }
     for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n")
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int) -> None:

@@ -20,7 +20,7 @@ from vla_rl.plugins.models.gr00t.opening import longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
 from vla_rl.toolkit.models import flow_fit
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_file, read_json, resolve
+from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_file, read_sizes, resolve
 from vla_rl.toolkit.models.fitting import MismatchError, check_horizon, simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Shape
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
@@ -167,7 +167,7 @@ def _sizes(folder: Path, generation: Generation, robot: Robot) -> Sizes:
     """Of the network. Raises CheckpointError for images that it does not take."""
     own = folder / ARCHITECTURE
     if own.is_file():
-        sizes = read_file(own, lambda path: generation.sizes(**read_json(path)))
+        sizes = read_sizes(own, generation.sizes)
     else:
         sizes = generation.sizes()
     if robot.pixels not in (None, sizes.image_size):

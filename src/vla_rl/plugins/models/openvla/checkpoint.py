@@ -31,7 +31,15 @@ from vla_rl.plugins.models.openvla.lora import (
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
 from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
 from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
-from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, WeightFiles, find_weights, read_file, read_json
+from vla_rl.toolkit.models.checkpoints import (
+    INDEX,
+    WEIGHTS,
+    WeightFiles,
+    find_weights,
+    read_file,
+    read_json,
+    read_pickled,
+)
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 
 DIFFUSION = "noise_predictor."
@@ -97,7 +105,9 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 def read_part(path: Path) -> dict[str, Tensor]:
     """The state of a part beside the network, saved from inside a DistributedDataParallel wrapper or not."""
-    state = read_file(path, lambda file: torch.load(file, map_location="cpu", weights_only=True))
+    state = read_pickled(path)
+    if not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{path} holds other things than tensors; it is to be the state of a part of the network")
     state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     if any(name.startswith(DIFFUSION) for name in state):
         raise CheckpointError(
@@ -132,6 +142,6 @@ def save_checkpoint(
     save_head(module.deviation, folder, DEVIATION)
     config.architectures = ["OpenVLAForActionPrediction"]
     config.to_json_file(folder / "config.json", use_diff=False)
-    (folder / STATISTICS).write_text(json.dumps(config.norm_stats, indent=1) + "\n")
+    (folder / STATISTICS).write_text(json.dumps(config.norm_stats, indent=1) + "\n", encoding="utf-8")
     tokenizer.save(str(folder / TOKENIZER), pretty=False)
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=1) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=1) + "\n", encoding="utf-8")

@@ -62,7 +62,7 @@ class Adapter:
     def check_base(self, fingerprint: str) -> None:
         """Raises CheckpointError when the adapter was trained on other weights (a public one does not say)."""
         file = self.folder / FINGERPRINT
-        trained = json.loads(file.read_text())["fingerprint"] if file.is_file() else fingerprint
+        trained = read_json(file).get("fingerprint") if file.is_file() else fingerprint
         if trained != fingerprint:
             raise CheckpointError(
                 f"the adapter in {self.folder} belongs to other weights than {self.base!r} holds now (fingerprint "
@@ -144,7 +144,9 @@ def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
     config = model.peft_config["default"]
     config.base_model_name_or_path = base.name
     config.save_pretrained(str(folder))
-    (folder / FINGERPRINT).write_text(json.dumps({"base": base.name, "fingerprint": base.fingerprint}) + "\n")
+    (folder / FINGERPRINT).write_text(
+        json.dumps({"base": base.name, "fingerprint": base.fingerprint}) + "\n", encoding="utf-8"
+    )
 
 
 def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, *, autocast: bool, seed: int) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import BUILTIN, WANTED
+from vla_rl.toolkit.models.checkpoints import read_json
 from vla_rl.toolkit.models.fitting import known_action_dim
 
 STATISTICS = "dataset_statistics.json"
@@ -70,8 +70,8 @@ def action_dim(config: FamilyConfig) -> int | None:
 
     def read(folder: Path) -> int:
         file = folder / STATISTICS
-        known = json.loads(file.read_text()) if file.is_file() else json.loads((folder / "config.json").read_text())
-        _, entry = choose_statistics(folder, known if file.is_file() else known["norm_stats"], config.unnorm_key)
+        known = read_json(file) if file.is_file() else read_json(folder / "config.json")["norm_stats"]
+        _, entry = choose_statistics(folder, known, config.unnorm_key)
         return len(entry["action"]["q01" if "q01" in entry["action"] else "max"])
 
     return known_action_dim(config.checkpoint, read, WANTED, BUILTIN)

@@ -28,5 +28,5 @@ def write_weights(folder: Path, outline: Mapping[str, Tensor], read: Callable[[s
         save_file({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         (folder / WEIGHTS).unlink(missing_ok=True)  # of an earlier save; it would be read instead

@@ -20,7 +20,7 @@ from vla_rl.plugins.models.pi0.statistics import (
     read_config,
     read_statistics,
 )
-from vla_rl.toolkit.models.checkpoints import read_file, read_json, resolve
+from vla_rl.toolkit.models.checkpoints import read_file, read_sizes, resolve
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Checkpoint, open_folder, save_folder
 from vla_rl.toolkit.models.lerobot import Statistics, check_actions, model_config, write_processors
 
@@ -38,7 +38,7 @@ def open_checkpoint(
     opened = open_folder(
         folder,
         raw if "type" in raw else {},
-        sizes=read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_variants(raw),
+        sizes=read_sizes(own, Sizes) if own.is_file() else Sizes.of_variants(raw),
         shape=read_file(folder / "config.json", lambda _: read_shape(raw, model)),
         statistics=measured or read_statistics(folder, raw, asset_id, model),
         tokenizer=tokenizer,
@@ -67,7 +67,7 @@ def save_checkpoint(
         public_sizes=bool(names),
     )
     if kind is not None:
-        (folder / STATE_KIND).write_text(json.dumps({"state_in_prompt": kind}) + "\n")
+        (folder / STATE_KIND).write_text(json.dumps({"state_in_prompt": kind}) + "\n", encoding="utf-8")
 
 
 def _processors(raw: Mapping[str, Any], statistics: Statistics, kind: str | None) -> dict[str, bytes]:

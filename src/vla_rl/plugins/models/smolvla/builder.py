@@ -11,7 +11,7 @@ from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.plugins.models.smolvla.folder import WANTED, Sizes, horizon, read_config
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, empty_network, stays_float32
 from vla_rl.plugins.models.smolvla.policy import Prompts, SmolVLAPolicy, prompt_text
-from vla_rl.toolkit.models.checkpoints import read_file, read_json, resolve
+from vla_rl.toolkit.models.checkpoints import read_file, read_sizes, resolve
 from vla_rl.toolkit.models.fitting import simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Checkpoint, Shape, open_folder
 from vla_rl.toolkit.models.flow_fit import (
@@ -94,7 +94,7 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
     checkpoint = open_folder(
         folder,
         raw,
-        sizes=read_file(own, lambda path: Sizes(**read_json(path))) if own.is_file() else Sizes.of_config(raw),
+        sizes=read_sizes(own, Sizes) if own.is_file() else Sizes.of_config(raw),
         shape=read_file(folder / "config.json", lambda _: Shape.read_lerobot(raw, horizon(raw))),
         statistics=measured(context) or read_statistics(folder, raw),
         tokenizer=config.tokenizer,

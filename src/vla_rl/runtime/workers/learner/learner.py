@@ -32,6 +32,7 @@ from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding, Repli
 from vla_rl.runtime.workers.learner.sample_buffer import Buffer, Rows
 from vla_rl.runtime.workers.learner.scoring import Scoring
 from vla_rl.toolkit.data.samples import Held
+from vla_rl.toolkit.models.checkpoints import read_pickled
 
 Array = np.ndarray[Any, Any]
 HeavyRows = Heavy | Rows[Heavy]
@@ -314,7 +315,7 @@ class LearnerRole(LearnerInterface):
                 torch.save({"weights": weights, "optimizer": moments, "version": self.version}, state_file)
 
     def load(self, state_file: Path) -> int:
-        state = torch.load(state_file, map_location="cpu", weights_only=True)
+        state = read_pickled(state_file, ("weights", "optimizer", "version"))
         have, want = set(state["weights"]), set(self.parameters)
         if have != want:
             raise UserError(

@@ -23,6 +23,7 @@ from vla_rl.runtime.comm.weight_sync import Published, receive, swap_in
 from vla_rl.runtime.messages.ids import SampleId
 from vla_rl.runtime.messages.model_inputs import Heavy, Part
 from vla_rl.runtime.messages.requests import Finished, Mode, Request
+from vla_rl.toolkit.models.checkpoints import read_file
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -227,7 +228,7 @@ class PolicyRole(PolicyInterface):
 
     def load_past(self, file: Path) -> None:
         if file.exists():
-            self.past.extend(torch.load(file, weights_only=True))
+            self.past.extend(read_file(file, lambda path: torch.load(path, weights_only=True)))
 
     def _remember(self) -> None:
         if self.past and self.past[-1][0] == self.version:

@@ -30,6 +30,7 @@ from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.world_model.comparison_images import write_strips
 from vla_rl.runtime.workers.world_model.imagined_env import Imagination
 from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
+from vla_rl.toolkit.models.checkpoints import read_pickled
 from vla_rl.toolkit.world_models.measures import GATES, gates, measure
 
 ROLLOUT = 2
@@ -181,7 +182,7 @@ class Practice(WorldModelInterface):
             write_strips(self.model, windows, self.folder / "imagined" / f"update_{self.counts.updates:06d}.png")
 
     def load(self, file: Path) -> None:
-        state = torch.load(file, weights_only=True)
+        state = read_pickled(file, ("recorder", "counts", "weights", "training"))
         self.recorder.load_state(state["recorder"])
         self.counts = _Counts(**state["counts"])
         if self.model.module is not None:

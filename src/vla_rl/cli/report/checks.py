@@ -1,0 +1,101 @@
+"""The files of a run, checked before they are shown: a run folder may come from anybody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.errors import UserError
+from vla_rl.runtime.run_folder.state_file import check_rate
+from vla_rl.toolkit.json_files import LARGEST, LARGEST_NUMBER, Record, read_record
+
+TRACE_BYTES = 1 << 30
+"""Size of a trace that is read; hours of a large run have some hundred megabytes."""
+RATES, TASKS = ("success", "before"), ("tasks", "tasks_before")
+COUNTS = ("steps", "env_steps", "faults")
+
+
+def read_results(file: Path) -> Mapping[str, Any]:
+    """results.json, or nothing where the run has none yet. Raises UserError for one that no run writes."""
+    if not file.exists():
+        return {}
+    results = read_record(file)
+    for key in RATES:
+        if results.data.get(key) is not None:
+            check_rate(results.record(key))
+    for key in TASKS:
+        for rate in results.records(key).values() if results.data.get(key) else ():
+            check_rate(rate)
+    for key in COUNTS:
+        if results.data.get(key) is not None:
+            results.integer(key)
+    if results.data.get("wall_seconds") is not None:
+        results.number("wall_seconds", low=0)
+    for key in ("practice", "versions"):
+        if results.data.get(key) is not None:
+            results.record(key)
+    if not isinstance(results.data.get("notes") or [], list):
+        raise UserError(f"{file}: 'notes' is no list, a list of texts is expected")
+    if results.data.get("roles"):
+        check_roles(results.record("roles"))
+    return results.data
+
+
+def read_environment(file: Path) -> Mapping[str, Any]:
+    """environment.json, or nothing. Raises UserError."""
+    return read_record(file).data if file.exists() else {}
+
+
+def read_trace(file: Path) -> Mapping[str, Any]:
+    """trace.json without the events that no run writes, or nothing. Raises UserError."""
+    if not file.exists():
+        return {}
+    trace = read_record(file, limit=TRACE_BYTES)
+    events = trace.data.get("traceEvents") or []
+    about: Mapping[str, Any] = trace.record("otherData").data if trace.data.get("otherData") else {}
+    if about.get("roles"):
+        check_roles(trace.record("otherData").record("roles"))
+    if not isinstance(events, list):
+        raise UserError(f"{file}: 'traceEvents' is no list")
+    return {"traceEvents": [event for event in events if _is_event(event)], "otherData": about}
+
+
+def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
+    """Records of metrics.jsonl: the step, and those metrics that are numbers. The last line may be half written."""
+    if not file.is_file():
+        return
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and type(record.get("step")) is int and 0 <= record["step"] <= LARGEST:
+            yield {name: value for name, value in record.items() if _is_number(value)}
+
+
+def check_roles(roles: Record) -> None:
+    """Raise UserError unless each role has its shares of time."""
+    for role in roles.records_here().values():
+        role.integer("workers")
+        for key in ("busy", "bubbles"):
+            role.number(key)
+        waits = role.record("waits_for")
+        for cause in waits.data:
+            waits.number(cause)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def _is_event(event: Any) -> bool:
+    """Whether `timeline` can draw it."""
+    if not isinstance(event, dict) or not isinstance(event.get("args", {}), dict):
+        return False
+    if not all(isinstance(event.get(key), int) for key in ("pid", "tid")) or not isinstance(event.get("name"), str):
+        return False
+    if event.get("ph") != "X":
+        return isinstance(event.get("args", {}).get("name"), str)
+    return isinstance(event.get("cat"), str) and all(_is_number(event.get(key)) for key in ("ts", "dur"))

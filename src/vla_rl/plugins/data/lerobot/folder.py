@@ -1,0 +1,90 @@
+"""Where a data set lies: a folder, or a name of the hub that was downloaded. Light: a spec is checked with it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from vla_rl.core.errors import UserError
+
+INFO = Path("meta", "info.json")
+HUB_NAME = re.compile(r"(?:(?:hf|https?):/.*?datasets/)?(\w[\w.-]*)/(\w[\w.-]*)(?:@([\w./-]+))?", re.ASCII)
+"""`OWNER/NAME[@REVISION]`, also as an address; `Path` has made one slash of two."""
+LISTED = 5
+"""Data sets that a message names."""
+
+
+def find_folder(folder: Path) -> Path:
+    """The folder with `meta/info.json` that a spec's `folder` means: itself, the newest snapshot in it where it is a
+    data set of the hub's cache, or where lerobot and the hub's client put `OWNER/NAME`. Nothing is downloaded. Raises
+    UserError, which says what to do."""
+    if folder.is_dir():
+        found = _with_info(folder)
+        if found is None:
+            raise UserError(_describe(folder))
+        return found
+    name = HUB_NAME.fullmatch(folder.as_posix())
+    if folder.exists() or name is None:
+        there = "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {there}; give the folder of a LeRobot data set, which has {INFO.as_posix()}")
+    owner, title, revision = name.groups()
+    for place in _places(owner, title):
+        if (place / "snapshots").is_dir() or revision is None:
+            found = _with_info(place, revision)
+            if found is not None:
+                return found
+    at = f" --revision {revision}" if revision else ""
+    raise UserError(
+        f"{folder} is not a folder ({folder.absolute()}), and as a name of the hub it is not on this machine: "
+        f"looked in {' and '.join(str(place) for place in _places(owner, title))}\n"
+        f"  data sets are not fetched while a run starts, for their size: "
+        f"hf download {owner}/{title} --repo-type dataset{at} --local-dir FOLDER, then set folder: FOLDER"
+    )
+
+
+def _places(owner: str, title: str) -> list[Path]:
+    """Where lerobot keeps a data set, and where the hub's client does for lerobot and for itself."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~", ".cache"))
+    home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
+    lerobot = Path(os.environ.get("HF_LEROBOT_HOME") or home / "lerobot")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    repository = f"datasets--{owner}--{title}"
+    places = (lerobot / owner / title, lerobot / "hub" / repository, hub / repository)
+    return [place.expanduser() for place in places]
+
+
+def _with_info(folder: Path, revision: str | None = None) -> Path | None:
+    """The folder itself, or a snapshot within it: of a branch, tag or commit; the main branch's without one, or the
+    newest."""
+    if (folder / INFO).is_file():
+        return folder
+    snapshots = folder if folder.name == "snapshots" else folder / "snapshots"
+    reference = snapshots.parent / "refs" / (revision or "main")
+    commits = [reference.read_text(encoding="ascii", errors="replace").strip()] if reference.is_file() else []
+    commits += [revision] if revision else _newest_first(snapshots)
+    return next((snapshots / commit for commit in commits if (snapshots / commit / INFO).is_file()), None)
+
+
+def _newest_first(snapshots: Path) -> list[str]:
+    entries = [entry for entry in snapshots.iterdir() if entry.is_dir()] if snapshots.is_dir() else []
+    return [entry.name for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime, reverse=True)]
+
+
+def _describe(folder: Path) -> str:
+    """What is wrong with a folder, and which is meant instead."""
+    said = f"{folder} is no LeRobot data set: it has no {INFO.as_posix()}"
+    above = next((parent for parent in folder.absolute().parents if (parent / INFO).is_file()), None)
+    if above is not None:
+        return f"{said}; give {above}, the data set that it is part of"
+    found = [
+        file.parents[1] for pattern in ("*", "*/*") for file in sorted(folder.glob(f"{pattern}/{INFO.as_posix()}"))
+    ]
+    cached = [entry for entry in sorted(folder.glob("datasets--*--*")) if _with_info(entry) is not None]
+    if found or cached:
+        names = [entry.relative_to(folder).as_posix() for entry in (*found, *cached)]
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        return f"{said}; it holds data sets, give one of them: {', '.join(names[:LISTED])}{more}"
+    if (folder / "meta").is_dir() or (folder / "snapshots").is_dir():
+        return f"{said}; it is half downloaded, fetch it again"
+    return f"{said}; give the folder that `hf download OWNER/NAME --repo-type dataset --local-dir FOLDER` filled"

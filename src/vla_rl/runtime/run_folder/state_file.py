@@ -1,0 +1,66 @@
+"""state.json of a checkpoint: the run's `State`, checked before anything starts from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from vla_rl.core.errors import CheckpointError, did_you_mean
+from vla_rl.core.run.flow import Ledger
+from vla_rl.core.run.state import State
+from vla_rl.toolkit.json_files import Record, read_record
+
+COUNTS = {"step": 0, "env_steps": 0, "faults": 0, "evaluated": -1, "reused": 0, "refilled": 0}
+"""Whole numbers and the least that each can be."""
+OBJECTS = ("before", "last", "scaling", "practice", "tickets")
+OPTIONAL = ("before", "last", "scaling")
+"""Those that may be null."""
+RATES = ("before", "last")
+
+
+def write_state(file: Path, state: State) -> None:
+    file.write_text(json.dumps(attrs.asdict(state), indent=1), encoding="utf-8")
+
+
+def read_state_file(file: Path) -> State:
+    """What `write_state` wrote; a key that is not there, as in files of older versions, has its default. Raises
+    CheckpointError, which names the key."""
+    record = read_record(file, CheckpointError)
+    known = attrs.fields_dict(State)
+    for inside, names in ((record.data, known), (record.data.get("tickets"), attrs.fields_dict(Ledger))):
+        unknown = [key for key in inside if key not in names] if isinstance(inside, dict) else []
+        if unknown:
+            near = did_you_mean(unknown[0], names)
+            raise CheckpointError(f"{file}: {unknown[0]!r} is not known{near}; another version may have written it")
+    return State(**{key: _value(record, key) for key in record.data})
+
+
+def _value(record: Record, key: str) -> Any:
+    if key in COUNTS:
+        return record.integer(key, low=COUNTS[key])
+    if key == "wall_seconds":
+        return record.number(key, low=0)
+    if key == "warmed_up":
+        return record.boolean(key)
+    if key == "doing":
+        return record.text(key)
+    if key in OPTIONAL and record.data[key] is None:
+        return None
+    inside = record.record(key)
+    if key == "tickets":
+        return {name: inside.integer(name) for name in inside.data}
+    if key in RATES:
+        check_rate(inside.record("success"))
+        for rate in inside.records("tasks").values():
+            check_rate(rate)
+    return dict(inside.data)
+
+
+def check_rate(rate: Record) -> None:
+    """Raise its error unless it is a success rate: of `n` episodes, with its interval."""
+    for key in ("rate", "low", "high"):
+        rate.number(key)
+    rate.integer("n")

@@ -1,0 +1,45 @@
+"""Pictures out of files that others made: decoded only when they are as large as the data set says."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.errors import UserError
+
+Array = np.ndarray[Any, Any]
+
+MAX_PIXELS = 1 << 24
+"""Of a picture that is read at all: 4096 x 4096."""
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+"""What data sets hold. Pillow knows others that start programs (EPS) or are rarely tested."""
+
+
+def decode_picture(data: bytes, pixels: int) -> Array:
+    """uint8 [H, W, 3]. Raises ValueError for what is no picture, and, before decoding, for one of more than `pixels`
+    pixels: a megabyte can hold gigabytes."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > pixels:
+                raise ValueError(f"it has {image.width} x {image.height} pixels, the data set declares {pixels:,}")
+            if image.mode[0] in "IF":
+                raise ValueError(f"its numbers have more than 8 bits (Pillow's mode {image.mode})")
+            return np.asarray(image.convert("RGB"))
+    except Image.DecompressionBombError as exc:
+        raise ValueError(str(exc)) from exc
+    except (OSError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError) as exc:
+        raise ValueError(f"{type(exc).__name__}: {exc}") from exc
+
+
+def stack_pictures(source: str, name: str, frames: Sequence[Array]) -> Array:
+    """[B, H, W, 3] of frames [H, W, 3]. Raises UserError where they have different sizes."""
+    sizes = sorted({frame.shape[:2] for frame in frames})
+    if len(sizes) > 1:
+        shown = " and ".join(f"{height} x {width}" for height, width in sizes[:3])
+        raise UserError(f"{source}: pictures of {name} are {shown}; one size is expected, resize them")
+    return np.stack(frames)
