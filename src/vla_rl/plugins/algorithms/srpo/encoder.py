@@ -107,13 +107,14 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = VJEPA2Model(config)
+            model: Any = VJEPA2Model(config)
     else:
         folder = _folder(name)
         try:
-            model, report = VJEPA2Model.from_pretrained(
+            loaded: Any = VJEPA2Model.from_pretrained(
                 folder if folder.is_dir() else name, dtype=torch.float32, output_loading_info=True
             )
+            model, report = loaded
         except Exception as error:  # of transformers, of safetensors, of the hub
             raise EncoderError(f"algorithm.encoder: the weights of {name} cannot be read: {error}") from error
         missing = sorted(key for key in report["missing_keys"] if key.startswith("encoder."))
@@ -123,7 +124,8 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
                 f"fetch the checkpoint again"
             )
     del model.predictor  # guesses masked parts of a video in training; nothing here
-    return model.to(device).eval().requires_grad_(False)
+    result: VJEPA2Model = model.to(device).eval().requires_grad_(False)
+    return result
 
 
 class TrajectoryEncoder:
@@ -146,7 +148,7 @@ class TrajectoryEncoder:
     ) -> None:
         check_checkpoint(name)
         self.model = load_model(name, device)
-        config = self.model.config
+        config: Any = self.model.config
         self.frames, self.batch, self.dtype, self.device = frames, batch, dtype, torch.device(device)
         self.size: int = size or config.crop_size
         self.width: int = config.hidden_size

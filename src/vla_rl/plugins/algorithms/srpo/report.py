@@ -28,7 +28,7 @@ class Report:
         if step % self._config.every:
             return
         assert rollout.features is not None
-        found = {name: tensor.numpy() for name, tensor in rollout.findings.items()}
+        found: dict[str, Any] = {name: tensor.numpy() for name, tensor in rollout.findings.items()}
         folder = Path(run.folder) / "srpo"
         folder.mkdir(exist_ok=True)
         np.savez_compressed(

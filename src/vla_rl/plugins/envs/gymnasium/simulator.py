@@ -55,16 +55,17 @@ class Generators:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        numpy, python = np.random.get_bit_generator(), random.getstate()
+        numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stub leaves it out
+        python = random.getstate()
         kept = np.random.get_state(legacy=False)
-        np.random.set_bit_generator(self._numpy)
+        np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]  # NumPy's stub leaves it out
         random.setstate(self._python)
         try:
             yield
         finally:
             self._python = random.getstate()
             random.setstate(python)
-            np.random.set_bit_generator(numpy)
+            np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]  # NumPy's stub leaves it out
             if kept["has_gauss"]:  # a second normal number in store, which the exchange lost
                 np.random.set_state(kept)
 

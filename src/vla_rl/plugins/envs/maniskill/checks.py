@@ -130,7 +130,8 @@ def registered() -> Mapping[str, Any]:
 
     logger.setLevel(logging.ERROR)  # it warns authors of tasks whenever a scene is built
     download_asset.prompt_yes_no = refuse
-    return REGISTERED_ENVS
+    result: Mapping[str, Any] = REGISTERED_ENVS
+    return result
 
 
 def missing_assets(groups: Iterable[str]) -> list[str]:

@@ -108,7 +108,8 @@ def _up(like: Tensor, metres: float) -> Tensor:
 
 
 def _flat(offset: Tensor) -> Tensor:
-    return offset[:, :2].norm(dim=1)
+    result: Tensor = offset[:, :2].norm(dim=1)
+    return result
 
 
 def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:

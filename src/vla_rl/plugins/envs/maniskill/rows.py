@@ -72,7 +72,8 @@ class ManiSkillRow(Row):
         going back to an earlier state leaves traces in PhysX."""
         if self._twin is None:
             self._twin = Scene(evolve(self._scene.recipe, cameras={}), self._place)
-        return to_numpy(rehearsed(self._twin, self._scene.save(), length))[0]
+        actions: Array = to_numpy(rehearsed(self._twin, self._scene.save(), length))[0]
+        return actions
 
     def close(self) -> None:
         for scene in (self._scene, self._twin):

@@ -131,7 +131,8 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     done = f"[bold]{escape(run.name)}[/] finished{took}"
     where = f"[dim]results, checkpoints and curves: {escape(str(run.folder))}[/]"
     roles = results.get("roles")
-    return Group("", done, *([table] if table.row_count else []), *(["", _roles(roles)] if roles else []), where)
+    work: list[RenderableType] = ["", _roles(roles)] if roles else []
+    return Group("", done, *([table] if table.row_count else []), *work, where)
 
 
 def _roles(roles: Mapping[str, Mapping[str, Any]]) -> Table:

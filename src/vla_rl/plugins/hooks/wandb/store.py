@@ -29,7 +29,7 @@ class WandbStore:
 
     def open(self, run: Run, known: str | None) -> tuple[str, str]:
         config = self._config
-        mode = config.mode or os.environ.get("WANDB_MODE", "online")
+        mode: Any = config.mode or os.environ.get("WANDB_MODE", "online")  # wandb refuses other words
         self._offline = mode != "online"
         if not self._offline and not wandb.login(prompt=False):
             raise UserError("nobody is logged in; try `wandb login`, or set WANDB_API_KEY, or `mode: offline`")

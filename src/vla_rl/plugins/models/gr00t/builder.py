@@ -39,7 +39,7 @@ TINY = {
     "tiny": (N1_5, Sizes(**{**SMALL, "dit_depth": 2}, future_tokens=4)),  # clones faster than four deep
     "tiny_n1_7": (
         N1_7,
-        QwenSizes(**{**SMALL, "patch_size": 8}, vision_positions=16, deepstack=(0,), rope=(4, 2, 2)),
+        QwenSizes(**{**SMALL, "patch_size": 8, "vision_positions": 16, "deepstack": (0,), "rope": (4, 2, 2)}),
     ),
 }
 
@@ -55,8 +55,8 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     scales = _as_groot(fit.checkpoint.statistics, generation, clips)
     source = evolve(fit.checkpoint, statistics=scales)
     fit = evolve(fit, checkpoint=source, state=None if fit.state is None else scales.state)
-    seen = {"system": config.system, "cameras": len(fit.cameras), "patches": source.sizes.patches}
-    told = {"generation": generation.name, "formal": source.robot.formal}
+    seen: dict[str, Any] = {"system": config.system, "cameras": len(fit.cameras), "patches": source.sizes.patches}
+    told: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
     prompts = Prompts(**flow_fit.prompt_options(source, env, device), **seen, **told)
     images = _images(fit, env, device, dtype)
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away

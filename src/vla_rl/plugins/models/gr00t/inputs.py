@@ -107,7 +107,7 @@ class AreaImages(ImageProcessor):
         super().__init__(size, device, dtype)
         self._crop = crop
 
-    def resize(self, pixels: Tensor, size: int) -> Tensor:  # type: ignore[override]
+    def resize(self, pixels: Tensor, size: int) -> Tensor:
         inner = max(int(size * self._crop), 1)
         start = (size - inner) // 2
         pixels = resize_by_area(pixels, size)

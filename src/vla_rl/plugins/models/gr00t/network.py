@@ -85,7 +85,7 @@ class Groot(nn.Module):
 
     def __init__(self, sizes: Sizes, shape: Shape) -> None:
         super().__init__()
-        self.backbone = (QwenTowers if isinstance(sizes, QwenSizes) else EagleTowers)(sizes)
+        self.backbone = QwenTowers(sizes) if isinstance(sizes, QwenSizes) else EagleTowers(sizes)
         self.action_head = ActionHead(sizes, shape)
 
 
@@ -178,6 +178,8 @@ class QwenModule(GrootModule):
 
     Of the blocks that attend to images and prompt, every second one attends to the prompt, the others to the images.
     """
+
+    _images: Tensor
 
     def __init__(self, groot: Groot, shape: tuple[int, int], row: int, starts: list[int], *heads: Any) -> None:
         super().__init__(groot, shape, row, *heads)

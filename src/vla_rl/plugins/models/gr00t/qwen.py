@@ -64,11 +64,13 @@ class QwenTowers(nn.ModuleDict):
 
     @property
     def _visual(self) -> Any:
-        return self["model"]["model"]["visual"]
+        model: Any = self["model"]
+        return model["model"]["visual"]
 
     @property
     def _language(self) -> Any:
-        return self["model"]["model"]["language_model"]
+        model: Any = self["model"]
+        return model["model"]["language_model"]
 
     def see(self, frames: Tensor) -> tuple[Tensor, list[Tensor]]:
         """[N, 3, 2, S, S] in [-1, 1] -> tokens [N, T, D], and what is added to them behind the language model's first
@@ -113,7 +115,7 @@ class QwenTowers(nn.ModuleDict):
         language = self._language
         tokens, deep = self.see(frames)
         rows = (len(ids), -1, tokens.shape[2])
-        x = language.embed_tokens(ids).index_copy(1, at, tokens.reshape(rows))
+        x: Tensor = language.embed_tokens(ids).index_copy(1, at, tokens.reshape(rows))
         places = _rope_places(ids.shape[1], tuple(starts), self.sizes.side).to(ids.device)
         turns = language.rotary_emb(x, places[:, None])
         for i, layer in enumerate(language.layers):
@@ -129,7 +131,8 @@ def _places(grid: int, merge: int) -> Tensor:
     rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
     both = torch.stack([rows, columns], dim=-1)
     blocks = both.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
-    return blocks.transpose(1, 2).reshape(-1, 2)
+    result: Tensor = blocks.transpose(1, 2).reshape(-1, 2)
+    return result
 
 
 @lru_cache

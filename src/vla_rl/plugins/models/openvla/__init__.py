@@ -13,12 +13,13 @@ from vla_rl.toolkit.models.adapters import LoRAConfig
 if TYPE_CHECKING:
     from vla_rl.plugins.models.openvla.autoregressive import ARPolicy
     from vla_rl.plugins.models.openvla.policy import OFTPolicy
+    from vla_rl.plugins.models.openvla.regression import L1Policy
 
 
 __all__ = ["LoRAConfig", "OpenVLAARConfig", "OpenVLAOFTConfig", "ValueHeadConfig", "build", "openvla", "openvla_oft"]
 
 
-def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy:
+def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
     """The OFT policy of this spec on the device of this place in the run."""
     from vla_rl.plugins.models.openvla.builder import build_policy
 

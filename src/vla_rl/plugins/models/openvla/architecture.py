@@ -100,7 +100,7 @@ class OpenVLAConfig(PreTrainedConfig):
         self.use_fused_vision_backbone = use_fused_vision_backbone
         self.pad_to_multiple_of = pad_to_multiple_of
         other["tie_word_embeddings"] = False  # the files say True of the wrapper; the Llama inside is untied
-        super().__init__(pad_token_id=pad_token_id, **other)
+        super().__init__(pad_token_id=pad_token_id, **other)  # type: ignore[call-arg]  # takes any, types fields only
 
     @property
     def action_vocab_end(self) -> int:

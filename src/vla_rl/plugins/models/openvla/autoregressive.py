@@ -157,7 +157,8 @@ class ARPolicy(FamilyPolicy):
         self._set_dropout(False)
         prompt = self.prompts.rows(obs.instructions)
         with self._numerics():
-            return self.module(prompt.ids, prompt.mask, None, **self._see(obs))[1]
+            result: Tensor = self.module(prompt.ids, prompt.mask, None, **self._see(obs))[1]
+            return result
 
     def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
         """Cross-entropy of the expert's tokens (temperature 1), each after the expert's own; mean over batch, chunk."""

@@ -61,6 +61,7 @@ class FamilyPolicy(VLAModel):
 
     name: str
     """Of the plugin, for messages."""
+    module: PolicyModule
 
     def __init__(self, parts: Parts) -> None:
         self.module, self.config, self.codec = parts.module, parts.config, parts.codec

@@ -145,7 +145,7 @@ def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
     found = context.scaling
     if found is None:
         return {}
-    entry = {"action": {name: list(values) for name, values in found["action"].items()}}
+    entry: dict[str, Any] = {"action": {name: list(values) for name, values in found["action"].items()}}
     if config.gripper == "rlds":  # the codec turns the simulator's -1 and 1 into 1 and 0, which nothing scales
         entry["action"]["mask"] = [True] * (len(entry["action"]["q01"]) - 1) + [False]
     if "state" in found:

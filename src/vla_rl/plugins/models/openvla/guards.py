@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -49,14 +50,15 @@ def check_network(network: OpenVLAForActionPrediction, causal: bool, source: str
 
 def _check_attention(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
     """What earlier positions know of the last token, and of padding."""
-    weight = network.get_input_embeddings().weight
+    weight = cast("Tensor", network.get_input_embeddings().weight)
     ids = torch.arange(LENGTH, device=weight.device)[None]
     other = ids.clone()
     other[0, -1] = LENGTH
     features = weight.new_zeros(1, 2, network.vision_backbone.embed_dim)
 
     def earlier(tokens: Tensor, mask: Tensor | None) -> Tensor:
-        return network(None, tokens, attention_mask=mask, causal=causal, features=features)[:, :-1].float()
+        result: Tensor = network(None, tokens, attention_mask=mask, causal=causal, features=features)[:, :-1].float()
+        return result
 
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[0, -1] = False
@@ -76,7 +78,7 @@ def _check_attention(network: OpenVLAForActionPrediction, causal: bool, source: 
 
 def _check_repetition(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
     """Greedy actions are a function of the observation: the same logits twice, and finite ones."""
-    weight = network.get_input_embeddings().weight
+    weight = cast("Tensor", network.get_input_embeddings().weight)
     size = network.config.image_sizes[0]
     pixels = torch.linspace(-1, 1, 6 * size * size, device=weight.device).to(weight.dtype).view(1, 6, size, size)
     ids = torch.arange(LENGTH, device=weight.device)[None]

@@ -27,7 +27,8 @@ class ProprioProjector(nn.Module):
         self.fc2 = nn.Linear(llm_dim, llm_dim)
 
     def forward(self, state: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(state))).unsqueeze(1)
+        result: Tensor = self.fc2(F.gelu(self.fc1(state))).unsqueeze(1)
+        return result
 
 
 class ValueHead(nn.Module):
@@ -56,7 +57,8 @@ class ValueHead(nn.Module):
             for layer in self.layers[:-1]:
                 x = F.gelu(layer(x))
             x = self.layers[-1](x)
-            return x.squeeze(-1) if self.outputs is None else x
+            result: Tensor = x.squeeze(-1) if self.outputs is None else x
+            return result
 
     def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
         return hidden[torch.arange(len(hidden), device=hidden.device), at].float()
@@ -114,7 +116,8 @@ class ActionValueHead(ValueHead):
     def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
         states = hidden[rows, at[:, None] + torch.arange(self.tokens, device=hidden.device)].float()
-        return (self.score(states).softmax(1) * states).sum(1)
+        result: Tensor = (self.score(states).softmax(1) * states).sum(1)
+        return result
 
 
 class ResidualBlock(nn.Module):
@@ -125,7 +128,8 @@ class ResidualBlock(nn.Module):
         self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.ffn(x)
+        result: Tensor = x + self.ffn(x)
+        return result
 
 
 class ResidualMLP(nn.Module):
@@ -141,7 +145,8 @@ class ResidualMLP(nn.Module):
         x = F.relu(self.fc1(self.layer_norm1(x)))
         for block in self.mlp_resnet_blocks:
             x = block(x)
-        return self.fc2(self.layer_norm2(x))
+        result: Tensor = self.fc2(self.layer_norm2(x))
+        return result
 
 
 class L1Head(nn.Module):
@@ -154,7 +159,8 @@ class L1Head(nn.Module):
         self.model = ResidualMLP(action_dim * llm_dim, llm_dim, action_dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
+        result: Tensor = self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
+        return result
 
 
 class Deviation(nn.Module):

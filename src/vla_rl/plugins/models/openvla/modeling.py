@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,8 @@ class Projector(nn.Module):
         self.fc3 = nn.Linear(llm_dim, llm_dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
+        result: Tensor = self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
+        return result
 
 
 class OpenVLAForActionPrediction(PreTrainedModel):
@@ -54,7 +55,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
     main_input_name = "pixel_values"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    _no_split_modules: ClassVar[list[str]] = ["LlamaDecoderLayer", "Block"]
+    _no_split_modules = ["LlamaDecoderLayer", "Block"]
     text_rows: tuple[Tensor, Tensor] | None = None
     """After `slim_head`: the head's rows before and behind those of the action tokens, on the host."""
 
@@ -63,7 +64,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         self.vision_backbone = VisionBackbone(config)
         self.projector = Projector(self.vision_backbone.embed_dim, config.text_config.hidden_size)
         self.language_model = LlamaForCausalLM(config.text_config)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]  # transformers does not annotate it
         for vit in (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer):
             for part in vit.unused():
                 part.requires_grad_(False)
@@ -72,7 +73,8 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         return self.language_model.get_input_embeddings()
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.language_model.get_output_embeddings()
+        head: nn.Module = self.language_model.get_output_embeddings()
+        return head
 
     def forward(
         self,
@@ -124,12 +126,16 @@ class OpenVLAForActionPrediction(PreTrainedModel):
             is_causal=causal,
             use_cache=cache is not None,
         )
-        return out.last_hidden_state
+        result: Tensor = out.last_hidden_state
+        return result
 
     def action_logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., bins]: logits of the action tokens, lowest id first."""
         head = self.get_output_embeddings()
-        return head(hidden) if self.text_rows is not None else F.linear(hidden, head.weight[self._action_rows])
+        if self.text_rows is not None:
+            logits: Tensor = head(hidden)
+            return logits
+        return F.linear(hidden, cast("Tensor", head.weight)[self._action_rows])
 
     @property
     def _action_rows(self) -> slice:
@@ -139,7 +145,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
     def slim_head(self) -> None:
         """Leave only the rows of the action tokens in the head (AcceRL, section 5.1): no gradient, optimiser state,
         device memory or traffic for the others, which never change. `whole_head` puts them back."""
-        weight, rows = self.get_output_embeddings().weight, self._action_rows
+        weight, rows = cast("Tensor", self.get_output_embeddings().weight), self._action_rows
         before, behind = (part.detach().to("cpu", copy=True) for part in (weight[: rows.start], weight[rows.stop :]))
         head = nn.Linear(weight.shape[1], self.config.n_action_bins, bias=False, device="meta")
         head.weight = nn.Parameter(weight[rows].detach().clone(), requires_grad=weight.requires_grad)
@@ -148,7 +154,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
 
     def whole_head(self) -> Tensor:
         """[vocabulary, D] as the public files have it, on the host."""
-        weight = self.get_output_embeddings().weight.detach().cpu()
+        weight = cast("Tensor", self.get_output_embeddings().weight).detach().cpu()
         if self.text_rows is None:
             return weight
         before, behind = self.text_rows

@@ -52,7 +52,8 @@ class OFTPolicy(FamilyPolicy):
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
         self._require_critic()
-        return self._forward(obs, 0)[1]
+        result: Tensor = self._forward(obs, 0)[1]
+        return result
 
     def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
         """Cross-entropy over the action tokens (temperature 1), mean over the batch and the chunk."""

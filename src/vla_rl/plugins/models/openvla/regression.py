@@ -107,7 +107,8 @@ class SampledL1Policy(L1Policy):
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
         self._require_critic()
-        return self._forward(obs, self._see(obs), 0)[1]
+        result: Tensor = self._forward(obs, self._see(obs), 0)[1]
+        return result
 
     def _log_probs(self, said: Tensor, mean: Tensor) -> Tensor:
         """[B, C, 1]"""

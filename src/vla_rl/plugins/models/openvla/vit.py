@@ -25,7 +25,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, dim = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, dim))
+        result: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, dim))
+        return result
 
 
 class MLP(nn.Module):
@@ -35,7 +36,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        result: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return result
 
 
 class LayerScale(nn.Module):
@@ -62,7 +64,8 @@ class Block(GradientCheckpointingLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
-        return x + self.ls2(self.mlp(self.norm2(x)))
+        result: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return result
 
 
 class AttentionPool(nn.Module):
@@ -85,7 +88,8 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, spec.embed_dim, kernel_size=spec.patch_size, stride=spec.patch_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.proj(pixels).flatten(2).transpose(1, 2)
+        result: Tensor = self.proj(pixels).flatten(2).transpose(1, 2)
+        return result
 
 
 class VisionTransformer(nn.Module):
@@ -113,4 +117,5 @@ class VisionTransformer(nn.Module):
         x = torch.cat([*prefix, x], dim=1)
         for block in self.blocks[:-1]:
             x = block(x)
-        return x[:, x.shape[1] - self.patches :]
+        result: Tensor = x[:, x.shape[1] - self.patches :]
+        return result

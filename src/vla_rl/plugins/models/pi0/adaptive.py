@@ -40,14 +40,17 @@ class AdaptiveLayer(GemmaDecoderLayer):
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.input_layernorm = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm: Any = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm: Any = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, condition: Tensor, **attention: Any) -> Tensor:
+    def forward(  # type: ignore[override]  # only AdaptiveExpert calls it
+        self, hidden: Tensor, condition: Tensor, **attention: Any
+    ) -> Tensor:
         normed, gate = self.input_layernorm(hidden, condition)
         hidden = hidden + gate * self.self_attn(hidden_states=normed, **attention)[0]
         normed, gate = self.post_attention_layernorm(hidden, condition)
-        return hidden + gate * self.mlp(normed)
+        result: Tensor = hidden + gate * self.mlp(normed)
+        return result
 
 
 class AdaptiveExpert(nn.Module):
@@ -71,7 +74,8 @@ class AdaptiveExpert(nn.Module):
                 past_key_values=prefix.cache,
                 position_embeddings=rotation,
             )
-        return self.norm(hidden, condition)[0]
+        result: Tensor = self.norm(hidden, condition)[0]
+        return result
 
 
 class TimeCondition(nn.Module):
@@ -79,7 +83,8 @@ class TimeCondition(nn.Module):
 
     def __init__(self, config: PI0Config) -> None:
         super().__init__()
-        width = config.dit_config.hidden_size
+        dit: Any = config.dit_config
+        width: int = dit.hidden_size
         self.sinusoid_embeds = TimeEmbedding(width, config.min_period, config.max_period)
         self.action_in_proj = nn.Linear(config.max_action_dim, width)
         self.time_mlp_in = nn.Linear(width, width)
@@ -93,9 +98,10 @@ class TimeCondition(nn.Module):
 def empty_adaptive(config: PI0Config) -> PI0ForConditionalGeneration:
     """As `empty_network`, with pi0.5's expert."""
     network = empty_network(config)
+    parts: Any = network
     with no_init_weights():
-        network.embed_action_time = TimeCondition(config)
-        network.model.dit = AdaptiveExpert(network.model.dit)
+        parts.embed_action_time = TimeCondition(config)
+        parts.model.dit = AdaptiveExpert(network.model.dit)
     return network
 
 
@@ -131,4 +137,5 @@ class Pi05Module(Pi0Module):
     def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """The state is in the prompt."""
         embed = self.pi0.embed_action_time
-        return self.pi0.model.dit(embed.action_in_proj(x).to(self._dtype), embed(time), prefix).float()
+        result: Tensor = self.pi0.model.dit(embed.action_in_proj(x).to(self._dtype), embed(time), prefix).float()
+        return result

@@ -7,6 +7,8 @@ state, actions. A camera that is not there is left out: pi0 masks it, and positi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -37,9 +39,9 @@ def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
     """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         network = PI0ForConditionalGeneration(config)
-    network.embed_action_time.sinusoid_embeds = TimeEmbedding(
-        config.dit_config.hidden_size, config.min_period, config.max_period
-    )
+    embed: Any = network.embed_action_time
+    dit: Any = config.dit_config
+    embed.sinusoid_embeds = TimeEmbedding(dit.hidden_size, config.min_period, config.max_period)
     network.model.dit.embed_tokens.requires_grad_(False)  # in the files, and never computed
     network.model.vlm.language_model.config._attn_implementation = WITH_BLIND_QUERIES
     return network
@@ -128,10 +130,12 @@ class Pi0Module(FlowModule):
             past_key_values=prefix.cache,
             use_cache=False,
         ).last_hidden_state
-        return hidden[:, 1:].float()
+        result: Tensor = hidden[:, 1:].float()
+        return result
 
     def velocity(self, hidden: Tensor) -> Tensor:
-        return self.pi0.action_out_proj(hidden)
+        result: Tensor = self.pi0.action_out_proj(hidden)
+        return result
 
 
 def stays_float32(name: str) -> bool:

@@ -94,8 +94,9 @@ class VLMWithExpert(nn.Module):
         wide = sizes.kv_heads * sizes.head_dim
         for i, layer in enumerate(self.lm_expert.layers):
             if i % sizes.alternate:
-                layer.self_attn.k_proj = nn.Linear(wide, wide, bias=False)
-                layer.self_attn.v_proj = nn.Linear(wide, wide, bias=False)
+                attention: Any = layer.self_attn
+                attention.k_proj = nn.Linear(wide, wide, bias=False)
+                attention.v_proj = nn.Linear(wide, wide, bias=False)
 
 
 class SmolVLANetwork(nn.Module):
@@ -148,7 +149,8 @@ def attend(layer: Any, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> 
         queries.float(), keys.float(), values.float(), attn_mask=mask, enable_gqa=True
     )
     x = x + layer.self_attn.o_proj(found.transpose(1, 2).flatten(2).to(x.dtype))
-    return x + layer.mlp(normed(layer.post_attention_layernorm, x))
+    result: Tensor = x + layer.mlp(normed(layer.post_attention_layernorm, x))
+    return result
 
 
 class SmolVLAModule(FlowModule):
@@ -176,13 +178,15 @@ class SmolVLAModule(FlowModule):
         tower = vlm.vision_model
         x = tower.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2)
         x = x + tower.embeddings.position_embedding.weight  # of whole images: transformers looks for each patch's
-        return vlm.connector(tower.post_layernorm(tower.encoder(inputs_embeds=x).last_hidden_state))
+        result: Tensor = vlm.connector(tower.post_layernorm(tower.encoder(inputs_embeds=x).last_hidden_state))
+        return result
 
     def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
         """[B, cameras, 3, S, S] in [-1, 1] and int64 [B, L] -> [B, P, D]."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model.embed_tokens(ids)
         features = self.embed_images(pixels.flatten(0, 1)).reshape(len(ids), -1, text.shape[2])
-        return torch.cat([features, text], dim=1) * text.shape[2] ** 0.5
+        result: Tensor = torch.cat([features, text], dim=1) * text.shape[2] ** 0.5
+        return result
 
     def look(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Seen:
         """Run the language model on `embed_prefix`'s inputs; mask: bool [B, L], False at padding."""
@@ -231,7 +235,8 @@ class SmolVLAModule(FlowModule):
         return normed(expert.norm, hidden).float()
 
     def velocity(self, hidden: Tensor) -> Tensor:
-        return self.smolvla.action_out_proj(hidden)
+        result: Tensor = self.smolvla.action_out_proj(hidden)
+        return result
 
     # ------------------------------------------------------------------------------------------------ layers
 
@@ -261,7 +266,8 @@ class SmolVLAModule(FlowModule):
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, heads D] -> [B, heads, T, D]."""
-        return x.unflatten(2, (-1, self._dim)).transpose(1, 2)
+        result: Tensor = x.unflatten(2, (-1, self._dim)).transpose(1, 2)
+        return result
 
     def _crosses(self, i: int) -> bool:
         return i % self.smolvla.sizes.alternate != 0

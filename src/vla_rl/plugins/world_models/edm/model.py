@@ -253,7 +253,8 @@ class EDM(WorldModel):
         frame, cameras = noisy.shape[1], len(self.cameras)
         shares = (output[:, frame:].unflatten(1, (LAYERS, cameras, 1, -1)) + self._favour).softmax(1)
         layers = given[:, -LAYERS * frame :].unflatten(1, (LAYERS, cameras, 3, -1))
-        return output[:, :frame] + (1 - c.c_skip) / c.c_out * (shares * layers).sum(1).flatten(1, 3)
+        result: Tensor = output[:, :frame] + (1 - c.c_skip) / c.c_out * (shares * layers).sum(1).flatten(1, 3)
+        return result
 
     def _shape(self, windows: Windows) -> tuple[int, int, int]:
         height, width = windows.images[self.cameras[0]].shape[2:4]

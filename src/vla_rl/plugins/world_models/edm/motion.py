@@ -117,7 +117,8 @@ class Motion(nn.Module):
         robot is, before the chunk and after it, in each camera's picture."""
         cells, ends = _cells(like), zip(path.origins, path.places, strict=True)
         ways = [place[:, None] - cells for origin, places in ends for place in (origin, places[:, -1])]
-        return (torch.cat(ways, dim=2) / NEAR).tanh().transpose(1, 2).unflatten(2, like.shape[-2:])
+        result: Tensor = (torch.cat(ways, dim=2) / NEAR).tanh().transpose(1, 2).unflatten(2, like.shape[-2:])
+        return result
 
     def observe(self, chunk: Tensor, state: Tensor, then: Tensor, played: Tensor, pair: tuple[Tensor, Tensor]) -> None:
         """Chunks [B, C A] of which so many actions were played (int64 [B], may be 0), the states before and after, and
