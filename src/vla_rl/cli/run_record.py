@@ -12,11 +12,11 @@ import numpy as np
 from vla_rl.cli.report.gather import Gathered, gather
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec, load_spec
+from vla_rl.core.types import Array
 
 if TYPE_CHECKING:
     from vla_rl.serving.policy import Policy
 
-Array = np.ndarray[Any, Any]
 PLOTTED = ("env/success_rate", "loss/policy")
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.types import Episode
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
+from vla_rl.core.types import ArrayOrTensor, Episode
 
 
 @frozen(kw_only=True)
@@ -31,7 +28,7 @@ class EpisodeFrames:
     task: str
     instruction: str
     success: bool
-    images: Mapping[str, Array]
+    images: Mapping[str, ArrayOrTensor]
     """Camera -> uint8 [frames, H, W, 3]."""
 
 

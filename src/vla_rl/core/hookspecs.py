@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vla_rl.core.types import (
         Advantages,
         Array,
+        ArrayOrTensor,
         Batch,
         Chunk,
         ChunkResult,
@@ -54,12 +55,12 @@ class VLAModel(ABC):
     """M."""
 
     @hookspec(firstresult=True)
-    def encode_actions(self, actions: Array) -> torch.Tensor:
+    def encode_actions(self, actions: ArrayOrTensor) -> torch.Tensor:
         """float [B, C, A] in the simulator's units -> int64 [B, C, M]. Optional: of models with tokens."""
         raise NotOffered(f"{type(self).__name__} has no action tokens")
 
     @hookspec(firstresult=True)
-    def decode_actions(self, tokens: Array) -> torch.Tensor:
+    def decode_actions(self, tokens: ArrayOrTensor) -> torch.Tensor:
         """int64 [B, C, M] -> float32 [B, C, A], un-normalised with the checkpoint's statistics. Optional as well."""
         raise NotOffered(f"{type(self).__name__} has no action tokens")
 
@@ -87,7 +88,7 @@ class VLAModel(ABC):
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def imitation_loss(self, obs: Observation, actions: Array) -> torch.Tensor:
+    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> torch.Tensor:
         """Behaviour cloning of float [B, C, A], with gradient: a scalar, mean over the batch."""
 
     @hookspec(firstresult=True)
@@ -96,7 +97,7 @@ class VLAModel(ABC):
         return [(name, p.detach()) for name, p in self.module.named_parameters() if p.requires_grad]
 
     @hookspec(firstresult=True)
-    def load_weights(self, pairs: Iterable[tuple[str, Array]]) -> None:
+    def load_weights(self, pairs: Iterable[tuple[str, ArrayOrTensor]]) -> None:
         """Copy published pairs into the module. Raises KeyError for a name that is not there."""
         import torch
 
@@ -125,18 +126,18 @@ class SimEnv(ABC):
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def reset(self, rows: Array, state_ids: Array, seed: Array) -> Observation:
+    def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
         """Put rows (int64 [R]) into states (int64 [R]); `seed` (int64 [R]) keys whatever else is random in the
         episode. -> Observation of those R rows, in that order; the other rows are untouched."""
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def chunk_step(self, actions: Array, active: Array, stop_at_end: bool) -> ChunkResult:
+    def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
         """Apply up to C actions, float [N, C, A], to the rows where `active` (bool [N]). `stop_at_end`: a row stops
         executing at its first terminated or truncated action; else it executes all. Cameras render once, at the end."""
 
     @hookspec(firstresult=True)
-    def expert_chunk(self) -> Array:
+    def expert_chunk(self) -> ArrayOrTensor:
         """Optional: a scripted demonstrator's next chunk from the current states, float32 [N, C, A] with C as in
         `Context.chunk`. Has no effect on the rows."""
         raise NotOffered(f"{type(self).__name__} has no scripted expert")
@@ -231,7 +232,7 @@ class Demonstrations(ABC):
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def read_samples(self, indices: Array) -> tuple[Observation, Array]:
+    def read_samples(self, indices: ArrayOrTensor) -> tuple[Observation, ArrayOrTensor]:
         """Samples int64 [B], each in 0 ... num_samples - 1. -> (their Observation, with the cameras, state and
         instructions of the simulator; float32 [B, C, A] in its units). Called from one thread at a time."""
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 
 def generator(seed: int, purpose: str, number: int = 0, episode: int = 0, chunk: int = 0) -> np.random.Generator:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import ResetState
+from vla_rl.core.types import Array, ResetState
 
-Array = np.ndarray[Any, Any]
 TaskWeights = Mapping[str, float] | None
 """Task -> its weight (all above 0); None: each state alike."""
 

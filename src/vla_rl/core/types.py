@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 from attrs import field, frozen
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    Array = np.ndarray[Any, Any] | torch.Tensor
-
+Array: TypeAlias = "np.ndarray[Any, Any]"
+"""A NumPy array of any shape and dtype; docstrings and comments give both. A string, so that this module is light."""
+ArrayOrTensor: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
+"""What crosses plugin borders in either form; `to_numpy` and `pick` take both."""
 ValueGranularity = Literal["none", "chunk", "action"]
 
 
@@ -166,12 +168,12 @@ class ResetState:
 class Observation:
     """What a policy sees of N rows: the images after the last executed action, state and instruction."""
 
-    images: Mapping[str, Array]
+    images: Mapping[str, ArrayOrTensor]
     """Camera -> uint8 [N, H, W, 3], upright."""
     instructions: tuple[str, ...]
-    state: Array | None = None
+    state: ArrayOrTensor | None = None
     """float32 [N, S]."""
-    steps: Array | None = None
+    steps: ArrayOrTensor | None = None
     """int64 [N]: valid actions of each row's episode so far, in rollouts; else None. Core fills it in."""
 
     def __len__(self) -> int:
@@ -185,7 +187,7 @@ class Observation:
         """The same observation in host memory, ready to cross processes."""
         return self._each(to_numpy, self.instructions)
 
-    def _each(self, change: Callable[[Array], Array], instructions: tuple[str, ...]) -> Observation:
+    def _each(self, change: Callable[[ArrayOrTensor], ArrayOrTensor], instructions: tuple[str, ...]) -> Observation:
         state, steps = (None if array is None else change(array) for array in (self.state, self.steps))
         images = {name: change(image) for name, image in self.images.items()}
         return Observation(images=images, instructions=instructions, state=state, steps=steps)
@@ -208,17 +210,17 @@ class ChunkResult:
 
     obs: Observation
     """After the last executed action of each row (of an ended row: its final observation, never a reset one)."""
-    rewards: Array
+    rewards: ArrayOrTensor
     """float32 [N, C]; 0 where nothing was executed."""
-    terminated: Array
+    terminated: ArrayOrTensor
     """bool [N, C]: the task ended at this action, by success or failure."""
-    truncated: Array
+    truncated: ArrayOrTensor
     """bool [N, C]: the simulator gave up at this action for a reason of its own (core adds the step limit)."""
-    executed: Array
+    executed: ArrayOrTensor
     """bool [N, C]: this action was applied. Rows that are not active execute nothing."""
-    success: Array
+    success: ArrayOrTensor
     """bool [N]: the task's success predicate after the row's last executed action."""
-    succeeded: Array | None = None
+    succeeded: ArrayOrTensor | None = None
     """Optional bool [N, C]: the predicate after each action; makes success_once exact where rows run on."""
 
 
@@ -229,13 +231,13 @@ class ChunkResult:
 class Chunk:
     """A sampled chunk of actions for B rows."""
 
-    actions: Array
+    actions: ArrayOrTensor
     """float32 [B, C, A] in the simulator's units."""
-    log_probs: Array
+    log_probs: ArrayOrTensor
     """float32 [B, C, M]: log-probability under the distribution that was sampled (temperature included)."""
-    values: Array | None = None
+    values: ArrayOrTensor | None = None
     """float32 [B] or [B, C] from the same forward pass, when the model has a value head."""
-    replay: Mapping[str, Array] = field(factory=dict)
+    replay: Mapping[str, ArrayOrTensor] = field(factory=dict)
     """The heavy part that `chunk_log_probs` needs again, batch first: tokens [B, C, M], a denoising chain ..."""
 
 

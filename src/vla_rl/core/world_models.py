@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from vla_rl.core.hookspecs import hookspec
+from vla_rl.core.types import Array, Observation
 
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.core.randomness import Array, Noise
-    from vla_rl.core.types import Observation
+    from vla_rl.core.randomness import Noise
 
 
 @frozen(kw_only=True, eq=False)

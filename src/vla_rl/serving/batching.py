@@ -13,8 +13,8 @@ import numpy as np
 from attrs import define, field, frozen
 
 from vla_rl.core.plan import Window
-from vla_rl.core.types import Observation
-from vla_rl.serving.policy import Array, Key, Policy
+from vla_rl.core.types import Array, Observation
+from vla_rl.serving.policy import Key, Policy
 from vla_rl.toolkit.models.real_time import Unexecuted
 
 logger = logging.getLogger(__name__)

@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from time import time
 from typing import Any, ClassVar
 
-import numpy as np
 from attrs import define, field, frozen
 
 from vla_rl import __version__
-from vla_rl.core.types import EnvInfo
+from vla_rl.core.types import Array, EnvInfo
 from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, plain
 from vla_rl.toolkit.models.openpi import FrameError, pack, unpack
 
-Array = np.ndarray[Any, Any]
 Frame = str | bytes
 
 

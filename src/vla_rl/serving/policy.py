@@ -19,7 +19,7 @@ from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import Spec, load_spec
-from vla_rl.core.types import EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
@@ -27,7 +27,6 @@ from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.runtime.workers.models import build_model, load_trained
 from vla_rl.toolkit.models.real_time import Unexecuted
 
-Array = np.ndarray[Any, Any]
 Key = tuple[int, int, int]
 
 MAX_INSTRUCTION = 1000

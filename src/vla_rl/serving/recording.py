@@ -14,8 +14,8 @@ import numpy as np
 from attrs import define, field
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Observation
-from vla_rl.serving.policy import Array, Policy
+from vla_rl.core.types import Array, Observation
+from vla_rl.serving.policy import Policy
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
 from vla_rl.toolkit.data.recording import Recording, png
 

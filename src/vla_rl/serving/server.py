@@ -29,7 +29,7 @@ from websockets.protocol import State
 from vla_rl.core.catalogue import OWN_DIST, install_command
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Window
-from vla_rl.core.types import Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.serving.access import Access
 from vla_rl.serving.batching import Batcher, ClientGone
 from vla_rl.serving.clients import (
@@ -46,7 +46,7 @@ from vla_rl.serving.clients import (
     whose_place,
 )
 from vla_rl.serving.dialects import DIALECTS, Asked, Dialect, Frame
-from vla_rl.serving.policy import Array, Key, Policy
+from vla_rl.serving.policy import Key, Policy
 from vla_rl.toolkit.models.key_maps import KeyMap, has_encoded, read_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError
 from vla_rl.toolkit.models.real_time import Unexecuted

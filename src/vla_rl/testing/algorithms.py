@@ -13,7 +13,7 @@ from attrs import frozen
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity
+from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import AdvantageCase, check_advantages
 from vla_rl.testing.findings import Findings, built
@@ -77,7 +77,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
 def _check_features(f: Findings, algorithm: Algorithm) -> int:
     """-> D of the algorithm's features."""
     lengths = (5, 0, 1, 70)
-    frames = tuple(synthetic.observation(synthetic.env_info(1), n).images["camera0"] for n in lengths)
+    frames = tuple(to_numpy(synthetic.observation(synthetic.env_info(1), n).images["camera0"]) for n in lengths)
     with f.section("features"):
         features: Any = algorithm.features(frames)
         found = f"{str(features.dtype).removeprefix('torch.')} {list(features.shape)}"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import Chunk, Observation, to_numpy
+from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.model_case import ModelCase
 
@@ -89,7 +89,7 @@ def _compare_rows(case: ModelCase, whole: dict[bool, Chunk], obs: Observation, r
         case.near(case.model.values(obs), to_numpy(case.model.values(case.obs))[rows], "values", what, remedy, KERNELS)
 
 
-def take(chunk: Chunk, rows: np.ndarray[Any, Any]) -> Chunk:
+def take(chunk: Chunk, rows: Array) -> Chunk:
     """These rows of a chunk, as NumPy arrays, in which it crosses processes."""
     return Chunk(
         actions=to_numpy(chunk.actions)[rows],
@@ -140,7 +140,7 @@ def _sampled_from(case: ModelCase, where: str) -> None:
     _draws_apart(case, to_numpy(chunk.actions))
 
 
-def _draws_apart(case: ModelCase, actions: np.ndarray[Any, Any]) -> None:
+def _draws_apart(case: ModelCase, actions: Array) -> None:
     """Numbers of one row's chunk are not all made of one draw."""
     flat = actions.reshape(case.rows, COPIES, -1).astype(np.float64)
     flat = (flat - flat.mean(1, keepdims=True)).reshape(case.rows * COPIES, -1)

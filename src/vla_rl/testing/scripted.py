@@ -17,6 +17,7 @@ from attrs import frozen
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import (
+    Array,
     ChunkResult,
     Context,
     EnvInfo,
@@ -46,10 +47,10 @@ class SimulatorFault(RuntimeError):
 class Seen:
     """What a stamped image says, int64 [N] each: the run's row, its resets before this one, steps executed, state."""
 
-    row: np.ndarray[Any, Any]
-    episode: np.ndarray[Any, Any]
-    step: np.ndarray[Any, Any]
-    state: np.ndarray[Any, Any]
+    row: Array
+    episode: Array
+    step: Array
+    state: Array
 
 
 def seen(obs: Observation) -> Seen:
@@ -181,7 +182,7 @@ class ScriptedEnv(SimEnv):
             succeeded=succeeded,
         )
 
-    def expert_chunk(self) -> np.ndarray[Any, Any]:
+    def expert_chunk(self) -> Array:
         chunk = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
         chunk[:, :, 0] = 0.5 * self._targets()[:, None]
         return chunk
@@ -193,13 +194,13 @@ class ScriptedEnv(SimEnv):
         for array, saved in zip(self._moving(), snapshot, strict=True):
             array[...] = saved
 
-    def _moving(self) -> tuple[np.ndarray[Any, Any], ...]:
+    def _moving(self) -> tuple[Array, ...]:
         return self.seeds, self._state, self._episode, self._step, self._end, self._outcome, self._push
 
     def _task(self, state: int) -> TaskInfo:
         return self.info.tasks[state % len(self.info.tasks)]
 
-    def _targets(self) -> np.ndarray[Any, Any]:
+    def _targets(self) -> Array:
         return np.where(self._state // len(self.info.tasks) % 2 == 0, np.float32(1), np.float32(-1))
 
     def _prescribed(self, row: int) -> tuple[int, str] | None:
@@ -215,7 +216,7 @@ class ScriptedEnv(SimEnv):
         draw = generator(0, "scripted/length", state).standard_normal() if sigma else 0.0
         return max(1, round(self._length * math.exp(sigma * draw - sigma**2 / 2)))
 
-    def _observe(self, rows: np.ndarray[Any, Any]) -> Observation:
+    def _observe(self, rows: Array) -> Observation:
         image = np.full((len(rows), self._image, self._image, 3), 128, np.uint8)
         step = self._step[rows]
         image[:, 1:, :, 0] = (step * 16 % 256)[:, None, None]

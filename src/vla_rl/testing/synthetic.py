@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ import torch
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import (
     Advantages,
+    Array,
     Batch,
     Chunk,
     EnvInfo,
@@ -82,7 +82,7 @@ def rollout(
     valid, ending = at <= last, at == last
     rewards = ending & (kinds == 0)
 
-    def shaped(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    def shaped(array: Array) -> torch.Tensor:
         return torch.from_numpy(array.reshape(chunk_steps, chunk, columns).transpose(0, 2, 1).copy())
 
     def normal(*shape: int) -> torch.Tensor:

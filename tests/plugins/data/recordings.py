@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from vla_rl.core.types import to_numpy
+from vla_rl.core.types import Array, to_numpy
 
-Array = np.ndarray[Any, Any]
 Episode = dict[str, Any]
 FPS = 10
 

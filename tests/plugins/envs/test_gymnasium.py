@@ -17,13 +17,12 @@ import pytest
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context
+from vla_rl.core.types import Array, Context
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin
 from vla_rl.plugins.envs.gymnasium.settings import Camera, Wrapper
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 
-Array = np.ndarray[Any, Any]
 ROW, ON = np.array([0]), np.array([True])
 LIMIT = 6
 drawn = pytest.mark.skipif(find_spec("pygame") is None, reason="needs pip install 'gymnasium[classic-control]'")

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from vla_rl.core.errors import NotOffered, UserError
-from vla_rl.core.types import ChunkResult, Context
+from vla_rl.core.types import Array, ChunkResult, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
 from vla_rl.plugins.envs.libero.expert import recipe
 from vla_rl.plugins.envs.libero.suites import Suite
@@ -24,7 +24,6 @@ from vla_rl.plugins.envs.libero.suites import Suite
 pytestmark = pytest.mark.sim
 pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
 
-Array = np.ndarray[Any, Any]
 SIZE, CHUNK = 64, 8
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (1, 2 * CHUNK, 7)).astype(np.float32)
 ROW, ON = np.array([0]), np.array([True])

@@ -11,14 +11,13 @@ import numpy as np
 import psutil
 import pytest
 
-from vla_rl.core.types import Context
+from vla_rl.core.types import Array, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
 from vla_rl.toolkit.envs.settings import SharedProcesses
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
 
-Array = np.ndarray[Any, Any]
 CHUNKS, CHUNK, SIZE = 3, 8, 64
 INLINE = SharedProcesses(apart=False)
 

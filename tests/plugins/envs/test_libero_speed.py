@@ -13,13 +13,12 @@ import psutil
 import pytest
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context
+from vla_rl.core.types import Array, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
 from vla_rl.plugins.envs.libero.egl import egl_device
 
 pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
 
-Array = np.ndarray[Any, Any]
 CHUNKS, CHUNK, SIZE = 3, 8, 64
 FILMED = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}
 STILL = [0.0] * 6 + [-1.0]

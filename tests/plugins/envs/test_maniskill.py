@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from vla_rl.core.errors import NotOffered, UserError
-from vla_rl.core.types import ChunkResult, Context, Observation, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Context, Observation, to_numpy
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.scene import Place, Scene
@@ -28,7 +28,6 @@ from vla_rl.toolkit.envs.settings import Processes
 if find_spec("mani_skill") is None:
     pytest.skip("needs ManiSkill: pip install 'vla-rl[maniskill]'", allow_module_level=True)
 
-Array = np.ndarray[Any, Any]
 SIZE, CHUNK = 64, 8
 ROW, ON = np.array([0]), np.array([True])
 

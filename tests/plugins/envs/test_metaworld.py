@@ -28,7 +28,6 @@ os.environ.setdefault("MUJOCO_GL", "egl")  # importing Meta-World imports mujoco
 pytestmark = pytest.mark.sim
 pytest.importorskip("metaworld", reason="needs Meta-World: pip install 'vla-rl[metaworld]'")
 
-Array = np.ndarray[Any, Any]
 SIZE, CHUNK = 48, 4
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (1, 3 * CHUNK, 4)).astype(np.float32)
 ROW, ON = np.array([0]), np.array([True])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
+from vla_rl.core.types import Array
 from vla_rl.toolkit.envs.meshes import cells_for, clustered, normals_of
-
-Array = np.ndarray[Any, Any]
 
 
 def sphere(rings: int) -> tuple[Array, Array]:

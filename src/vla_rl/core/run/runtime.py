@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
+from vla_rl.core.types import Array
 
+if TYPE_CHECKING:
     from vla_rl.core.events import Evaluation
     from vla_rl.core.hookspecs import Algorithm
     from vla_rl.core.interrupts import Interrupts
@@ -59,7 +59,7 @@ class Runtime(Protocol):
         `update` trains on beside what is prepared, each with advantages of its own. Nothing without a world model.
         -> metrics."""
 
-    def prepare(self, kept: Rollout, keep: np.ndarray[Any, Any]) -> Rollout:
+    def prepare(self, kept: Rollout, keep: Array) -> Rollout:
         """What is trained on: the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to, behind those
         that are trained on again; with values and log-probs of the newest weights as the algorithm needs them."""
 

@@ -6,17 +6,14 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.fields import ROLLOUT, arranged, read
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Rollout
+from vla_rl.core.types import Array, Rollout
 
 if TYPE_CHECKING:
     import torch
-
-Array = np.ndarray[Any, Any]
 
 
 class Selection:

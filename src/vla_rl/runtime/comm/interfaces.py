@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import EnvInfo, Observation, ResetState
+from vla_rl.core.types import Array, EnvInfo, Observation, ResetState
 from vla_rl.runtime.comm.channel import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
@@ -26,7 +24,6 @@ from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import Device
 from vla_rl.toolkit.data.recording import Recording
 
-Array = np.ndarray[Any, Any]
 Demonstrations = tuple[Observation, Array]
 """Observations of B chunk steps, and the expert's actions, float32 [B, C, A]."""
 

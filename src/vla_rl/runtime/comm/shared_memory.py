@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 SMALL = 64 * 1024
 """Bytes of arrays that go in the message itself."""

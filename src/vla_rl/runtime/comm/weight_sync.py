@@ -10,17 +10,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
-
-Array = np.ndarray[Any, Any]
-
+from vla_rl.core.types import Array
 
 ALIGNED = 64
 """Bytes at which each tensor starts."""

@@ -10,10 +10,8 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.fields import ADVANTAGES, ROLLOUT, arranged, read
-from vla_rl.core.types import Advantages, Rollout
+from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.messages.reports import Played
-
-Array = np.ndarray[Any, Any]
 
 
 @frozen(kw_only=True, eq=False)

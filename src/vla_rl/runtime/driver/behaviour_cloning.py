@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,11 +10,11 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import ExpertSpec
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Array
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
 from vla_rl.runtime.messages.learning import ImitationStep
 
-Array = np.ndarray[Any, Any]
 PIECE = 10
 """Optimiser steps of one call, between which a run can be stopped."""
 

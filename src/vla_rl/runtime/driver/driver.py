@@ -10,7 +10,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 from attrs import evolve
 
 from vla_rl.core.events import Evaluation
@@ -19,7 +18,7 @@ from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages, EnvInfo, Rollout
+from vla_rl.core.types import Advantages, Array, EnvInfo, Rollout
 from vla_rl.runtime.checks.run import check_plan, check_simulators
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.handles import Fleet, Handle
@@ -46,7 +45,6 @@ from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 
-Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
 Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None

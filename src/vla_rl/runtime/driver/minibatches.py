@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from attrs import field, frozen
 
 from vla_rl.core.randomness import generator
+from vla_rl.core.types import Array
 from vla_rl.runtime.messages.learning import OptimizerStep
-
-Array = np.ndarray[Any, Any]
 
 
 @frozen(kw_only=True, eq=False)

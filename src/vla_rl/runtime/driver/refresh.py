@@ -4,19 +4,16 @@ learner (`scoring.py` is the learners')."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from vla_rl.core.types import Rollout
+from vla_rl.core.types import Array, Rollout
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.driver.assembler import Gathered, Samples, find_samples
 from vla_rl.runtime.messages.ids import SampleId
 from vla_rl.runtime.messages.learning import Asked, Named
-
-Array = np.ndarray[Any, Any]
 
 
 def refreshed(

@@ -4,7 +4,6 @@ trained on again, and has all of it freed."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from attrs import evolve
@@ -12,7 +11,7 @@ from attrs import evolve
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Rollout
+from vla_rl.core.types import Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
@@ -21,8 +20,6 @@ from vla_rl.runtime.driver.refresh import refreshed
 from vla_rl.runtime.driver.replay import Replay
 from vla_rl.runtime.messages.reports import Played
 from vla_rl.runtime.placement.assignments import ranks_of
-
-Array = np.ndarray[Any, Any]
 
 
 class Supply:

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from attrs import define, evolve, field
 
 from vla_rl.core.types import ResetState
 from vla_rl.runtime.messages.requests import Finished, Start
-
-Array = np.ndarray[Any, Any]
 
 
 @define

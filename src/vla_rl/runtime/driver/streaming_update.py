@@ -18,7 +18,7 @@ from vla_rl.core.fields import ADVANTAGES
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages, Rollout
+from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface
@@ -29,7 +29,6 @@ from vla_rl.runtime.driver.update import merged
 from vla_rl.runtime.messages.learning import OptimizerStep
 from vla_rl.runtime.messages.reports import Played
 
-Array = np.ndarray[Any, Any]
 CLOSE = 1e-3
 """Of the largest: by how much those of a part may differ from those of the whole step. Sums of rewards are rounded
 otherwise where trajectories are longer, and a division by a small deviation makes more of it."""

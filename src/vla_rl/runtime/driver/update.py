@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages
+from vla_rl.core.types import Advantages, Array
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface
@@ -17,7 +17,6 @@ from vla_rl.runtime.driver.assembler import Gathered, Samples, find_samples, lig
 from vla_rl.runtime.driver.minibatches import Share, share_out
 from vla_rl.toolkit.algorithms.statistics import read_all
 
-Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
 """As `LearnerRole.update` gives it."""
 

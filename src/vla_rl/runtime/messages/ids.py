@@ -5,11 +5,9 @@ Nothing else does arithmetic on ids.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 
 class SampleId:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 from attrs import frozen
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 
 @frozen(kw_only=True)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, EnvInfo, Observation, concat, pick, to_numpy
-
-Array = Any
+from vla_rl.core.types import Array, ArrayOrTensor, Chunk, EnvInfo, Observation, concat, pick, to_numpy
 
 
 @frozen(kw_only=True, eq=False)
@@ -20,13 +17,13 @@ class Heavy:
     """B samples: observations, chosen actions [B, C, A] and the model's own replay, batch first."""
 
     obs: Observation
-    actions: Array
-    replay: Mapping[str, Array]
+    actions: ArrayOrTensor
+    replay: Mapping[str, ArrayOrTensor]
 
     def __len__(self) -> int:
         return len(self.obs)
 
-    def take(self, indices: np.ndarray[Any, Any]) -> Heavy:
+    def take(self, indices: Array) -> Heavy:
         if np.array_equal(indices, np.arange(len(self))):
             return self
         return Heavy(

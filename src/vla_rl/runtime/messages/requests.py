@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.reset_states import TaskWeights
-from vla_rl.core.types import Episode, Observation, ResetState
-
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array, Episode, Observation, ResetState
 
 
 class EnvError(UserError):

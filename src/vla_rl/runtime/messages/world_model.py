@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 from attrs import frozen
 
-from vla_rl.core.types import ResetState
-
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array, ResetState
 
 
 @frozen(kw_only=True, eq=False)

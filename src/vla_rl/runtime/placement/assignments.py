@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan, Slot, Window
-
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 
 def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False) -> list[Assignment]:

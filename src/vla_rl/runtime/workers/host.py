@@ -22,7 +22,7 @@ from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, parse_spec
-from vla_rl.core.types import EnvInfo
+from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.comm.channel import Answering, RayPeers
 from vla_rl.runtime.comm.interfaces import IDLE, HostInterface
@@ -48,7 +48,6 @@ from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedRows
 from vla_rl.runtime.workers.world_model.worker import Practice
 from vla_rl.toolkit.waiting import works_now
 
-Array = np.ndarray[Any, Any]
 Result = dict[str, Any]
 PLAYING = "action", "evaluation"
 """Purposes of a `Mode` on the simulators; the others are in the world model."""

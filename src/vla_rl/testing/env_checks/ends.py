@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from attrs import evolve
 
+from vla_rl.core.types import Array
 from vla_rl.testing.env_checks.arrangements import NOT_TWICE, NOTHING_SHARED
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.scenes import Starts
 from vla_rl.testing.env_checks.traces import Script, Trace, View, difference
-from vla_rl.testing.env_checks.values import Array
 from vla_rl.testing.findings import LeftOut
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"

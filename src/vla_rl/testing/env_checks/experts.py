@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import to_numpy
+from vla_rl.core.types import Array, to_numpy
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.traces import NUMBERS, Trace
-from vla_rl.testing.env_checks.values import Array, check_array
+from vla_rl.testing.env_checks.values import check_array
 from vla_rl.testing.findings import LeftOut, Unfit
 
 

@@ -12,9 +12,9 @@ from attrs import define, field, frozen
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.types import ChunkResult, Observation, ResetState, TaskInfo, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Observation, ResetState, TaskInfo, to_numpy
 from vla_rl.testing.env_checks.traces import Script, Slack, Trace, View, gap, views
-from vla_rl.testing.env_checks.values import Array, check_observation, check_result
+from vla_rl.testing.env_checks.values import check_observation, check_result
 from vla_rl.testing.findings import Findings, Unfit
 
 PIXELS = 0.5

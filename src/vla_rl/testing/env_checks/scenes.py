@@ -12,10 +12,9 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import ResetState, to_numpy
+from vla_rl.core.types import Array, ResetState, to_numpy
 from vla_rl.testing.env_checks.player import SMALL_SEEDS, Player
 from vla_rl.testing.env_checks.traces import Slack, View, difference, gap
-from vla_rl.testing.env_checks.values import Array
 from vla_rl.testing.findings import Unfit
 
 T = TypeVar("T")

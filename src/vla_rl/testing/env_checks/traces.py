@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.types import Observation, to_numpy
+from vla_rl.core.types import Array, Observation, to_numpy
 
-Array = np.ndarray[Any, Any]
 ROUNDING = 1e-6
 NUMBERS = 1e-4
 """Difference of numbers that is tolerated, absolute; 1e-5 of the number is added."""

@@ -8,9 +8,8 @@ import numpy as np
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 
-Array = np.ndarray[Any, Any]
 FLAGS = ("terminated", "truncated", "executed")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
+
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array
 from vla_rl.toolkit.data.arrow import arrow_name
 from vla_rl.toolkit.data.feature_statistics import FeatureStatistics
 from vla_rl.toolkit.data.recording import Recording
 from vla_rl.toolkit.json_files import read_record
 
-Array = np.ndarray[Any, Any]
 VERSION = "v3.0"
 FILES_IN_CHUNK = 1000
 LISTED = 100

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from vla_rl.core.errors import UserError
-
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 MAX_PIXELS = 1 << 24
 """Of a picture that is read at all: 4096 x 4096."""

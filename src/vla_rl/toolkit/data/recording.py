@@ -10,7 +10,8 @@ import numpy as np
 from attrs import field, frozen
 from attrs import validators as v
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
+
 Rows = Literal["steps", "chunks"]
 
 

@@ -9,9 +9,7 @@ import numpy as np
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import EnvInfo, Observation, to_numpy
-
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 
 
 class Windows:

@@ -3,12 +3,11 @@ size of the picture."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from attrs import frozen
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
+
 MANY = 1000
 """Triangles; meshes with fewer need not be made simpler."""
 FEWEST, MOST = 16, 32

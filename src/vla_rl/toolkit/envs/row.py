@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from vla_rl.core.errors import NotOffered
-
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 
 class Outcome(NamedTuple):

@@ -19,13 +19,12 @@ from attrs import Factory, define, frozen
 from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.types import Array
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent
 
 if TYPE_CHECKING:
     from vla_rl.toolkit.envs.row import MakeRow, Row, View
-
-Array = np.ndarray[Any, Any]
 
 
 Answer = tuple[str, Any]

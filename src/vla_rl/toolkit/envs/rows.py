@@ -16,13 +16,12 @@ import numpy as np
 
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.toolkit.envs.row import MakeRow, Row, View
 from vla_rl.toolkit.envs.row_process import Apart, Inline, RowProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.waiting import waiting
 
-Array = np.ndarray[Any, Any]
 RESET_TRIES = 3
 """How often a row is made, for one reset."""
 

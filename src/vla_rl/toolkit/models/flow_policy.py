@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import Chunk, Context, Observation, Scores, to_numpy
+from vla_rl.core.types import ArrayOrTensor, Chunk, Context, Observation, Scores, to_numpy
 from vla_rl.toolkit.models.adapters import before_training, seeded
 from vla_rl.toolkit.models.fitting import simulator_of
 from vla_rl.toolkit.models.flow_config import FlowConfig
@@ -31,9 +31,6 @@ from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.real_time import Unexecuted, guided, weights_of
 from vla_rl.toolkit.models.scaling import Scaler
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
 
 NOWHERE = -1
 """In a replay's `step`: greedy, no step was stochastic."""
@@ -164,7 +161,7 @@ class FlowPolicy(VLAModel):
         with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
             return self.chunk_log_probs(obs, chunk).log_probs
 
-    def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
+    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Flow matching (Black et al. 2024): the mean squared error of the velocity at a random time.
 
         Actions behind the C demonstrated ones repeat the last one and do not count. Times and noise are keyed by the

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
-    from vla_rl.core.types import Array
+    from vla_rl.core.types import ArrayOrTensor
 
 
 def resize_with_pad(pixels: Tensor, size: int) -> Tensor:
@@ -61,10 +61,10 @@ class ImageProcessor:
     def __init__(self, size: int, device: torch.device, dtype: torch.dtype) -> None:
         self._size, self._device, self._dtype = size, device, dtype
 
-    def __call__(self, cameras: Sequence[Array]) -> Tensor:
+    def __call__(self, cameras: Sequence[ArrayOrTensor]) -> Tensor:
         return torch.stack([self._camera(images) for images in cameras], dim=1).to(self._dtype)
 
-    def _camera(self, images: Array) -> Tensor:
+    def _camera(self, images: ArrayOrTensor) -> Tensor:
         pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
         return self.resize(pixels, self._size).div_(127.5).sub_(1)
 

@@ -13,10 +13,9 @@ from attrs import field, frozen
 from attrs.validators import in_
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.types import EnvInfo, Observation
+from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
 
-Array = np.ndarray[Any, Any]
 LONGEST_TEXT = 8192
 """Bytes of an instruction that are looked at: more than any policy takes."""
 ACTION_SPACES = ("joint_position", "joint_velocity", "cartesian_position", "cartesian_velocity")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 MAX_FRAME = 64 << 20
 """Bytes; four images of 224 px are 0.6 MB."""

@@ -11,12 +11,13 @@ noise, and x_0 = x - t v what the chunk would become:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
+
+from vla_rl.core.types import Array
 
 LIMIT = 5.0
 """Of the guidance (the paper's beta): with few denoising steps more overshoots."""
@@ -26,7 +27,7 @@ LIMIT = 5.0
 class Unexecuted:
     """What is left of the last chunk when the observation was made."""
 
-    actions: np.ndarray[Any, Any]
+    actions: Array
     """float32 [M, A] in the simulator's units: the first one is executed next."""
     delay: int
     """How many of them will have been executed when the new chunk comes; at most M."""

@@ -7,17 +7,15 @@ Frames at step k are imagined from the model's own of the steps before, with the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from attrs import define, field
 
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Observation, to_numpy
+from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, take_rows
 
-Array = np.ndarray[Any, Any]
 CHANGED = 8
 """Pixels that differ by more than this, of 255, in any colour have changed."""
 CANDIDATES = 8

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import numpy as np
 
-from vla_rl.core.types import Observation, to_numpy
+from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows
 
-Array = np.ndarray[Any, Any]
 ROWS = ("state", "actions", "executed", "outcomes", "first", "states", "seeds")
 """Arrays with a row for each window."""
 

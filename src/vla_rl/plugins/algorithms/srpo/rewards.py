@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.types import Array
 from vla_rl.plugins.algorithms.srpo.settings import RewardSettings
 
-Array = np.ndarray[Any, Any]
 FLAT = 1e-6
 """Distances of a task that differ by less are all in the middle."""
 

@@ -18,14 +18,14 @@ from pyarrow.dataset import dataset as open_rows
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Context, Observation
+from vla_rl.core.types import Array, Context, Observation
 from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot.folder import find_folder
 from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pixels_of, read_meta
 from vla_rl.plugins.data.lerobot.video import Videos
 from vla_rl.toolkit.data.arrow import arrow_name
 from vla_rl.toolkit.data.pictures import decode_picture, stack_pictures
-from vla_rl.toolkit.data.samples import Array, Windows, check_finite, check_fit, match_cameras, statistics
+from vla_rl.toolkit.data.samples import Windows, check_finite, check_fit, match_cameras, statistics
 
 IMAGES = "observation.images."
 STORED = {"bytes": Value("binary"), "path": Value("string")}

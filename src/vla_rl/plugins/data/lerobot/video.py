@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import av
-import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array
 
 OPEN_FILES = 32
 
@@ -26,7 +26,7 @@ class Videos:
         self._tolerance, self._pixels = 0.5 / fps, pixels
         self._open: OrderedDict[Path, Any] = OrderedDict()
 
-    def frame(self, path: Path, seconds: float) -> np.ndarray[Any, Any]:
+    def frame(self, path: Path, seconds: float) -> Array:
         """uint8 [H, W, 3]: the frame that is shown at this time. Raises UserError when there is none, and for a file
         that cannot be decoded."""
         try:
@@ -36,7 +36,7 @@ class Videos:
             raise UserError(f"{path} cannot be decoded at {seconds:.3f} s ({why}); download it again") from exc
         if found is None:
             raise UserError(f"{path} has no frame at {seconds:.3f} s; the video does not belong to this data")
-        image: np.ndarray[Any, Any] = found.to_ndarray(format="rgb24")
+        image: Array = found.to_ndarray(format="rgb24")
         return image
 
     def _seek(self, path: Path, seconds: float) -> Any:

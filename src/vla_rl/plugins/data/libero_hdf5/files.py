@@ -12,10 +12,10 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Context, EnvInfo, Observation
+from vla_rl.core.types import Array, Context, EnvInfo, Observation
 from vla_rl.plugins.data.libero_hdf5 import ENDING, LiberoHDF5Config, find_files
 from vla_rl.toolkit.data.pictures import MAX_PIXELS, stack_pictures
-from vla_rl.toolkit.data.samples import Array, Windows, check_finite, check_fit, match_cameras, statistics
+from vla_rl.toolkit.data.samples import Windows, check_finite, check_fit, match_cameras, statistics
 
 ACTION_DIM, STATE_DIM = 7, 8
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}

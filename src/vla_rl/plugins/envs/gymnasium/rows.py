@@ -13,10 +13,10 @@ from PIL import Image
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.settings import STATES
-from vla_rl.plugins.envs.gymnasium.simulator import Array, Environment, Generators, facts, make, part, picture
+from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, facts, make, part, picture
 from vla_rl.toolkit.envs.rendering import FIXES, require
 from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.rows import RowsEnv

@@ -16,6 +16,7 @@ from attrs import frozen
 from gymnasium import spaces, wrappers
 
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.settings import Wrapper
 
@@ -24,7 +25,6 @@ if sys.platform == "linux":  # before an environment imports mujoco or pygame; t
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
-Array = np.ndarray[Any, Any]
 Environment = gymnasium.Env[Any, Any]
 HIDES_ENDS = "starts the next episode by itself, so ends would be missed"
 REMEMBERS = "keeps statistics over episodes, so a state would not give the same episode again"

@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 import mujoco
 import numpy as np
 
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.compiled import Kept
 from vla_rl.plugins.envs.libero.meshes import simplified
-from vla_rl.plugins.envs.libero.suites import Array
 from vla_rl.toolkit.envs.meshes import cells_for
 
 MOST_GEOMS = 1000

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from vla_rl.core.errors import NotOffered
+from vla_rl.core.types import Array
 
-Array = np.ndarray[Any, Any]
 Vector = tuple[float, float, float]
 
 METRES_PER_UNIT = 0.05

@@ -12,11 +12,11 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
 from vla_rl.plugins.envs.libero.scenes import Scenes
-from vla_rl.plugins.envs.libero.suites import Array, Suite
+from vla_rl.plugins.envs.libero.suites import Suite
 from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.rows import RowsEnv
 

@@ -18,9 +18,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.checks import CAMERAS
 from vla_rl.plugins.envs.libero.egl import draw_on
-from vla_rl.plugins.envs.libero.suites import Array, Task
+from vla_rl.plugins.envs.libero.suites import Task
 from vla_rl.toolkit.envs.rendering import mujoco_error
 
 os.environ.setdefault("MUJOCO_GL", "egl")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import mujoco
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 """All that the future depends on, the solver's warm start included."""

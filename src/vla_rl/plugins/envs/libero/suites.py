@@ -17,8 +17,7 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
-
-Array = np.ndarray[Any, Any]
+from vla_rl.core.types import Array
 
 STEP_LIMITS = {
     "libero_spatial": 220,
@@ -130,8 +129,8 @@ class Suite:
             task = self._tasks[index]
             file = self._init_states / task.problem_folder / task.init_states_file
             rebuild = np.zeros(0).__reduce__()[0]
-            names = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-            kinds = [np.ndarray, np.dtype, type(np.dtype("f8")), type(np.dtype("f4")), codecs.encode]
+            names: list[Any] = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+            kinds: list[Any] = [np.ndarray, np.dtype, type(np.dtype("f8")), type(np.dtype("f4")), codecs.encode]
             with torch.serialization.safe_globals([*names, *kinds]):
                 return np.asarray(torch.load(file, weights_only=True))
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.core.types import Array
 from vla_rl.toolkit.envs.meshes import MANY, clustered, normals_of
-
-Array = np.ndarray[Any, Any]
 
 _MADE: dict[tuple[str, tuple[float, ...], int, int], tuple[Array, Array, Array]] = {}
 """By file, scale, part and cells: scenes are built anew at each reset."""

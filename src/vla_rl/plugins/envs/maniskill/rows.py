@@ -6,17 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import evolve, frozen
 
-from vla_rl.core.types import to_numpy
+from vla_rl.core.types import Array, to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearsed
 from vla_rl.plugins.envs.maniskill.scene import Place, Recipe, Scene
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
 from vla_rl.toolkit.envs.row import Outcome, Row, View
-
-Array = np.ndarray[Any, Any]
 
 
 @frozen

@@ -11,13 +11,12 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.metaworld import MetaWorldConfig
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
 from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.rows import RowsEnv
 
-Array = np.ndarray[Any, Any]
 ACTION_DIM, STATE_DIM = 4, 4
 IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
 """An id is 10,000 times the task's number in the official order, plus 0 to 49 for "eval" or 1000 to 9999 for "train".

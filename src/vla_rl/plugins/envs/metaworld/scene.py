@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.metaworld.checks import CAMERAS
 from vla_rl.toolkit.envs.rendering import mujoco_error
 
@@ -43,7 +44,6 @@ if os.environ["MUJOCO_GL"] in ("egl", "osmesa") and not mujoco.GLContext.__modul
         "  set MUJOCO_GL=egl in the environment of the run"
     )
 
-Array = np.ndarray[Any, Any]
 STATE_DIM = 4
 NEVER = 2**62
 

@@ -9,13 +9,12 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.randomness import derived_seed
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.robotwin.checks import CAMERAS
 from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation
 from vla_rl.plugins.envs.robotwin.quiet import quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.row import Outcome, Row, View
-
-Array = np.ndarray[Any, Any]
 
 
 @frozen(kw_only=True)

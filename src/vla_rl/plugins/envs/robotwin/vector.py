@@ -17,14 +17,13 @@ import numpy as np
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
 from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.row import View
 
-Array = np.ndarray[Any, Any]
 IMAGES = {"head": "full_image", "left_wrist": "left_wrist_image", "right_wrist": "right_wrist_image"}
 """Name in specs and observations -> key of `VectorEnv`'s observation."""
 

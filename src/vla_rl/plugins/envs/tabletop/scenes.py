@@ -8,15 +8,13 @@ the block in the gripper (`put`).
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from vla_rl.core.randomness import generator
+from vla_rl.core.types import Array
 from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS
-
-Array = np.ndarray[Any, Any]
 
 SPLITS = {"train": (0, 24_000), "eval": (1_000_000, 800)}
 """Split -> (first state id, number of states). State i of a split has task i modulo the number of tasks."""

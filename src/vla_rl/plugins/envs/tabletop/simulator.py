@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
+from vla_rl.core.types import ArrayOrTensor, ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
 from vla_rl.plugins.envs.tabletop.render import Renderer
 from vla_rl.plugins.envs.tabletop.scenes import SPLITS, THINGS, Scenes, split_scenes
 from vla_rl.plugins.envs.tabletop.tasks import TASKS
 
 if TYPE_CHECKING:
-    from vla_rl.core.types import Array
     from vla_rl.plugins.envs.tabletop import TabletopConfig
 
 SPEED = 0.16
@@ -78,7 +77,7 @@ class Tabletop(SimEnv):
         every = ((first + i, i % len(TASKS)) for i in range(count))
         return tuple(ResetState(id=i, task=TASKS[task].name) for i, task in every if task in self._tasks)
 
-    def reset(self, rows: Array, state_ids: Array, seed: Array) -> Observation:
+    def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
         """Nothing but the state id matters: `seed` is not used, since nothing else is random."""
         rows_ = torch.as_tensor(rows, dtype=torch.int64).cpu()
         ids = torch.as_tensor(state_ids, dtype=torch.int64).cpu().numpy()
@@ -133,7 +132,7 @@ class Tabletop(SimEnv):
             state=torch.cat([gripper, flags], dim=1),
         )
 
-    def chunk_step(self, actions: Array, active: Array, stop_at_end: bool) -> ChunkResult:
+    def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
         moves = torch.as_tensor(actions, dtype=torch.float32).to(self.device)
         running = torch.as_tensor(active, dtype=torch.bool).to(self.device)
         if moves.ndim != 3 or moves.shape[::2] != (self.num_envs, 3) or running.shape != (self.num_envs,):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
-    from vla_rl.core.types import Array
+    from vla_rl.core.types import ArrayOrTensor
 
 
 class Words:
@@ -50,7 +50,7 @@ class Words:
         return bag
 
 
-def pixels(images: Array, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def pixels(images: ArrayOrTensor, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """uint8 [B, H, W, 3] -> [B, 3, S, S] in [-1, 1], channels last in memory, as CPUs convolve fastest."""
     x = as_tensor(images, device).permute(0, 3, 1, 2).float()
     if tuple(x.shape[2:]) != (size, size):
@@ -58,7 +58,7 @@ def pixels(images: Array, size: int, device: torch.device, dtype: torch.dtype) -
     return (x / 127.5 - 1).to(dtype, memory_format=torch.channels_last)
 
 
-def shifted(images: Array, offsets: Array, device: torch.device) -> Tensor:
+def shifted(images: ArrayOrTensor, offsets: ArrayOrTensor, device: torch.device) -> Tensor:
     """uint8 [B, H, W, 3], each moved by its offset (int64 [B, 2], down and right), the edge repeated."""
     x, move = as_tensor(images, device), as_tensor(offsets, device)
     rows, columns = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import Chunk, Observation, Scores, to_numpy
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, to_numpy
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, write_setup
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
 from vla_rl.plugins.models.film_resnet.inputs import Words, pixels, shifted
@@ -27,9 +26,6 @@ from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.scaling import Scaler
 from vla_rl.toolkit.models.tokens import choose, entropy, median
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
 
 CRITIC = "value_head."
 
@@ -66,10 +62,10 @@ class FilmResnetPolicy(VLAModel):
         self._reference = deepcopy(module).requires_grad_(False)
         self._reference.value_head = None
 
-    def encode_actions(self, actions: Array) -> Tensor:
+    def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
         return self.codec.encode(as_tensor(actions, self._device))
 
-    def decode_actions(self, tokens: Array) -> Tensor:
+    def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
         return self.codec.decode(as_tensor(tokens, self._device))
 
     @torch.no_grad()
@@ -101,7 +97,7 @@ class FilmResnetPolicy(VLAModel):
         """By a copy of the weights that the model was built with."""
         return _of(self._act(self._reference, obs)[0], as_tensor(chunk.replay["tokens"], self._device))
 
-    def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
+    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Cross-entropy over the bins (temperature 1), mean over the batch and the chunk. Pictures are moved at random,
         keyed by the demonstrated actions of the batch: other batches, and so other epochs, move them otherwise."""
         logits, _ = self.module(*self._inputs(obs, self._offsets(actions)))
@@ -123,7 +119,9 @@ class FilmResnetPolicy(VLAModel):
         logits, values = module(*self._inputs(obs))
         return torch.log_softmax(logits / self._temperature, dim=-1), values
 
-    def _inputs(self, obs: Observation, offsets: Array | None = None) -> tuple[list[Tensor], Tensor | None, Tensor]:
+    def _inputs(
+        self, obs: Observation, offsets: ArrayOrTensor | None = None
+    ) -> tuple[list[Tensor], Tensor | None, Tensor]:
         """Pixels of each camera, normalised state and bags of words; pictures moved by int64 [cameras, B, 2]."""
         images = [obs.images[name] for name in self.setup.cameras]
         if offsets is not None:
@@ -136,7 +134,7 @@ class FilmResnetPolicy(VLAModel):
             state = self._state.normalise(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
         return seen, state, self._words(obs.instructions).to(self._dtype)
 
-    def _offsets(self, actions: Array) -> Array | None:
+    def _offsets(self, actions: ArrayOrTensor) -> ArrayOrTensor | None:
         if not self._shift:
             return None
         batch = to_numpy(actions)

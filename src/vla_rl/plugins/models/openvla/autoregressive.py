@@ -7,7 +7,6 @@ decodes with one cache of keys and values. Scoring repeats the rows with their t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,15 +14,12 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, Observation, Scores
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, replay
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.tokens import choose, entropy
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
 
 
 class ARModule(PolicyModule):
@@ -160,7 +156,7 @@ class ARPolicy(FamilyPolicy):
             result: Tensor = self.module(prompt.ids, prompt.mask, None, **self._see(obs))[1]
             return result
 
-    def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
+    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Cross-entropy of the expert's tokens (temperature 1), each after the expert's own; mean over batch, chunk."""
         tokens = self.encode_actions(actions)
         logits, _ = self._score(obs, tokens, self._see(obs), dropout=True)

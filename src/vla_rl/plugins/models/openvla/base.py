@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from attrs import frozen
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import Chunk, Observation
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.codec import ActionCodec, Scaler
@@ -24,9 +23,6 @@ from vla_rl.plugins.models.openvla.lora import AdapterBase
 from vla_rl.plugins.models.openvla.prompts import Prompts
 from vla_rl.toolkit.models.adapters import before_training
 from vla_rl.toolkit.models.networks import as_tensor
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
 
 
 @frozen(kw_only=True)
@@ -79,10 +75,10 @@ class FamilyPolicy(VLAModel):
             self._first = {name: deepcopy(getattr(self.module, name)) for name in beside}
         self.module.train()  # gradient checkpointing works in this mode only; dropout is switched in `_set_dropout`
 
-    def encode_actions(self, actions: Array) -> Tensor:
+    def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
         return self.codec.encode(as_tensor(actions, self._device))
 
-    def decode_actions(self, tokens: Array) -> Tensor:
+    def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
         return self.codec.decode(as_tensor(tokens, self._device))
 
     @torch.no_grad()
@@ -109,7 +105,7 @@ class FamilyPolicy(VLAModel):
         kind = self._device.type  # train.precision: bf16 has autocast on around us
         return torch.autocast(kind, torch.bfloat16, enabled=self._autocast or torch.is_autocast_enabled(kind))
 
-    def _see(self, obs: Observation, replay: Mapping[str, Array] | None = None) -> dict[str, Tensor | None]:
+    def _see(self, obs: Observation, replay: Mapping[str, ArrayOrTensor] | None = None) -> dict[str, Tensor | None]:
         """Pixels for the module, or features where those of acting are kept (`replay`: recorded ones)."""
         if replay is not None and FEATURES in replay:
             return {"pixels": None, "features": unpack(as_tensor(replay[FEATURES], self._device))}

@@ -21,7 +21,7 @@ from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
-    from vla_rl.core.types import Array
+    from vla_rl.core.types import ArrayOrTensor
 
 STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 CROP_SIDE = math.sqrt(0.9)
@@ -42,10 +42,10 @@ class ImageProcessor:
         self._std = torch.tensor([s.std for s in specs], device=device).view(-1, 1, 1)
         self._fill = torch.tensor([int(m * 255) for m in specs[-1].mean], device=device).view(3, 1, 1)
 
-    def __call__(self, cameras: Sequence[Array]) -> Tensor:
+    def __call__(self, cameras: Sequence[ArrayOrTensor]) -> Tensor:
         return torch.cat([self._camera(images) for images in cameras], dim=1).to(self._dtype)
 
-    def _camera(self, images: Array) -> Tensor:
+    def _camera(self, images: ArrayOrTensor) -> Tensor:
         pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
         if self._center_crop:
             pixels = center_crop(pixels, self._size)

@@ -6,21 +6,18 @@ are independent given the observation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, Observation, Scores
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, replay
 from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.tokens import choose, entropy
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
 
 
 class OFTPolicy(FamilyPolicy):
@@ -55,7 +52,7 @@ class OFTPolicy(FamilyPolicy):
         result: Tensor = self._forward(obs, 0)[1]
         return result
 
-    def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
+    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Cross-entropy over the action tokens (temperature 1), mean over the batch and the chunk."""
         logits, _ = self._act(obs, dropout=True)
         target = self.encode_actions(actions) - self.codec.first

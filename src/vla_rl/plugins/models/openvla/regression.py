@@ -6,7 +6,7 @@ deviation, actions are sampled around the head's, which are then their mode, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,13 +14,10 @@ from torch.nn import functional as F
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, Observation, Scores
+from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, replay
 from vla_rl.plugins.models.openvla.heads import Deviation, OFTModule
 from vla_rl.toolkit.models.networks import as_tensor
-
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
 
 
 class L1Policy(FamilyPolicy):
@@ -33,10 +30,10 @@ class L1Policy(FamilyPolicy):
         super().__init__(parts)
         self.tokens_per_action = 1
 
-    def encode_actions(self, actions: Array) -> Tensor:
+    def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
         raise NotOffered("openvla_oft with `head: l1` has no action tokens")
 
-    def decode_actions(self, tokens: Array) -> Tensor:
+    def decode_actions(self, tokens: ArrayOrTensor) -> Tensor:
         raise NotOffered("openvla_oft with `head: l1` has no action tokens")
 
     @torch.no_grad()
@@ -49,7 +46,7 @@ class L1Policy(FamilyPolicy):
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         self._refuse("has no log-probabilities")
 
-    def imitation_loss(self, obs: Observation, actions: Array) -> Tensor:
+    def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Mean absolute error in normalised units, as OpenVLA-OFT is fine-tuned."""
         target = self.codec.normalise(torch.as_tensor(actions, device=self._device))
         return F.l1_loss(self._predict(obs, self._see(obs), dropout=True)[0], target.float())

@@ -66,9 +66,8 @@ def proxy_for(url: str) -> Proxy | None:
     host = parts.hostname or ""
     secure = parts.scheme == "wss"
     proxies = getproxies()
-    named = [scheme for scheme in (("wss",) if secure else ("ws",)) + ("socks", "https") if scheme in proxies]
-    if not secure and "http" in proxies:
-        named.append("http")
+    schemes = ("wss", "socks", "https") if secure else ("ws", "socks", "https", "http")
+    named = [scheme for scheme in schemes if scheme in proxies]
     if not named or proxy_bypass(_with_port(parts, secure)) or is_here(host):
         return None
     value = proxies[named[0]]

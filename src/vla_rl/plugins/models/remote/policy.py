@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, Scores
+from vla_rl.core.types import Array, Chunk, Context, EnvInfo, Observation, Scores
 from vla_rl.plugins.models.remote.address import Proxy, proxy_for
 from vla_rl.plugins.models.remote.config import RemoteConfig
 from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim, simulator_of
@@ -27,7 +27,6 @@ from vla_rl.toolkit.models.key_maps import KeyMap, read_key_map, write_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack, unpack
 from vla_rl.toolkit.waiting import waiting
 
-Array = np.ndarray[Any, Any]
 PAUSE_S = 0.2
 """Between two attempts to reach a server."""
 NAME_S = 3.0

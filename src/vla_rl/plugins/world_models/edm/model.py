@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise, derived_seed
-from vla_rl.core.types import Context, Observation, to_numpy
+from vla_rl.core.types import Array, Context, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.plugins.world_models.edm.heads import Heads
 from vla_rl.plugins.world_models.edm.motion import CHANGED, LAYERS, WHERE, Motion, Path
@@ -22,7 +22,6 @@ from vla_rl.plugins.world_models.edm.networks import Denoiser
 from vla_rl.toolkit.world_models import diffusion as D
 
 if TYPE_CHECKING:
-    from vla_rl.core.randomness import Array
     from vla_rl.plugins.world_models.edm import EDMConfig
 
 MAX_GRADIENT = 1.0

@@ -10,11 +10,10 @@ import numpy as np
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import ChunkResult, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 
 if TYPE_CHECKING:
-    from vla_rl.core.randomness import Array
     from vla_rl.plugins.world_models.oracle import OracleConfig
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.types import ChunkResult, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, Start
 
-Array = np.ndarray[Any, Any]
 BOUND_TOLERANCE = 1e-4
 
 

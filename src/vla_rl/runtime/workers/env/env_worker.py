@@ -14,7 +14,7 @@ from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.randomness import generator
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.comm.interfaces import Demonstrations, EnvInterface
 from vla_rl.runtime.comm.shared_memory import Outbox
 from vla_rl.runtime.messages.ids import DEMONSTRATIONS
@@ -25,8 +25,6 @@ from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.recording import Spool, Takes
 from vla_rl.runtime.workers.env.world_model_recording import Recordings
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
-
-Array = np.ndarray[Any, Any]
 
 
 class SimRole(Rows, EnvInterface):

@@ -7,8 +7,9 @@ from threading import Lock
 
 from attrs import evolve
 
+from vla_rl.core.types import Array
 from vla_rl.runtime.messages.requests import Request, Start, too_many_faults
-from vla_rl.runtime.workers.env.episodes import Array, Episodes
+from vla_rl.runtime.workers.env.episodes import Episodes
 
 
 class Rows:

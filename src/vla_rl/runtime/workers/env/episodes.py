@@ -31,7 +31,7 @@ from attrs import evolve
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import ChunkResult, Episode, Observation, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Episode, Observation, to_numpy
 from vla_rl.runtime.messages.requests import Finished, Request, Start
 from vla_rl.runtime.workers.env.checked import check_observation, check_result, checked_actions, not_deterministic
 from vla_rl.runtime.workers.env.observer import Watch
@@ -40,7 +40,6 @@ from vla_rl.runtime.workers.env.recording import Spool, Takes
 from vla_rl.runtime.workers.env.statistics import Accounts
 from vla_rl.toolkit.data.recording import RecordSettings
 
-Array = np.ndarray[Any, Any]
 NO_ROWS = np.zeros(0, np.int64)
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from vla_rl.core.types import Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.runtime.messages.requests import Start
-
-Array = np.ndarray[Any, Any]
 
 
 class Watch(Protocol):

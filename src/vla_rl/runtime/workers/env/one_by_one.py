@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ChunkResult, Observation, pick, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Observation, pick, to_numpy
 
-Array = np.ndarray[Any, Any]
 Saw = Callable[[Array, Observation], None]
 
 

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from vla_rl.core.types import ChunkResult, EnvInfo, Episode, Observation, to_numpy
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Episode, Observation, to_numpy
 from vla_rl.runtime.messages.requests import Key, Start
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, png
-
-Array = np.ndarray[Any, Any]
 
 
 @define

@@ -6,10 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_rl.core.types import ChunkResult, Episode, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Episode, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, Start
-
-Array = np.ndarray[Any, Any]
 
 
 class Accounts:

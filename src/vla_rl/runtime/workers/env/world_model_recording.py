@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from attrs import define, field
 
-from vla_rl.core.types import Observation, to_numpy
+from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.runtime.comm.interfaces import WorldModelRecordingInterface
 from vla_rl.runtime.messages.requests import Start
 from vla_rl.runtime.messages.world_model import RecordedEpisode
-
-Array = np.ndarray[Any, Any]
 
 
 @define(eq=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +17,11 @@ from attrs import define, evolve, field
 from torch import nn
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.types import Batch, Loss, Scores, Statistic
+from vla_rl.core.types import Array, Batch, Loss, Scores, Statistic
 from vla_rl.runtime.messages.learning import OptimizerStep
 from vla_rl.runtime.messages.model_inputs import Heavy
 
-Array = np.ndarray[Any, Any]
-Light = Mapping[str, Array | None]
+Light = Mapping[str, "Array | None"]
 LINEAR = 1e-3
 """By how much of its terms a loss may differ from a linear one: rounding of sums."""
 

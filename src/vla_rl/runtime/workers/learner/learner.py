@@ -19,7 +19,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.fields import arranged
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.types import Batch, Chunk, EnvInfo, Loss, Observation, Scores
+from vla_rl.core.types import Array, Batch, Chunk, EnvInfo, Loss, Observation, Scores
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_door
 from vla_rl.runtime.comm.weight_sync import Published, Publisher
@@ -34,7 +34,6 @@ from vla_rl.runtime.workers.learner.scoring import Scoring
 from vla_rl.toolkit.data.samples import Held
 from vla_rl.toolkit.models.checkpoints import read_pickled
 
-Array = np.ndarray[Any, Any]
 HeavyRows = Heavy | Rows[Heavy]
 
 

@@ -8,10 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from attrs import define, frozen
 
-from vla_rl.core.types import Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.runtime.messages.model_inputs import Heavy, Part, nbytes
-
-Array = np.ndarray[Any, Any]
 
 
 class Batch(Protocol):

@@ -11,13 +11,12 @@ import torch
 from attrs import asdict, frozen
 
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import Chunk, Observation, to_numpy
+from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.learning import Asked, Found
 from vla_rl.runtime.messages.model_inputs import Heavy
 from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding
 from vla_rl.runtime.workers.learner.sample_buffer import Buffer, Rows
 
-Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 

@@ -17,7 +17,7 @@ from attrs import define
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, Observation, concat, pick, to_numpy
+from vla_rl.core.types import Array, Chunk, Observation, concat, pick, to_numpy
 from vla_rl.runtime.comm.interfaces import PolicyInterface
 from vla_rl.runtime.comm.weight_sync import Published, receive, swap_in
 from vla_rl.runtime.messages.ids import SampleId
@@ -25,7 +25,6 @@ from vla_rl.runtime.messages.model_inputs import Heavy, Part
 from vla_rl.runtime.messages.requests import Finished, Mode, Request
 from vla_rl.toolkit.models.checkpoints import read_file
 
-Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 

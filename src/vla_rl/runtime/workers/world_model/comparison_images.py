@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from vla_rl.core.types import Observation
+from vla_rl.core.types import Array, Observation
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.toolkit.world_models.measures import play
 from vla_rl.toolkit.world_models.windows import frames_of
@@ -33,7 +32,7 @@ def write_strips(world: WorldModel, windows: Windows, file: Path) -> None:
     Image.fromarray(np.concatenate(lines)).save(file)
 
 
-def _framed(obs: Observation, row: int) -> np.ndarray[Any, Any]:
+def _framed(obs: Observation, row: int) -> Array:
     """The cameras of a row, with a gap to what is beside and below."""
     frame = np.concatenate([np.asarray(images[row]) for images in obs.images.values()], axis=1)
     return np.pad(frame, ((0, GAP), (0, 2 * GAP), (0, 0)), constant_values=WHITE)

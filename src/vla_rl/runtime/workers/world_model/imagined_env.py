@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 from attrs import evolve
@@ -11,15 +11,11 @@ from attrs import evolve
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise, derived_seed
-from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import Array, ArrayOrTensor, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
 from vla_rl.toolkit.world_models.windows import followed_by, put_rows, take_rows
 
-if TYPE_CHECKING:
-    from vla_rl.core.types import Array
-
-Numbers = np.ndarray[Any, Any]
 TRIES = 3
 """Of a trajectory in which the model gives numbers that are not finite, each with noise of its own."""
 
@@ -85,7 +81,7 @@ class Imagination(SimEnv):
             raise NotOffered("evaluation is on the real simulator, never on imagined frames")
         return self._starts
 
-    def reset(self, rows: Array, state_ids: Array, seed: Array) -> Observation:
+    def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
         chosen = np.array(to_numpy(rows), np.int64)
         ids = np.array(to_numpy(state_ids), np.int64)
         windows = self.recorder.windows(ids, history=self.model.history)
@@ -101,7 +97,7 @@ class Imagination(SimEnv):
         self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - played, 1))
         return self._seen(chosen)
 
-    def chunk_step(self, actions: Array, active: Array, stop_at_end: bool) -> ChunkResult:
+    def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
         moves, running = np.array(to_numpy(actions), np.float32), np.array(to_numpy(active), bool)
         count, width = moves.shape[:2]
         rewards, terminated = np.zeros((count, width), np.float32), np.zeros((count, width), bool)
@@ -131,7 +127,7 @@ class Imagination(SimEnv):
         found, self._faults = self._faults, {}
         return found
 
-    def _imagine(self, rows: Numbers, actions: Numbers) -> Numbers:
+    def _imagine(self, rows: Array, actions: Array) -> Array:
         """Move these rows on. -> the class of each one's outcome, int64 [R]."""
         assert self._windows is not None
         windows = take_rows(self._windows, rows)
@@ -152,7 +148,7 @@ class Imagination(SimEnv):
                 )
         chances[broken] = np.eye(1, chances.shape[1])
         uniforms = Noise(self.seed, "imagination/outcome", *keys).uniforms()
-        drawn: Numbers = chances.argmax(1)
+        drawn: Array = chances.argmax(1)
         if self._outcome == "sample":
             bounds = chances.cumsum(1)
             drawn = (uniforms[:, None] * bounds[:, -1:] >= bounds).sum(1).clip(max=chances.shape[1] - 1)
@@ -165,15 +161,15 @@ class Imagination(SimEnv):
         self._chunks[rows] += 1
         return drawn
 
-    def _trajectories(self, rows: Numbers) -> list[tuple[int, int]]:
+    def _trajectories(self, rows: Array) -> list[tuple[int, int]]:
         return list(zip(self._ids[rows].tolist(), self._seed[rows].tolist(), strict=True))
 
-    def _keys(self, rows: Numbers) -> list[int]:
+    def _keys(self, rows: Array) -> list[int]:
         """Of the noise: a trajectory that broke is not played again with the same."""
         drawn = zip(self._seed[rows].tolist(), self._tries[rows].tolist(), strict=True)
         return [derived_seed(seed, "tried", tries) if tries else seed for seed, tries in drawn]
 
-    def _seen(self, rows: Numbers) -> Observation:
+    def _seen(self, rows: Array) -> Observation:
         if self._windows is None:
             raise RuntimeError("no row has been reset")
         windows = self._windows

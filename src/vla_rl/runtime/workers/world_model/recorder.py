@@ -21,11 +21,10 @@ from attrs import field, frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import generator
-from vla_rl.core.types import EnvInfo, ResetState
+from vla_rl.core.types import Array, EnvInfo, ResetState
 from vla_rl.core.world_models import Windows
 from vla_rl.runtime.messages.world_model import RecordedEpisode
 
-Array = np.ndarray[Any, Any]
 QUARTERS = (0.1, 0.1, 0.1, 0.7)
 """How often windows come from each quarter of the episodes, the oldest first (DIAMOND)."""
 
