@@ -42,6 +42,14 @@ def damage(checkpoint: Path) -> list[str]:
         return [text for text in found if text]
 
 
+def same_manifest(checkpoint: Path, other: Path) -> bool:
+    """Whether the files of both were the same when they were written."""
+    try:
+        return (checkpoint / NAME).read_bytes() == (other / NAME).read_bytes()
+    except OSError:
+        return False
+
+
 def _read(checkpoint: Path) -> dict[str, dict[str, Any]]:
     return json.loads((checkpoint / NAME).read_text())  # type: ignore[no-any-return]
 
