@@ -22,6 +22,7 @@ from vla_rl.runtime.run_folder.folder import RunFolder, checkpoint_in
 from vla_rl.runtime.run_folder.manifest import write_manifest
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault
+from vla_rl.toolkit.hooks.files import belongs_to_run
 
 SIX = {"train": {"steps": 6, "checkpoint_every": 2, "keep_checkpoints": 2}, "eval": {"before": False}}
 LEARNER, STATE = "trainer/learner.pt", "trainer/state.json"
@@ -280,6 +281,12 @@ def test_a_spec_that_somebody_wrote_is_not_replaced(tmp_path):
     assert (tmp_path / "spec.yaml").read_text() == "# mine\n"
 
 
+def test_all_that_a_run_writes_is_kept_from_hooks(whole):
+    names = {entry.name for entry in whole.iterdir() if not entry.name.startswith(".")}
+    assert names > {"spec.yaml", "environment.json", "results.json", "trace.json", "checkpoints"}
+    assert [name for name in names if not belongs_to_run(name)] == ["metrics.jsonl"]
+
+
 # -------------------------------------------------------------------------------------------- folders that cannot be
 
 
@@ -321,6 +328,28 @@ def test_a_folder_that_cannot_be_is_one_error_before_a_worker_starts(spec_that_s
     output = refused(spec_that_starts_no_worker, "--folder", tmp_path / place, "--resume")
     assert f"there is nothing to resume: {tmp_path / place}" in output or why in output
     assert (tmp_path / "a_file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("names", [["photos", "thesis.pdf"], ["results.json", "environment.yaml"], list("abcdefgh")])
+def test_a_folder_of_other_things_is_not_taken(spec_that_starts_no_worker, tmp_path, names):
+    folder = tmp_path / "full"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("mine")
+    output = refused(spec_that_starts_no_worker, "--folder", folder)
+    assert f"{folder} is neither empty nor the folder of a run: it holds {', '.join(sorted(names)[:5])}" in output
+    assert ("and 3 more" in output) == (len(names) > 5)
+    assert sorted(entry.name for entry in folder.iterdir()) == sorted(names)
+    assert "/ is neither empty nor the folder of a run" in refused(spec_that_starts_no_worker, "--folder", "/")
+
+
+def test_a_run_begins_beside_its_own_log(tmp_path, train):
+    folder = tmp_path / "run"
+    (folder / "lost+found").mkdir(parents=True)
+    (folder / ".keep").touch()
+    (folder / "slurm-7.out").write_text("queued")
+    train(train={"steps": 0})
+    assert (folder / "results.json").exists()
 
 
 def test_a_run_with_a_name_of_400_characters(spec_that_starts_no_worker, tmp_path, monkeypatch):

@@ -29,6 +29,10 @@ from vla_rl.runtime.run_folder.manifest import damage, same_manifest, write_mani
 logger = logging.getLogger(__name__)
 
 LAST = "last"
+ENVIRONMENT = "environment.json"
+LOGS = (".log", ".out", ".err")
+SHOWN = 5
+"""Names of files in a message."""
 LITTLE = 2**30
 """Bytes on a disk below which it may be what a checkpoint lacked."""
 STEP = re.compile(r"step_(\d+)")
@@ -56,6 +60,8 @@ class RunFolder:
                     f"there is nothing to resume: {self.path} {there}\n"
                     "  give the folder of the run with --folder, or leave out --resume to start one there"
                 )
+            if not resume:
+                self._refuse_strangers()
             self.path.mkdir(parents=True, exist_ok=True)
             return RunLock(self.path)
         except OSError as exc:
@@ -92,7 +98,7 @@ class RunFolder:
     def record(self, spec: Spec, resumed: int | None = None) -> None:
         """Write down what trains, and where. A spec that was another until the step from which a run is resumed is kept
         beside."""
-        self._write("environment.json", _json(environment(spec)))
+        self._write(ENVIRONMENT, _json(environment(spec)))
         text = dump(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
             kept = self.path / f"spec-until_step_{resumed:06d}.yaml"
@@ -100,16 +106,29 @@ class RunFolder:
                 shutil.copyfile(self.spec_file, kept)
         self._write("spec.yaml", text)
 
+    def _refuse_strangers(self) -> None:
+        """Raise UserError for a folder that is neither empty nor of a run. Hidden files and logs do not count: people
+        write the run's own output there."""
+        if not self.path.is_dir() or (self.path / ENVIRONMENT).exists():
+            return
+        if self.spec_file.exists():
+            raise UserError(
+                f"{self.spec_file} was not written by a run, which would replace it; choose another --folder"
+            )
+        others = sorted(entry.name for entry in self.path.iterdir() if not _may_be_there(entry))
+        if others:
+            more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+            raise UserError(
+                f"{self.path} is neither empty nor the folder of a run: it holds {', '.join(others[:SHOWN])}{more}; "
+                "choose another --folder"
+            )
+
     def _refuse_to_overwrite(self) -> None:
         """A folder in which an attempt failed before its first step or evaluation holds no run yet."""
         results = (file for pattern in RESULTS for file in self.path.glob(pattern))
         if self.latest() or any(file.stat().st_size for file in results):
             raise UserError(
                 f"{self.path} already holds a run; add --resume to go on with it, or choose another --folder"
-            )
-        if self.spec_file.exists() and not (self.path / "environment.json").exists():
-            raise UserError(
-                f"{self.spec_file} was not written by a run, which would replace it; choose another --folder"
             )
 
     # ----------------------------------------------------------------------------------------------- checkpoints
@@ -333,6 +352,17 @@ def _checkpoints_near(path: Path) -> str:
             return f"runs with a checkpoint in {place}: {', '.join(runs[:8])}{' ...' if len(runs) > 8 else ''}"
     where = " and ".join(dict.fromkeys(str(place) for place in places[1:]))
     return f"there is no run with a checkpoint in {where}"
+
+
+def _may_be_there(entry: Path) -> bool:
+    """Whether a run may begin beside this file."""
+    if entry.name.startswith(".") or entry.name == "lost+found" or entry.suffix in LOGS:
+        return True
+    for output in (1, 2):
+        with suppress(OSError):  # it is closed
+            if os.path.samestat(entry.lstat(), os.fstat(output)):
+                return True
+    return False
 
 
 def _json(data: Any) -> str:
