@@ -309,9 +309,12 @@ class RunFolder:
 
     def _write(self, name: str, text: str) -> None:
         partial = self.path / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        _sync(partial)
-        os.replace(partial, self.path / name)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            _sync(partial)
+            os.replace(partial, self.path / name)
+        except OSError as exc:
+            raise UserError(f"{self.path / name} cannot be written: {exc.strerror or exc}") from exc
 
 
 def read_state(checkpoint: Path) -> State:
