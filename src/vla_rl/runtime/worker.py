@@ -292,12 +292,15 @@ class Worker:
         return self.trace.drain()
 
     @remote(track="none")
-    def close(self) -> None:
-        if "sim" in self.roles:
-            with ExitStack() as stack:
-                for lane in self.in_lane.values():
-                    stack.enter_context(lane)
-                self.roles["sim"].close()
+    def close(self) -> list[str]:
+        """Free what simulators hold. -> what went wrong, in words."""
+        if "sim" not in self.roles:
+            return []
+        with ExitStack() as stack:
+            for lane in self.in_lane.values():
+                stack.enter_context(lane)
+            sim: SimRole = self.roles["sim"]
+            return sim.close()
 
     def beat(self, doing: str | None = None) -> None:
         """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""

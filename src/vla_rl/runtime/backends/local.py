@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import monotonic
@@ -16,6 +17,8 @@ from vla_rl.runtime.remote import Door
 from vla_rl.runtime.rollouts.progress import Count
 from vla_rl.runtime.worker import Worker
 from vla_rl.toolkit.waiting import Work, listening, works_now
+
+logger = logging.getLogger(__name__)
 
 
 class LocalBackend(Backend):
@@ -64,9 +67,9 @@ class LocalBackend(Backend):
     def close(self) -> None:
         self._line.clear()
         self._listening.close()
-        if self.worker is not None:
-            self.worker.close()
-            self.worker = None
+        worker, self.worker = self.worker, None
+        for flaw in worker.close() if worker is not None else ():
+            logger.warning("%s", flaw)
 
 
 class _WorkerHere(Worker):

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -20,9 +21,12 @@ from vla_rl.runtime.backends.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.backends.own_ray import OwnRay, join
 from vla_rl.runtime.backends.reservation import holds, nodes_of, reserve, rounded_down
 from vla_rl.runtime.remote import Door
+from vla_rl.runtime.roles.closing import CLOSE_S
 from vla_rl.runtime.rollouts.progress import Count, Glances
 from vla_rl.runtime.worker import IDLE
 from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
+
+logger = logging.getLogger(__name__)
 
 LOOKS = 4
 """How often within a deadline it is asked who is stuck."""
@@ -194,14 +198,28 @@ class RayBackend(Backend):
         for actor in actors:
             if actor not in simulating:  # at once, so that simulators stop answering and can close
                 self.ray.kill(actor)
-        closing = [actor.call.remote(pickle.dumps(("worker", "close", []))) for actor in simulating]
+        closing = {actor.call.remote(pickle.dumps(("worker", "close", []))): actor for actor in simulating}
         if closing:
-            self.ray.wait(closing, num_returns=len(closing), timeout=10)
+            closed, late = self.ray.wait(list(closing), num_returns=len(closing), timeout=CLOSE_S)
+            self._warn_of_closing(closed, [closing[reference] for reference in late])
         for actor in simulating:
             self.ray.kill(actor)
         groups, self.groups = self.groups, []
         for group in groups:
             self.ray.util.remove_placement_group(group)
+
+    def _warn_of_closing(self, closed: Sequence[Any], late: Sequence[Any]) -> None:
+        """Tell of simulators that could not be closed, or that have not come to an end with it."""
+        for reference in closed:
+            with suppress(self.ray.exceptions.RayError):  # its worker is dead
+                for flaw in self.ray.get(reference):
+                    logger.warning("%s", flaw)
+        asked = [actor.doing.remote() for actor in late]
+        for answer in self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0] if asked else ():
+            with suppress(self.ray.exceptions.RayError):
+                what, _ = self.ray.get(answer)
+                if what.endswith(": close"):  # others are in the midst of a call that was given up
+                    logger.warning("%s has not returned within %g s; its end was not waited for", what, CLOSE_S)
 
     def _begin_waiting(self) -> None:
         self.silent.clear()

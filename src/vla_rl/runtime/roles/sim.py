@@ -19,6 +19,7 @@ from vla_rl.runtime.assignments import LaneSlice
 from vla_rl.runtime.backends.wire import Outbox
 from vla_rl.runtime.imagination.tap import Recordings
 from vla_rl.runtime.remote import remote
+from vla_rl.runtime.roles.closing import close_env
 from vla_rl.runtime.roles.rows import Rows, in_host_memory
 from vla_rl.runtime.rollouts.episodes import Episodes
 from vla_rl.runtime.rollouts.requests import Request, Start
@@ -209,11 +210,12 @@ class SimRole(Rows):
         """As `Spool.forget`."""
         self.spools[what].forget(last)
 
-    def close(self) -> None:
+    def close(self) -> list[str]:
+        """-> what went wrong, in words."""
         for outbox in self.outboxes.values():
             outbox.close()
-        for env in self.envs.values():
-            env.close()
+        flaws = [close_env(env, self.name) for env in self.envs.values()]
+        return [flaw for flaw in flaws if flaw]
 
     def _draw(self, start: Start, episode: int) -> Start:
         """With auto_reset, an episode of a ticket."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,8 @@ from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent
 
 if TYPE_CHECKING:
     from vla_rl.toolkit.envs.row import MakeRow, Row, View
+
+logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
@@ -80,8 +83,15 @@ class _Served(gymnasium.Env[Any, Any]):
             self.rows.pop(row).close()
 
     def close(self) -> None:
+        """All rows, those that raise too; what the first one raised."""
+        first: Exception | None = None
         while self.rows:
-            self.rows.popitem()[1].close()
+            try:
+                self.rows.popitem()[1].close()
+            except Exception as exc:
+                first = first or exc
+        if first is not None:
+            raise first
 
 
 class _Home(Protocol):
@@ -259,9 +269,13 @@ class RowProcess:
     def discard(self) -> None:
         self.ready.clear()
         self._anew.clear()
-        if self._there is not None:
-            self._there.close()
-            self._there = None
+        there, self._there = self._there, None
+        try:
+            if there is not None:
+                there.close()
+        except Exception as exc:  # what it held goes with the process; what it has played counts
+            where = traceback.extract_tb(exc.__traceback__)[-1]
+            logger.warning("%s: close failed (%s:%d): %s", self, where.filename, where.lineno, exc)
 
     def __str__(self) -> str:
         numbers = [self.first + row for row in self.rows]
