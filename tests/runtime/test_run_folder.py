@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from scripted_runs import read_metrics, scripted_spec
 from typer.testing import CliRunner
 
@@ -23,6 +25,7 @@ from vla_rl.runtime.run_folder.manifest import write_manifest
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault
 from vla_rl.toolkit.hooks.files import belongs_to_run
+from vla_rl.toolkit.models.checkpoints import save_tensors
 
 SIX = {"train": {"steps": 6, "checkpoint_every": 2, "keep_checkpoints": 2}, "eval": {"before": False}}
 LEARNER, STATE = "trainer/learner.pt", "trainer/state.json"
@@ -61,6 +64,23 @@ def test_the_newest_checkpoint_is_found_without_the_link(killed, whole, link):
     resume(killed)
     assert steps(killed) == steps(whole)
     assert last.resolve().name == "step_000006"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_files_of_a_checkpoint_can_be_read_by_whom_the_umask_says(tmp_path, umask):
+    def write(model: Path, trainer: Path) -> None:
+        save_file({"a": torch.ones(1)}, model / "model.safetensors")  # as a plugin may, which makes it 0600
+        (trainer / "learner.pt").touch()
+
+    before = os.umask(umask)
+    try:
+        saved = RunFolder(tmp_path).save(State(step=1), write, keep=2)
+        save_tensors({"a": torch.ones(1)}, tmp_path / "head.safetensors")
+    finally:
+        os.umask(before)
+    files = [tmp_path / "head.safetensors", *(file for file in saved.rglob("*") if file.is_file())]
+    assert {"head.safetensors", "model.safetensors", "learner.pt"} < {file.name for file in files}
+    assert {oct(file.stat().st_mode & 0o777) for file in files} == {oct(0o666 & ~umask)}
 
 
 # -------------------------------------------------------------------------------------- copies by cp -rL, buckets, zips

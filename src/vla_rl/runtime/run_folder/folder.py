@@ -25,6 +25,7 @@ from vla_rl.runtime.run_folder.environment import environment, versions
 from vla_rl.runtime.run_folder.lock import RunLock
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.runtime.run_folder.manifest import damage, same_manifest, write_manifest
+from vla_rl.toolkit.models.checkpoints import open_to_readers
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ class RunFolder:
             (partial / "trainer").mkdir()
             write(partial / "model", partial / "trainer")
             (partial / "trainer" / "state.json").write_text(json.dumps(attrs.asdict(state), indent=1))
+            open_to_readers(partial)
             write_manifest(partial)
             for file in sorted(partial.rglob("*")):
                 _sync(file)

@@ -21,7 +21,7 @@ from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.toolkit.envs.settings import Processes
-from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent
+from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent, unguarded_call
 
 if TYPE_CHECKING:
     from vla_rl.toolkit.envs.row import MakeRow, Row, View
@@ -137,10 +137,19 @@ class Apart:
     def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         make_served = _MakeServed(make, first, chunk, os.getpid())
-        with held():  # neither the fork server nor the rows are reached by a signal to the whole job
-            self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
-                [make_served], shared_memory=False, context="forkserver"
-            )
+        try:
+            with held():  # neither the fork server nor the rows are reached by a signal to the whole job
+                self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
+                    [make_served], shared_memory=False, context="forkserver"
+                )
+        except (EOFError, OSError, RuntimeError):
+            call = unguarded_call()
+            if not call:
+                raise
+            raise UserError(
+                f"the processes of rows import the script that starts them, and would start the run again: put the "
+                f'call at {call} below `if __name__ == "__main__":`'
+            ) from None
         self._process = self._vector.processes[0]
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end, in vain, and wait
         self.pid = self._process.pid or 0
