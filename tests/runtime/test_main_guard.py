@@ -14,7 +14,7 @@ SPEC = scripted_spec(
     plugins=PLUGINS,
     env={"type": "fragile", "num_envs": 2},
     rollout={"episodes": 4, "group_size": 2},
-    train={"steps": 1, "global_batch": 4},
+    train={"steps": 1, "micro_batch": 4, "global_batch": 4},
     eval={"before": False, "episodes_per_task": 1},
     hooks=[],
 )
@@ -24,7 +24,6 @@ SPEC = scripted_spec(
 @pytest.mark.parametrize(
     ("lines", "line"),
     [
-        (["vla_rl.run(SPEC, 'run')"], 3),
         (["def main():", "    vla_rl.run(SPEC, 'run')", "main()"], 5),
         (["if __name__ == '__main__':", "    vla_rl.run(SPEC, 'run')"], None),
     ],

@@ -67,8 +67,8 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def leave_if_importing() -> None:
-    """End this process at once where it is a row's, which only imports the main module of the process that started it:
-    a script without a `__main__` guard would start its run in each of them. `unguarded_call` lets the first one say so."""
+    """End this process at once where it is a row's, which only imports the main module of its parent: a script without
+    a `__main__` guard would start its run in each of them. `unguarded_call` lets the parent say so."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(1)
 
