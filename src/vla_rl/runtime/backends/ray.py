@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from vla_rl.runtime.backends.actor import HERE, Actor
 from vla_rl.runtime.backends.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.backends.own_ray import OwnRay, join
 from vla_rl.runtime.backends.reservation import holds, nodes_of, reserve, rounded_down
+from vla_rl.runtime.backends.wire import here
 from vla_rl.runtime.remote import Door
 from vla_rl.runtime.roles.closing import CLOSE_S
 from vla_rl.runtime.rollouts.progress import Count, Glances
@@ -42,6 +44,8 @@ class RayBackend(Backend):
         self.ray, self.deadline = ray, deadline_s
         self.actors: list[Any] = []
         self.names: list[str] = []
+        self.processes: list[Any] = []
+        """Of each worker a reference to its process, which it gives when it has started."""
         self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
         """What each worker was last asked to do."""
@@ -96,6 +100,7 @@ class RayBackend(Backend):
                 else f"env {spec.env.type!r}"
             )
             self.actors.append(self._launch(assignment))
+            self.processes.append(self.actors[-1].process.remote())
             self.names.append(f"worker {assignment.index} ({', '.join(assignment.slot.roles)}; {plugins})")
 
     def _launch(self, assignment: Assignment) -> Any:
@@ -137,6 +142,7 @@ class RayBackend(Backend):
                 self.held[worker] = group, bundle
         for worker in workers:
             self.actors[worker] = self._launch(self.assignments[worker])
+            self.processes[worker] = self.actors[worker].process.remote()
         self.handles = {key: handle for key, handle in self.handles.items() if key[0] not in workers}
 
     def _raises(self, reference: Any) -> bool:
@@ -262,16 +268,28 @@ class RayBackend(Backend):
                 raise cause from exc
             raise
 
+    def _kill(self, worker: int) -> None:
+        """End a worker that answers nobody, Ray included."""
+        told, _ = self.ray.wait([self.processes[worker]], timeout=0)
+        with suppress(self.ray.exceptions.RayError, ProcessLookupError):
+            machine, number = self.ray.get(told[0]) if told else (None, 0)
+            if machine is not None and machine == here():
+                os.kill(number, signal.SIGKILL)
+        self.ray.kill(self.actors[worker])
+
     def _raise_if_hung(self) -> None:
-        """Ask every worker what it is doing; a second thread answers while the first is stuck."""
-        for actor, name in zip(self.actors, self.names, strict=True):
+        """Ask every worker what it is doing; a second thread answers while the first is stuck. One that does not answer
+        (it was stopped, say, or holds Python's lock) is killed, and the run goes on as after any death of a worker.
+        Raises WorkerDied or CallHung."""
+        for worker, (actor, name) in enumerate(zip(self.actors, self.names, strict=True)):
             asked, answer = time(), actor.doing.remote()
             there, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
             if not there:
                 if time() - self.silent.setdefault(name, asked) < self.deadline:
                     continue
-                raise CallHung(
-                    f"{name} has not answered for {self.deadline:g} s (runtime.deadline_s); last call: "
+                self._kill(worker)
+                raise WorkerDied(
+                    f"{name} did not answer for {self.deadline:g} s (runtime.deadline_s) and was killed; last call: "
                     f"{self.last.get(name, 'none')}; its output is above"
                 )
             self.silent.pop(name, None)
