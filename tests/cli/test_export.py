@@ -52,8 +52,11 @@ def front_and_text(folder: Path) -> tuple[dict, str]:
 
 
 def test_the_folder_is_a_checkpoint_of_its_model(trained, tmp_path):
+    (trained / "checkpoints" / "step_000002" / "model" / "model.safetensors").chmod(0o600)  # as safetensors makes it
     status, said = export(trained, "--to", tmp_path / "given")
     assert status == 0 and "wrote step 2" in said
+    files = [file for file in (tmp_path / "given").rglob("*") if file.is_file()]
+    assert len({file.stat().st_mode for file in files}) == 1
     spec = load_spec(tmp_path / "given" / "vla_rl_spec.yaml")
     again = load_spec(tmp_path / "given" / "vla_rl_spec.yaml", [f"model.checkpoint={tmp_path / 'given'}"])
     assert spec.env == again.env

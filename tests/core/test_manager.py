@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from vla_rl.core.catalogue import KINDS, Kind
-from vla_rl.core.errors import NotOffered, PluginError
+from vla_rl.core.errors import HookFailed, NotOffered, PluginError
 from vla_rl.core.hookspecs import Algorithm, RunEvents, SimEnv, VLAModel, hookspec
+from vla_rl.core.interrupts import StopAtOnce
 from vla_rl.core.manager import broadcast, check_module, hookimpl, wrap
 
 
@@ -324,6 +327,49 @@ def test_a_listener_that_raises_is_named():
     with pytest.raises(OSError, match="full") as caught:
         broadcast([("video", Deaf()), ("video", Listener([], "x"))]).on_run_end(None, {})
     assert caught.value.__notes__ == ["in plugin 'video', hook 'on_run_end'"]
+
+
+def test_a_listener_that_fails_is_told_of_and_the_others_hear_the_event():
+    heard: list[Any] = []
+    told: list[HookFailed] = []
+
+    class Deaf(RunEvents):
+        def on_checkpoint(self, step):
+            raise OSError("full")
+
+    events = broadcast([("a", Deaf()), ("b", Listener(heard, "b"))], told.append)
+    events.on_checkpoint(None, 7, None)
+    assert heard == [("b", 7)]
+    assert len(told) == 1
+    assert str(told[0]).startswith(f"hook 'a' failed in on_checkpoint ({__file__}:")
+    assert str(told[0]).endswith("OSError: full")
+    assert isinstance(told[0].__cause__, OSError)
+
+
+@pytest.mark.parametrize("interrupt", [StopAtOnce, KeyboardInterrupt])
+def test_an_interrupt_by_the_user_is_no_failure_of_the_listener_that_it_meets(interrupt):
+    class Slow(RunEvents):
+        def on_checkpoint(self, step):
+            raise interrupt
+
+    with pytest.raises(interrupt):
+        broadcast([("a", Slow())], [].append).on_checkpoint(None, 7, None)
+
+
+def test_what_listeners_share_is_read_only_and_a_dict_otherwise():
+    class Spoiler(RunEvents):
+        def on_update_end(self, metrics):
+            assert json.loads(json.dumps(metrics)) == {**metrics} == copy.deepcopy(metrics) == {"a": 1.0}
+            assert metrics | {"b": 2.0} == {"a": 1.0, "b": 2.0}
+            for change in (metrics.clear, metrics.popitem, lambda: metrics.update(a=2.0), lambda: metrics.pop("a")):
+                with pytest.raises(TypeError, match="make a copy"):
+                    change()
+            metrics["a"] = 2.0
+
+    metrics = {"a": 1.0}
+    with pytest.raises(TypeError, match="read-only"):
+        broadcast([("a", Spoiler())]).on_update_end(None, 1, metrics)
+    assert metrics == {"a": 1.0}
 
 
 def test_a_misspelt_event_is_refused():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+import psutil
 import pytest
 
 from vla_rl.core.errors import PluginError, SpecError, UserError, WorkerDied
 from vla_rl.runtime.comm.backend import CallHung
+from vla_rl.runtime.comm.backends.ray import RayBackend
 from vla_rl.runtime.messages.requests import EnvError
+from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.testing.scripted import SimulatorFault
 
 BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
@@ -45,6 +50,41 @@ def test_a_call_that_hangs_hits_the_deadline_and_is_named(train):
 def test_a_hang_in_a_process_of_its_own_is_named(train):
     with pytest.raises(CallHung, match=r"sim worker 0, lane 0 \(env 'scripted'\): step has not returned for .* 12 s"):
         train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0}, placement={"type": "slots"})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
+def test_a_worker_that_is_stopped_is_killed_and_the_run_goes_on(train, tmp_path, monkeypatch, caplog):
+    """It simulates, acts and learns; once stopped, it answers nobody."""
+    stopped: list[psutil.Process] = []
+    wait = RayBackend._wait_on
+
+    def stop_once(self):
+        if not stopped and RunFolder(tmp_path / "run").latest() is not None:
+            _, number = self.ray.get(self.processes[0])
+            stopped.append(psutil.Process(number))
+            stopped[0].suspend()
+            self.deadline = 1.0
+        wait(self)
+
+    monkeypatch.setattr(RayBackend, "_wait_on", stop_once)
+    changes = {"train": {"steps": 2, "checkpoint_every": 1}, "eval": {"before": False}}
+    _, metrics = train(runtime={"backend": "ray"}, env={"latency_s": 0.3}, **changes)
+    monkeypatch.undo()
+    assert re.search(r"worker 0 \(.*\) did not answer for 1 s \(runtime.deadline_s\) and was killed", caplog.text)
+    assert "going on from the last checkpoint" in caplog.text
+    assert not stopped[0].is_running()
+    assert metrics == train("whole", **changes)[1]
+
+
+def test_an_end_that_a_run_can_be_resumed_from_says_how(train, tmp_path):
+    with pytest.raises(SimulatorFault) as caught:
+        train(env={"fault": "raise", "fault_at": 30}, train={"steps": 4, "checkpoint_every": 1}, eval={"before": False})
+    folder = tmp_path / "run"
+    latest = RunFolder(folder).latest().name
+    assert caught.value.__notes__[-1] == (
+        f"the last checkpoint is {latest}; go on from it with: vla-rl run {folder} --resume"
+    )
 
 
 @pytest.mark.parametrize("lacks", ["values = VLAModel.values", "critic = property(lambda self: None, lambda *_: None)"])

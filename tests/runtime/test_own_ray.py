@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -48,6 +49,29 @@ def test_it_starts_no_worker_that_nobody_asked_for(monkeypatch, own, asked):
     commands = [" ".join(process.cmdline()) for process in own.vital["raylet"].children()]
     waiting = [command for command in commands if "ray::IDLE" in command or "default_worker.py" in command]
     assert bool(waiting) == bool(asked)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_start_that_fails_is_tried_once_more(monkeypatch, own, failures, caplog):
+    start, tried = ray.init, []
+
+    def init(**options):
+        tried.append(options)
+        if len(tried) <= failures:
+            raise RuntimeError("The current node timed out during startup.\nSee the logs.")
+        return start(**options)
+
+    monkeypatch.setattr(ray, "init", init)
+    busy = rf"load \d+\.\d on {os.cpu_count()} cores"
+    if failures == 1:
+        own.start(num_cpus=1)
+        assert set(own.vital) == {"raylet", "gcs_server"}
+        assert re.search(rf"Ray did not start \({busy}\), and is tried once more: The current node", caplog.text)
+    else:
+        with pytest.raises(UserError, match=rf"tried twice \({busy}\): The current node timed out during startup\.\n"):
+            own.start(num_cpus=1)
+        assert own.folder is None
+    assert len(tried) == 2
 
 
 def test_a_cluster_that_is_not_there(train):

@@ -11,16 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from scripted_runs import read_metrics, scripted_spec
 from typer.testing import CliRunner
 
 from vla_rl.cli.main import app
 from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.run_folder.folder import RunFolder, read_state
+from vla_rl.runtime.run_folder.folder import RunFolder, checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import write_manifest
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault
+from vla_rl.toolkit.hooks.files import belongs_to_run
+from vla_rl.toolkit.models.checkpoints import save_tensors
 
 SIX = {"train": {"steps": 6, "checkpoint_every": 2, "keep_checkpoints": 2}, "eval": {"before": False}}
 LEARNER, STATE = "trainer/learner.pt", "trainer/state.json"
@@ -59,6 +64,124 @@ def test_the_newest_checkpoint_is_found_without_the_link(killed, whole, link):
     resume(killed)
     assert steps(killed) == steps(whole)
     assert last.resolve().name == "step_000006"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_files_of_a_checkpoint_can_be_read_by_whom_the_umask_says(tmp_path, umask):
+    def write(model: Path, trainer: Path) -> None:
+        save_file({"a": torch.ones(1)}, model / "model.safetensors")  # as a plugin may, which makes it 0600
+        (trainer / "learner.pt").touch()
+
+    before = os.umask(umask)
+    try:
+        saved = RunFolder(tmp_path).save(State(step=1), write, keep=2)
+        save_tensors({"a": torch.ones(1)}, tmp_path / "head.safetensors")
+    finally:
+        os.umask(before)
+    files = [tmp_path / "head.safetensors", *(file for file in saved.rglob("*") if file.is_file())]
+    assert {"head.safetensors", "model.safetensors", "learner.pt"} < {file.name for file in files}
+    assert {oct(file.stat().st_mode & 0o777) for file in files} == {oct(0o666 & ~umask)}
+
+
+# -------------------------------------------------------------------------------------- copies by cp -rL, buckets, zips
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in (folder / "checkpoints").iterdir())
+
+
+def test_a_copy_in_which_the_link_is_a_folder_goes_on(killed, whole):
+    last = killed / "checkpoints" / "last"
+    last.unlink()
+    shutil.copytree(killed / "checkpoints" / "step_000006", last)
+    shutil.copytree(last, killed / "checkpoints" / ".last")  # of a kill between the link and its renaming
+    resume(killed, train={**SIX["train"], "steps": 7})
+    assert last.is_symlink() and last.resolve().name == "step_000007"
+    assert entries(killed) == ["last", "step_000006", "step_000007"]
+    assert [line["step"] for line in steps(killed)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("text", ["step_000006", "a note of mine " * 20])
+def test_a_copy_in_which_the_link_is_a_text_goes_on(killed, text):
+    last = killed / "checkpoints" / "last"
+    last.unlink()
+    last.write_text(text)
+    resume(killed)
+    assert last.resolve().name == "step_000006"
+    assert ("kept_last" in entries(killed)) == (text != "step_000006")
+
+
+def test_a_folder_last_that_is_the_only_copy_becomes_a_checkpoint(killed, whole, tmp_path):
+    checkpoints = killed / "checkpoints"
+    (checkpoints / "last").unlink()
+    (checkpoints / "step_000006").rename(checkpoints / "last")
+    shutil.rmtree(checkpoints / "step_000004")
+    with pytest.raises(UserError, match="already holds a run"):
+        run(parse_spec(scripted_spec(**SIX)), killed, False)
+    assert checkpoint_in(killed) == checkpoints / "last"
+    state, trainer = RunFolder(killed).restore()
+    assert state.step == 6
+    assert trainer.parent == checkpoints / "step_000006"
+    assert entries(killed) == ["step_000006"]
+
+
+def test_a_folder_last_mends_the_checkpoint_that_it_is_a_copy_of(killed, whole):
+    checkpoints = killed / "checkpoints"
+    (checkpoints / "last").unlink()
+    shutil.copytree(checkpoints / "step_000006", checkpoints / "last")
+    flip(checkpoints / "step_000006" / LEARNER)
+    state, _ = RunFolder(killed).restore()
+    assert state.step == 6
+    assert entries(killed) == ["damaged_step_000006", "step_000004", "step_000006"]
+
+
+@pytest.mark.parametrize("what", ["half", "another"])
+def test_a_folder_last_that_is_nowhere_else_is_never_deleted(killed, what, caplog):
+    checkpoints = killed / "checkpoints"
+    last = checkpoints / "last"
+    last.unlink()
+    shutil.copytree(checkpoints / "step_000006", last)
+    if what == "half":
+        (last / LEARNER).unlink()
+        (last / "manifest.json").unlink()
+    else:  # of another run
+        (last / "model" / "notes.txt").write_text("mine")
+        write_manifest(last)
+    (checkpoints / "kept_last").mkdir()
+    state, _ = RunFolder(killed).restore()
+    assert state.step == 6
+    assert entries(killed) == ["kept_last", "kept_last2", "step_000004", "step_000006"]
+    assert (checkpoints / "kept_last2" / "trainer" / "state.json").exists()
+    assert "kept as kept_last2" in caplog.text
+
+
+def test_the_name_last_means_the_newest_checkpoint_without_the_link_too(killed, whole):
+    (killed / "checkpoints" / "last").unlink()
+    assert checkpoint_in(killed / "checkpoints" / "last") == killed / "checkpoints" / "step_000006"
+    assert checkpoint_in(whole / "checkpoints" / "last") == whole / "checkpoints" / "step_000006"
+
+
+def test_a_disk_without_links_has_checkpoints(tmp_path, monkeypatch, caplog):
+    def no_links(self, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", no_links)
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(State(step=step), lambda model, trainer: None, keep=2)
+    assert entries(tmp_path) == ["step_000001", "step_000002"]
+    assert folder.restore()[0].step == 2
+    assert caplog.text.count("no link") == 1
+
+
+def test_a_save_that_fails_for_another_reason_does_not_ask_for_room(tmp_path, monkeypatch):
+    def write(model: Path, trainer: Path) -> None:
+        raise ValueError("a tensor without a name")
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**40))
+    with pytest.raises(CheckpointError, match="a tensor without a name(.|\n)*mend that and run again with --resume"):
+        RunFolder(tmp_path).save(State(step=1), write, keep=2)
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -224,6 +347,12 @@ def test_a_spec_that_somebody_wrote_is_not_replaced(tmp_path):
     assert (tmp_path / "spec.yaml").read_text() == "# mine\n"
 
 
+def test_all_that_a_run_writes_is_kept_from_hooks(whole):
+    names = {entry.name for entry in whole.iterdir() if not entry.name.startswith(".")}
+    assert names > {"spec.yaml", "environment.json", "results.json", "trace.json", "checkpoints"}
+    assert [name for name in names if not belongs_to_run(name)] == ["metrics.jsonl"]
+
+
 # -------------------------------------------------------------------------------------------- folders that cannot be
 
 
@@ -265,6 +394,28 @@ def test_a_folder_that_cannot_be_is_one_error_before_a_worker_starts(spec_that_s
     output = refused(spec_that_starts_no_worker, "--folder", tmp_path / place, "--resume")
     assert f"there is nothing to resume: {tmp_path / place}" in output or why in output
     assert (tmp_path / "a_file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("names", [["photos", "thesis.pdf"], ["results.json", "environment.yaml"], list("abcdefgh")])
+def test_a_folder_of_other_things_is_not_taken(spec_that_starts_no_worker, tmp_path, names):
+    folder = tmp_path / "full"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("mine")
+    output = refused(spec_that_starts_no_worker, "--folder", folder)
+    assert f"{folder} is neither empty nor the folder of a run: it holds {', '.join(sorted(names)[:5])}" in output
+    assert ("and 3 more" in output) == (len(names) > 5)
+    assert sorted(entry.name for entry in folder.iterdir()) == sorted(names)
+    assert "/ is neither empty nor the folder of a run" in refused(spec_that_starts_no_worker, "--folder", "/")
+
+
+def test_a_run_begins_beside_its_own_log(tmp_path, train):
+    folder = tmp_path / "run"
+    (folder / "lost+found").mkdir(parents=True)
+    (folder / ".keep").touch()
+    (folder / "slurm-7.out").write_text("queued")
+    train(train={"steps": 0})
+    assert (folder / "results.json").exists()
 
 
 def test_a_run_with_a_name_of_400_characters(spec_that_starts_no_worker, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +36,14 @@ def test_a_second_owner_is_refused_and_told_who_is_first(tmp_path):
         with pytest.raises(FolderInUse, match=mine):
             RunLock(tmp_path)
     RunLock(tmp_path).release()
+
+
+def test_a_copy_of_a_folder_that_is_held_is_free(tmp_path):
+    copy = tmp_path / "copy"
+    with RunLock(tmp_path):
+        copy.mkdir()
+        shutil.copyfile(tmp_path / NAME, copy / NAME)
+        RunLock(copy).release()
 
 
 @pytest.mark.slow

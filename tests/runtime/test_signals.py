@@ -15,7 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 from scripted_runs import read_metrics, scripted_spec
+from typer.testing import CliRunner
 
+from vla_rl.cli import main as commands
 from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm.backends.ray import RayBackend
@@ -241,3 +243,15 @@ def test_killed_at_random_moments_a_run_loses_and_leaves_nothing(backend):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sigterm_outside_of_a_run_is_an_interrupt_too(monkeypatch):
+    """While a command imports what it needs, for instance."""
+    monkeypatch.setattr(commands, "_load", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        result = CliRunner().invoke(commands.app, ["run", "spec.yaml"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result.exit_code == 130
+    assert result.output == "interrupted\n"

@@ -11,6 +11,7 @@ from vla_rl.cli.model_card import card, curve
 from vla_rl.cli.report.gather import gather
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
+from vla_rl.toolkit.models.checkpoints import open_to_readers
 from vla_rl.toolkit.models.openpi_layout import write_openpi
 
 LAYOUTS = ("own", "openpi")
@@ -53,6 +54,7 @@ def main(
     }
     for name, text in written.items():
         (target / name).write_text(text, encoding="utf-8")
+    open_to_readers(target)  # checkpoints of earlier versions are for their owner alone
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     typer.echo(f"wrote step {step} of {run.folder} to {target}: {size / 1e6:,.1f} MB")
     if push is not None:

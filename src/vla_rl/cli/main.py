@@ -9,7 +9,9 @@ import functools
 import io
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -44,6 +46,7 @@ def reported(command: F) -> F:
 
     @functools.wraps(command)
     def run_command(*args: Any, **kwargs: Any) -> Any:
+        _take_sigterm_as_ctrl_c()
         from vla_rl.core.errors import UserError
         from vla_rl.core.plan import DoesNotFit
 
@@ -402,6 +405,16 @@ def _print_all_letters() -> None:
                 stream.reconfigure(encoding="utf-8", errors="surrogateescape")
             else:
                 stream.reconfigure(errors="replace")
+
+
+def _take_sigterm_as_ctrl_c() -> None:
+    """Also before a run begins, and after it has ended: imports take seconds. Runs have handlers of their own."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, stop)
 
 
 def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.run_record import RunRecord
+from vla_rl.toolkit.processes import leave_if_importing
 
 if TYPE_CHECKING:
     from vla_rl.cli.benchmark.paired import Pair
@@ -100,6 +101,7 @@ def evaluate(
 
     Returns: {"success": {"rate", "low", "high", "n"}, "tasks": {name: the same}, "episodes": [...] ...}.
     Raises UserError: CheckpointError for damaged files."""
+    leave_if_importing()
     from vla_rl.cli.evaluate import recording_to
     from vla_rl.runtime.comm.status_line import StatusLine
     from vla_rl.runtime.start import evaluate as measure
@@ -296,6 +298,7 @@ def check_env(
     seconds: float = 60.0,
 ) -> Findings:
     """`vla-rl check-env`: compare a simulator with the contract. -> what was found; nothing where it keeps to it."""
+    leave_if_importing()
     from vla_rl.cli.check_env import examine
 
     return examine(name, overrides, plugins, rows, chunk, device, expert, seconds)
@@ -336,6 +339,7 @@ def _train(
     resume: bool,
     live: bool | None,
 ) -> RunRecord:
+    leave_if_importing()
     loaded, home = read_spec(spec, overrides)
     there = Path(folder) if folder is not None else home or Path("runs") / f"{loaded.name}{ending}"
     if (in_notebook() if live is None else live) and all(hook.type != "notebook" for hook in loaded.hooks):

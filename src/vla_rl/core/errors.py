@@ -40,6 +40,10 @@ class WorkerDied(UserError):
     """A worker's process ended while it was needed."""
 
 
+class HookFailed(UserError):
+    """A listener of a run raised; the message says which, where and what."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known name, or nothing."""
     near = get_close_matches(name, list(known), n=1)

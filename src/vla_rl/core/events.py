@@ -67,6 +67,19 @@ class Run:
     """What each role works on, such as "sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)"."""
 
 
+class ReadOnly(dict[str, Any]):
+    """A dict that listeners share, so that none of them changes what the others hear."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("what listeners hear is read-only, since all hear the same; make a copy, as dict(metrics)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = pop = popitem = setdefault = clear = _refuse
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
 def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
     """Success rate with the 95 % interval of Wilson (1927); n = 0 gives the whole unit interval."""
     if n == 0:

@@ -28,14 +28,41 @@ class StopRequested(Exception):
     """Unwinds a phase that has not changed the weights."""
 
 
+class StopAtOnce(KeyboardInterrupt):
+    """The second signal."""
+
+
 class Interrupts:
     """While entered, the first signal is noted and `check` raises StopRequested; the second is a KeyboardInterrupt,
-    unless the run is `closing`: workers that are being ended are never left alone."""
+    unless the run is `closing`: workers that are being ended are never left alone. A listener that fails stops a run
+    in the same way (`stop_because`)."""
 
     def __init__(self) -> None:
-        self.requested = self.closing = False
+        self.requested = False
+        self.closing = False
         self.worth_saving = False
         """Until there is something to save, a stop ends any waiting."""
+        self.reason: UserError | None = None
+        """What stops the run, where no signal does."""
+        self._signalled = False
+
+    def begin(self) -> None:
+        """Before an attempt at the run. Raises StopRequested where a signal came meanwhile."""
+        self.closing = False
+        self.worth_saving = False
+        self.check()
+
+    def stop_because(self, reason: UserError) -> None:
+        """Stop as after a signal. The first reason counts."""
+        self.reason = self.reason or reason
+        self.requested = True
+
+    def stopped(self, how: str) -> UserError:
+        """What a run that was stopped ends with; `how`: what was saved."""
+        if self.reason is None:
+            return RunStopped(how)
+        self.reason.add_note(f"  {how}")
+        return self.reason
 
     def check(self) -> None:
         if self.requested:
@@ -56,9 +83,11 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.closing:
+            self.requested = True  # before another attempt
             return
-        if self.requested:
-            raise KeyboardInterrupt
+        if self._signalled:
+            raise StopAtOnce
+        self._signalled = True
         self.requested = True
         first = ": saving first" if self.worth_saving else ""
         with suppress(OSError):  # not print, which may be what was interrupted

@@ -11,8 +11,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast, overload
@@ -20,8 +22,10 @@ from typing import Any, TypeVar, cast, overload
 import pluggy
 
 from vla_rl.core.catalogue import KINDS
-from vla_rl.core.errors import PluginError, did_you_mean
+from vla_rl.core.errors import HookFailed, PluginError, UserError, did_you_mean
+from vla_rl.core.events import ReadOnly
 from vla_rl.core.hookspecs import RunEvents
+from vla_rl.core.interrupts import StopAtOnce
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,8 +58,10 @@ class Manager(pluggy.PluginManager):
     """A plugin manager for one kind. A component's methods are implementations by their names, without decorator;
     modules and wrappers mark theirs with `@hookimpl`. What does not fit the contract is refused with file and line."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, failed: Callable[[HookFailed], None] | None = None) -> None:
+        """`failed` is told of an implementation that raises, in place of the exception."""
         super().__init__("vla_rl")
+        self.failed = failed
         self.kind, self.contract = kind, KINDS[kind].base
         self.add_hookspecs(self.contract)
         self.arguments = {name: _arguments(getattr(self.contract, name))[1:] for name in hook_names(self.contract)}
@@ -76,7 +82,10 @@ class Manager(pluggy.PluginManager):
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
                     guard = _guarded_wrapper if impl.wrapper else _guarded
-                    cast(Any, impl).function = guard(impl.function, f"{self._plugin_name!r}, {self.said(caller.name)}")
+                    guarded = guard(impl.function, f"{self._plugin_name!r}, {self.said(caller.name)}")
+                    if self.failed is not None:
+                        guarded = _told(guarded, self._plugin_name, caller.name, self.failed)
+                    cast(Any, impl).function = guarded
         return result
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
@@ -183,10 +192,11 @@ def check_module(name: str, module: ModuleType) -> None:
             )
 
 
-def broadcast(listeners: Named) -> RunEvents:
+def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
     """All listeners as one `RunEvents`: every event reaches each, in their order. A listener's exception carries a note
-    with its name. Objects count by method names, modules by `@hookimpl`. `frames_wanted` is the largest answer."""
-    manager = Manager("hook")
+    with its name; with `failed`, which is told of it instead, the others hear the event all the same. Objects count by
+    method names, modules by `@hookimpl`. `frames_wanted` is the largest answer. Dicts are read-only for listeners."""
+    manager = Manager("hook", failed)
     for name, listener in reversed(_pairs(listeners)):
         manager.register(listener, name, component=not isinstance(listener, ModuleType))
     _trace(manager, "event")
@@ -238,10 +248,13 @@ def _call(manager: Manager, hook: str, name: str, trace: bool) -> Callable[..., 
 
 
 def _through_pluggy(manager: Manager, hook: str) -> Callable[..., Any]:
-    names, caller = manager.arguments[hook], getattr(manager.hook, hook)
+    names, caller, shared = manager.arguments[hook], getattr(manager.hook, hook), manager.kind == "hook"
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return caller(**_bind(hook, names, args, kwargs))
+        given = _bind(hook, names, args, kwargs)
+        if shared:
+            given = {name: ReadOnly(value) if type(value) is dict else value for name, value in given.items()}
+        return caller(**given)
 
     return call
 
@@ -283,6 +296,44 @@ def _guarded(function: Callable[..., Any], who: str) -> Callable[..., Any]:
             raise
 
     return guarded
+
+
+def _told(
+    function: Callable[..., Any], name: str, hook: str, failed: Callable[[HookFailed], None]
+) -> Callable[..., Any]:
+    """Around a listener: what it raises is told, except for an interrupt by the user."""
+
+    @functools.wraps(function)
+    def told(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except BaseException as exc:
+            if isinstance(exc, StopAtOnce) or (isinstance(exc, KeyboardInterrupt) and _ctrl_c_raises()):
+                raise
+            error = HookFailed(_failure(inspect.unwrap(function), name, hook, exc))
+            error.__cause__ = exc
+            failed(error)
+            return None
+
+    return told
+
+
+def _ctrl_c_raises() -> bool:
+    """Whether nobody has put a handler in the place of Python's own."""
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseException) -> str:
+    """What a listener raised, in words, with the last line of its own that led to it."""
+    if isinstance(exc, UserError):
+        return f"hook {name!r}, {hook}: {exc}"
+    code = function.__code__
+    folder = os.path.dirname(code.co_filename)  # noqa: PTH120 - as it is, not resolved
+    lines = traceback.extract_tb(exc.__traceback__)
+    own = [(line.filename, line.lineno) for line in lines if os.path.dirname(line.filename) == folder]  # noqa: PTH120
+    file, number = own[-1] if own else (code.co_filename, code.co_firstlineno)
+    said = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+    return f"hook {name!r} failed in {hook} ({file}:{number}): {said}"
 
 
 def _guarded_wrapper(function: Callable[..., Any], who: str) -> Callable[..., Any]:

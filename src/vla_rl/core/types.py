@@ -108,6 +108,9 @@ class Plugin:
     """-> what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None: nothing."""
     action_dim: Callable[[Any], int | None] | None = None
     """config -> numbers of an action, where known without building (else None): env and model must agree."""
+    files: Callable[[Any], Iterable[str]] | None = None
+    """Hooks: config -> names of the files and folders that it writes in the run folder; no other hook writes them, and
+    the run does not."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: config -> why reinforcement learning is impossible with it (None: it is possible), asked before a run."""
 

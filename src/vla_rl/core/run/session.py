@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
@@ -14,7 +16,7 @@ from typing import Any, ClassVar
 from attrs import define, field
 
 from vla_rl.core.catalogue import build, hook_modules
-from vla_rl.core.errors import WorkerDied
+from vla_rl.core.errors import CheckpointError, HookFailed, UserError, WorkerDied
 from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
@@ -40,6 +42,10 @@ class Session(ABC):
     about: Run
     interrupts: Interrupts
     _begun: float = field(factory=perf_counter, init=False)
+    _saved: tuple[int, int] | None = field(default=None, init=False)
+    """Step, and last step that was evaluated, of the last checkpoint of this attempt."""
+    _untraced: bool = field(default=False, init=False)
+    """It was told that the trace cannot be written."""
     _phase: tuple[str, int, int] = field(default=("starting", 0, 0), init=False)
 
     doing: ClassVar[str]  # for `Run.doing`
@@ -65,48 +71,76 @@ class Session(ABC):
     @classmethod
     def run(cls, spec: Spec, home: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
         """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
-        after Ctrl-C or SIGTERM (saved), UserError for what the user can fix, and what a plugin raised. After the death
-        of a worker it goes on from the last checkpoint, if there is one, up to `runtime.restarts` times. Meanwhile no
-        other process can run in the folder."""
-        with home.claim(resume):
+        after Ctrl-C or SIGTERM (saved), HookFailed where a listener raised (saved as well), UserError for what the user
+        can fix, and what a plugin raised. After the death of a worker it goes on from the last checkpoint, if there is
+        one, up to `runtime.restarts` times. Meanwhile no other process can run in the folder."""
+        with home.claim(resume), Interrupts() as interrupts:
             for left in range(spec.runtime.restarts, -1, -1):
+                state, trainer = home.begin(spec, cls.doing, resume)
                 try:
-                    return cls._attempt(spec, home, resume, start)
+                    return cls._attempt(spec, home, state, trainer, resume, start, interrupts)
+                except StopRequested:
+                    raise interrupts.stopped(cls._resumable(home) or NOTHING) from None
+                except KeyboardInterrupt:
+                    raise RunStopped(f"stopped at once; {cls._resumable(home) or 'nothing was saved'}") from None
                 except WorkerDied as exc:
                     if not left or home.latest() is None:
+                        cls._note_resume(exc, home)
                         raise
                     logger.warning("%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], home.path)
                     resume = True
+                except Exception as exc:
+                    cls._note_resume(exc, home)
+                    raise
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def _attempt(cls, spec: Spec, home: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
-        state, trainer = home.begin(spec, cls.doing, resume)
-        with Interrupts() as interrupts:
-            try:
-                runtime = cls.open(spec, state, start, home.path, interrupts)
-            except StopRequested:
-                raise RunStopped(NOTHING) from None
-            try:
-                if trainer is not None:
-                    runtime.load(trainer)
-                if resume:
-                    home.record(spec, state.step)
-                about = Run(
-                    name=spec.name,
-                    doing=cls.doing,
-                    folder=home.path,
-                    spec=spec.to_dict(),
-                    first_step=state.step,
-                    steps=cls.total(spec),
-                    devices=runtime.devices(),
-                )
-                return cls(spec, runtime, home, state, listeners(spec), about, interrupts).play()
-            except StopRequested:
-                raise RunStopped(NOTHING) from None
-            finally:
-                interrupts.closing = True
-                runtime.close()
+    def _attempt(
+        cls,
+        spec: Spec,
+        home: RunStore,
+        state: State,
+        trainer: Path | None,
+        resume: bool,
+        start: StartRuntime,
+        interrupts: Interrupts,
+    ) -> dict[str, Any]:
+        interrupts.begin()
+        runtime = cls.open(spec, state, start, home.path, interrupts)
+        try:
+            if trainer is not None:
+                runtime.load(trainer)
+            if resume:
+                home.record(spec, state.step)
+            about = Run(
+                name=spec.name,
+                doing=cls.doing,
+                folder=home.path,
+                spec=spec.to_dict(),
+                first_step=state.step,
+                steps=cls.total(spec),
+                devices=runtime.devices(),
+            )
+            events = listeners(spec, interrupts.stop_because)
+            return cls(spec, runtime, home, state, events, about, interrupts).play()
+        finally:
+            interrupts.closing = True
+            runtime.close()
+
+    @classmethod
+    def _resumable(cls, home: RunStore) -> str:
+        """How a run that ended early goes on, in words; empty where there is no checkpoint."""
+        latest = home.latest()
+        if latest is None:
+            return ""
+        command = f"vla-rl {'sft' if cls.doing == 'imitation' else 'run'} {shlex.quote(str(home.path))} --resume"
+        return f"the last checkpoint is {latest.name}; go on from it with: {command}"
+
+    @classmethod
+    def _note_resume(cls, error: Exception, home: RunStore) -> None:
+        said = "\n".join((str(error), *getattr(error, "__notes__", ())))
+        if "--resume" not in said and not isinstance(error, HookFailed) and (how := cls._resumable(home)):
+            error.add_note(how)
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         self.interrupts.check()
@@ -120,12 +154,18 @@ class Session(ABC):
     def save(self) -> None:
         self.state.wall_seconds = perf_counter() - self._begun
         saved = self.home.save(self.state, self.runtime.save, self.spec.train.keep_checkpoints)
+        self._saved = self.state.step, self.state.evaluated
         self.events.on_checkpoint(self.about, self.state.step, saved)
         self.trace("checkpoint")
 
     def trace(self, kind: str, final: bool = False) -> None:
         """Fetch what the workers recorded, for the trace file."""
-        self.runtime.record(kind, self.state.step, self.state.env_steps, self.home.path, final)
+        try:
+            self.runtime.record(kind, self.state.step, self.state.env_steps, self.home.path, final)
+        except OSError as exc:  # it is for people to look at: a full disk ends a run where something is lost
+            if not self._untraced:
+                logger.warning("the trace in %s cannot be written: %s; the run goes on", self.home.path, exc)
+            self._untraced = True
 
     def play(self) -> dict[str, Any]:
         """All of it; the rest is as in `run`."""
@@ -139,15 +179,27 @@ class Session(ABC):
         except StopRequested:
             if not self.interrupts.worth_saving:
                 raise
-            self.save()
-            self.trace("end", final=True)
-            done = f"stopped after step {state.step}; saved in {self.home.path}, go on with --resume"
-            raise RunStopped(done) from None
+            raise self._stop() from None
         state.wall_seconds = perf_counter() - self._begun
         self.trace("end", final=True)
         results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing, self.runtime.roles())
         self.events.on_run_end(self.about, results)
+        if self.interrupts.reason is not None:
+            raise self.interrupts.stopped(f"the run itself is finished, and its results are in {self.home.path}")
         return results
+
+    def _stop(self) -> UserError:
+        """Save, unless that is done. -> what the run ends with."""
+        done = f"stopped after step {self.state.step}; saved in {self.home.path}, go on with --resume"
+        try:
+            if self._saved != (self.state.step, self.state.evaluated):
+                self.save()
+            self.trace("end", final=True)
+        except (CheckpointError, OSError) as exc:
+            if self.interrupts.reason is None:
+                raise
+            return self.interrupts.stopped(str(exc))  # such as a disk that a listener found full
+        return self.interrupts.stopped(done)
 
     def milestone(self) -> bool:
         """Between two steps: evaluate and save where it is due. -> whether to train on."""
@@ -176,7 +228,7 @@ class Session(ABC):
         self.events.on_fault(self.about, self.state.step + 1, text)
 
 
-def listeners(spec: Spec) -> RunEvents:
-    """All run-event plugins of the spec, and the modules of `plugins:`."""
+def listeners(spec: Spec, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
+    """All run-event plugins of the spec, and the modules of `plugins:`; `failed` as in `broadcast`."""
     built = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
-    return broadcast([*built, *hook_modules(spec.plugins)])
+    return broadcast([*built, *hook_modules(spec.plugins)], failed)

@@ -22,6 +22,7 @@ from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import rows_apart
+from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 
 SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
 
@@ -173,10 +174,25 @@ def _of_listeners(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[I
         return
     for i, hook in enumerate(spec.hooks):
         yield from _of_plugin(spec, ("hooks", i), "hook", hook)
+    yield from _of_files(spec)
     try:
         listeners(spec)
     except PluginError as exc:
         yield ("hooks",), str(exc)
+
+
+def _of_files(spec: Spec) -> Iterator[Item]:
+    """Files in the run folder that two would write."""
+    writers: dict[str, str] = {}
+    for i, hook in enumerate(spec.hooks):
+        files = load("hook", hook.type, spec.plugins).files
+        for file in () if files is None else files(hook.config):
+            other = writers.setdefault(same_file(file), f"hooks[{i}]")
+            if belongs_to_run(file):
+                yield ("hooks", i), f"{hook.type!r} would write {file} in the run folder, which is the run's own"
+            elif other != f"hooks[{i}]":
+                text = f"{hook.type!r} writes {file} in the run folder, and so does {other}; leave one of the two out"
+                yield ("hooks", i), text
 
 
 def _of_recording(spec: Spec, training: bool) -> Iterator[Item]:

@@ -28,6 +28,8 @@ Demonstrations = tuple[Observation, Array]
 """Observations of B chunk steps, and the expert's actions, float32 [B, C, A]."""
 
 
+CLOSE_S = 10.0
+"""Seconds that a simulator gets to free what it holds; the end of its process frees the rest."""
 IDLE = "idle"
 """Activity of a thread that has nothing to do."""
 
@@ -180,8 +182,8 @@ class HostInterface(ABC):
 
     @remote(track="none")
     @abstractmethod
-    def close(self) -> None:
-        """Close the simulators, once their running calls have returned."""
+    def close(self) -> list[str]:
+        """Close the simulators, once their running calls have returned. Return what went wrong, in words."""
 
 
 MakeHost = Callable[[Spec | dict[str, Any], Assignment, Callable[[], None]], HostInterface]

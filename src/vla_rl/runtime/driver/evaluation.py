@@ -11,7 +11,7 @@ import attrs
 
 from vla_rl.core.catalogue import build
 from vla_rl.core.events import Run
-from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
+from vla_rl.core.interrupts import Interrupts, StopRequested
 from vla_rl.core.manager import broadcast
 from vla_rl.core.run.runtime import StartRuntime
 from vla_rl.core.run.state import State, summary
@@ -29,14 +29,14 @@ def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime
         try:
             return _evaluate(spec, state, trainer, start, progress, interrupts)
         except StopRequested:
-            raise RunStopped("stopped before all episodes were played") from None
+            raise interrupts.stopped("stopped before all episodes were played") from None
 
 
 def _evaluate(
     spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress, interrupts: Interrupts
 ) -> dict[str, Any]:
     hooks = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
-    events = broadcast(hooks)
+    events = broadcast(hooks, interrupts.stop_because)
     runtime = start(spec, scaling=state.scaling, interrupts=interrupts)
     begun = "eval", 0, 0
 
@@ -59,9 +59,13 @@ def _evaluate(
             steps=state.step,
         )
         events.on_run_start(about)
+        interrupts.check()
         found = runtime.evaluate(state.step, 0)
         events.on_eval_end(about, state.step, found)
         events.on_run_end(about, {})
+        if interrupts.reason is not None:
+            success = found.success
+            raise interrupts.stopped(f"all {success.n} episodes were played: success {100 * success.rate:.1f} %")
         told = {"faults": runtime.faults, "notes": list(runtime.info.notes)}
         return summary(found) | told | {"episodes": [attrs.asdict(episode) for episode in found.episodes]}
     finally:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,20 @@ from vla_rl.core.spec.yaml import dump
 from vla_rl.runtime.run_folder.changes import changes_of, describe, refuse
 from vla_rl.runtime.run_folder.environment import environment, versions
 from vla_rl.runtime.run_folder.lock import RunLock
-from vla_rl.runtime.run_folder.manifest import damage, write_manifest
+from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
+from vla_rl.runtime.run_folder.manifest import damage, same_manifest, write_manifest
 from vla_rl.runtime.run_folder.state_file import read_state_file, write_state
+from vla_rl.toolkit.models.checkpoints import open_to_readers
 
 logger = logging.getLogger(__name__)
 
 LAST, STATE = "last", "state.json"
+ENVIRONMENT = "environment.json"
+LOGS = (".log", ".out", ".err")
+SHOWN = 5
+"""Names of files in a message."""
+LITTLE = 2**30
+"""Bytes on a disk below which it may be what a checkpoint lacked."""
 STEP = re.compile(r"step_(\d+)")
 RESULTS = ("results.json", "*.jsonl", "videos/*")
 """What shows that a run has begun, besides checkpoints."""
@@ -36,6 +47,8 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.spec_file = path / "spec.yaml"
+        self._unlinked = False
+        """It was told that there is no link."""
 
     # ------------------------------------------------------------------------------------------ start and go on
 
@@ -49,6 +62,8 @@ class RunFolder:
                     f"there is nothing to resume: {self.path} {there}\n"
                     "  give the folder of the run with --folder, or leave out --resume to start one there"
                 )
+            if not resume:
+                self._refuse_strangers()
             self.path.mkdir(parents=True, exist_ok=True)
             return RunLock(self.path)
         except OSError as exc:
@@ -85,7 +100,7 @@ class RunFolder:
     def record(self, spec: Spec, resumed: int | None = None) -> None:
         """Write down what trains, and where. A spec that was another until the step from which a run is resumed is kept
         beside."""
-        self._write("environment.json", _json(environment(spec)))
+        self._write(ENVIRONMENT, _json(environment(spec)))
         text = dump(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
             kept = self.path / f"spec-until_step_{resumed:06d}.yaml"
@@ -93,23 +108,40 @@ class RunFolder:
                 shutil.copyfile(self.spec_file, kept)
         self._write("spec.yaml", text)
 
+    def _refuse_strangers(self) -> None:
+        """Raise UserError for a folder that is neither empty nor of a run. Hidden files and logs do not count: people
+        write the run's own output there."""
+        if not self.path.is_dir() or (self.path / ENVIRONMENT).exists():
+            return
+        if self.spec_file.exists():
+            raise UserError(
+                f"{self.spec_file} was not written by a run, which would replace it; choose another --folder"
+            )
+        others = sorted(entry.name for entry in self.path.iterdir() if not _may_be_there(entry))
+        if others:
+            more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+            raise UserError(
+                f"{self.path} is neither empty nor the folder of a run: it holds {', '.join(others[:SHOWN])}{more}; "
+                "choose another --folder"
+            )
+
     def _refuse_to_overwrite(self) -> None:
         """A folder in which an attempt failed before its first step or evaluation holds no run yet."""
         results = (file for pattern in RESULTS for file in self.path.glob(pattern))
-        if self._saved() or any(file.stat().st_size for file in results):
+        if self.latest() or any(file.stat().st_size for file in results):
             raise UserError(
                 f"{self.path} already holds a run; add --resume to go on with it, or choose another --folder"
-            )
-        if self.spec_file.exists() and not (self.path / "environment.json").exists():
-            raise UserError(
-                f"{self.spec_file} was not written by a run, which would replace it; choose another --folder"
             )
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 
     def latest(self) -> Path | None:
         """The newest checkpoint, whose files were not looked at. It needs no link: `last` is for people."""
-        return next(iter(self._saved()), None)
+        saved = self._saved()
+        if saved:
+            return saved[0]
+        last = self.checkpoints / LAST
+        return last if (last / MANIFEST).is_file() else None  # all that somebody copied of a run
 
     def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
         """Write a checkpoint beside, with its manifest, sync it, rename it and move `last`; only then drop those beyond
@@ -122,6 +154,7 @@ class RunFolder:
             (partial / "trainer").mkdir()
             write(partial / "model", partial / "trainer")
             write_state(partial / "trainer" / STATE, state)
+            open_to_readers(partial)
             write_manifest(partial)
             for file in sorted(partial.rglob("*")):
                 _sync(file)
@@ -131,12 +164,15 @@ class RunFolder:
             _sync(self.checkpoints)
             self._point_last_to(target)
         except Exception as exc:
-            free = shutil.disk_usage(self.path).free / 2**20  # libraries do not always say that it is this
-            self._tidy()
+            free = shutil.disk_usage(self.path).free  # libraries do not always say that it is this
+            full = free < LITTLE or (isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT))
+            with suppress(OSError):  # or the error would be hidden
+                self._tidy()
             raise CheckpointError(
                 f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
-                f"  {free:.1f} MiB were free on that disk\n"
-                f"  last complete checkpoint: {self.latest() or 'none'}; make room and run again with --resume"
+                f"  {free / 2**20:.1f} MiB were free on that disk\n"
+                f"  last complete checkpoint: {self.latest() or 'none'}; "
+                f"{'make room' if full else 'mend that'} and run again with --resume"
             ) from exc
         shutil.rmtree(replaced, ignore_errors=True)
         for old in self._saved()[keep:]:
@@ -174,7 +210,8 @@ class RunFolder:
         return [found[step] for step in sorted(found, reverse=True)]
 
     def _tidy(self) -> None:
-        """After a kill: what was to be replaced comes back, unless it was replaced; what is half written goes."""
+        """After a kill: what was to be replaced comes back, unless it was replaced; what is half written goes. After a
+        copy: what became of the link goes."""
         for replaced in self.checkpoints.glob(".step_*.replaced"):
             target = self.checkpoints / replaced.stem.removeprefix(".")
             if target.exists():
@@ -183,6 +220,42 @@ class RunFolder:
                 os.replace(replaced, target)
         for partial in self.checkpoints.glob(".step_*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
+        for name in (LAST, f".{LAST}"):
+            link = self.checkpoints / name
+            if os.path.lexists(link) and not link.is_symlink():
+                self._clear(link)
+
+    def _clear(self, link: Path) -> None:
+        """Make room for the link where a copy of the run (`cp -rL`, a bucket, a zip) has a folder or a file in its
+        place. What is nowhere else becomes a checkpoint, or is kept under another name."""
+        if not link.is_dir():
+            names_one = link.stat().st_size < 100 and STEP.fullmatch(link.read_text(errors="replace").strip())
+            link.unlink() if names_one else self._keep_aside(link)
+            return
+        same = [saved for saved in self._saved() if same_manifest(saved, link)]
+        if any(not damage(saved) for saved in same):
+            shutil.rmtree(link)
+            return
+        try:
+            step = read_state(link).step
+        except CheckpointError as exc:
+            logger.warning("%s\n  kept as %s", exc, self._keep_aside(link).name)
+            return
+        target = self.checkpoints / f"step_{step:06d}"
+        if target.exists() and not damage(target):
+            logger.warning("%s differs from %s; kept as %s", link, target.name, self._keep_aside(link).name)
+            return
+        if target.exists():
+            self._set_aside(target)
+        os.replace(link, target)
+        logger.warning("%s is a folder, as copies of runs have it; taken for %s", link, target.name)
+
+    def _keep_aside(self, other: Path) -> Path:
+        name = f"kept_{other.name.removeprefix('.')}"
+        free = (self.checkpoints / (name if number == 1 else f"{name}{number}") for number in count(1))
+        aside = next(path for path in free if not os.path.lexists(path))
+        os.replace(other, aside)
+        return aside
 
     def _set_aside(self, damaged: Path) -> Path:
         aside = damaged.with_name(f"damaged_{damaged.name}")
@@ -192,9 +265,16 @@ class RunFolder:
 
     def _point_last_to(self, checkpoint: Path) -> None:
         link = self.checkpoints / f".{LAST}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(checkpoint.name)
-        os.replace(link, self.checkpoints / LAST)
+        try:
+            link.unlink(missing_ok=True)
+            link.symlink_to(checkpoint.name)
+            os.replace(link, self.checkpoints / LAST)
+        except OSError as exc:  # some disks have no links
+            if not self._unlinked:
+                logger.warning(
+                    "no link %s: %s; the newest checkpoint is found without it", self.checkpoints / LAST, exc
+                )
+            self._unlinked = True
 
     # --------------------------------------------------------------------------------------------------- results
 
@@ -232,9 +312,12 @@ class RunFolder:
 
     def _write(self, name: str, text: str) -> None:
         partial = self.path / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        _sync(partial)
-        os.replace(partial, self.path / name)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            _sync(partial)
+            os.replace(partial, self.path / name)
+        except OSError as exc:
+            raise UserError(f"{self.path / name} cannot be written: {exc.strerror or exc}") from exc
 
 
 def read_state(checkpoint: Path) -> State:
@@ -248,7 +331,9 @@ def read_state(checkpoint: Path) -> State:
 def checkpoint_in(path: Path) -> Path:
     """The checkpoint folder that a path means: itself, or the newest one of a run. Raises UserError, which names those
     that are there."""
-    newest = RunFolder(path).latest() if (path / "spec.yaml").is_file() else None
+    names_last = path.name == LAST and path.parent.name == "checkpoints"
+    run = path.parents[1] if names_last and not (path.is_symlink() and path.is_dir()) else path
+    newest = RunFolder(run).latest() if (run / "spec.yaml").is_file() else None
     folder = (newest or path).resolve()
     if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
         said = "is neither a run with a checkpoint nor a checkpoint of a run" if path.exists() else "does not exist"
@@ -265,11 +350,22 @@ def _checkpoints_near(path: Path) -> str:
         return f"in {path.parent} there are: {', '.join(names[-5:]) or 'none'}"
     places = (path, path.parent, Path("runs"))
     for place in places:
-        runs = sorted(found.parents[1].name for found in place.glob(f"*/checkpoints/{LAST}"))
+        runs = sorted({found.parents[1].name for found in place.glob("*/checkpoints/step_*")})
         if runs:
             return f"runs with a checkpoint in {place}: {', '.join(runs[:8])}{' ...' if len(runs) > 8 else ''}"
     where = " and ".join(dict.fromkeys(str(place) for place in places[1:]))
     return f"there is no run with a checkpoint in {where}"
+
+
+def _may_be_there(entry: Path) -> bool:
+    """Whether a run may begin beside this file."""
+    if entry.name.startswith(".") or entry.name == "lost+found" or entry.suffix in LOGS:
+        return True
+    for output in (1, 2):
+        with suppress(OSError):  # it is closed
+            if os.path.samestat(entry.lstat(), os.fstat(output)):
+                return True
+    return False
 
 
 def _json(data: Any) -> str:

@@ -50,6 +50,8 @@ class Owner:
     started: float
     """When the process was created, in seconds since 1970: numbers of processes are used again."""
     since: str
+    file: int = 0
+    """Inode of the lock: a copy of a run folder has another one. 0: not known."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on host {self.host} since {self.since}"
@@ -105,14 +107,15 @@ class RunLock:
             raise self._refusal(self._owner()) from None
         except OSError as exc:
             logger.warning("%s cannot be locked: %s; do not start a second process there", self._path.parent, exc)
-        owner = self._owner()
-        if owner is not None:
+        owner, file = self._owner(), os.fstat(self._file).st_ino
+        copied = owner is not None and owner.is_here and owner.file not in (0, file)
+        if owner is not None and not copied:
             if owner.runs if owner.is_here else self._is_renewed(owner, patience_s):
                 raise self._refusal(owner)
             logger.warning("%s was held by %s, which is gone; taken over", self._path.parent, owner)
         me = psutil.Process()
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        record = asdict(Owner(host=socket.gethostname(), pid=me.pid, started=me.create_time(), since=since))
+        record = asdict(Owner(host=socket.gethostname(), pid=me.pid, started=me.create_time(), since=since, file=file))
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, json.dumps(record).encode(), 0)
 

@@ -44,6 +44,14 @@ def damage(checkpoint: Path) -> list[str]:
         return [text for text in found if text]
 
 
+def same_manifest(checkpoint: Path, other: Path) -> bool:
+    """Whether the files of both were the same when they were written."""
+    try:
+        return (checkpoint / NAME).read_bytes() == (other / NAME).read_bytes()
+    except OSError:
+        return False
+
+
 def _read(checkpoint: Path) -> dict[str, tuple[int, str]]:
     """Name of a file -> size and hash. Raises UserError."""
     manifest = read_record(checkpoint / NAME)

@@ -257,12 +257,14 @@ class Worker(HostInterface):
     def drain_trace(self) -> tuple[list[Event], int]:
         return self.trace.drain()
 
-    def close(self) -> None:
-        if "sim" in self.roles:
-            with ExitStack() as stack:
-                for lane in self.in_lane.values():
-                    stack.enter_context(lane)
-                self.roles["sim"].close()
+    def close(self) -> list[str]:
+        if "sim" not in self.roles:
+            return []
+        with ExitStack() as stack:
+            for lane in self.in_lane.values():
+                stack.enter_context(lane)
+            sim: SimRole = self.roles["sim"]
+            return sim.close()
 
     def beat(self, doing: str | None = None) -> None:
         """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""

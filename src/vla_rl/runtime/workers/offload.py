@@ -8,16 +8,20 @@ not need, and only then bring back what it does, so that workers of one device n
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vla_rl.core.hookspecs import SimEnv
+from vla_rl.runtime.workers.env.closing import close_env
 
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment
     from vla_rl.runtime.workers.env.env_worker import SimRole
+
+logger = logging.getLogger(__name__)
 
 WORKS_IN = {"sim": "act", "policy": "act", "learner": "learn"}
 
@@ -59,7 +63,8 @@ class Offload:
         envs = sim.swap({})
         self.snapshots = {lane: env.snapshot() for lane, env in envs.items()}
         for env in envs.values():
-            env.close()
+            if flaw := close_env(env, sim.name):
+                logger.warning("%s", flaw)
         return 0
 
     def _unpark_sim(self, sim: SimRole) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -21,10 +22,12 @@ from gymnasium.vector import AsyncVectorEnv
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.types import Array
 from vla_rl.toolkit.envs.settings import Processes
-from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent
+from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent, unguarded_call
 
 if TYPE_CHECKING:
     from vla_rl.toolkit.envs.row import MakeRow, Row, View
+
+logger = logging.getLogger(__name__)
 
 
 Answer = tuple[str, Any]
@@ -79,8 +82,15 @@ class _Served(gymnasium.Env[Any, Any]):
             self.rows.pop(row).close()
 
     def close(self) -> None:
+        """All rows, those that raise too; what the first one raised."""
+        first: Exception | None = None
         while self.rows:
-            self.rows.popitem()[1].close()
+            try:
+                self.rows.popitem()[1].close()
+            except Exception as exc:
+                first = first or exc
+        if first is not None:
+            raise first
 
 
 class _Home(Protocol):
@@ -126,10 +136,19 @@ class Apart:
     def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         make_served = _MakeServed(make, first, chunk, os.getpid())
-        with held():  # neither the fork server nor the rows are reached by a signal to the whole job
-            self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
-                [make_served], shared_memory=False, context="forkserver"
-            )
+        try:
+            with held():  # neither the fork server nor the rows are reached by a signal to the whole job
+                self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
+                    [make_served], shared_memory=False, context="forkserver"
+                )
+        except (EOFError, OSError, RuntimeError):
+            call = unguarded_call()
+            if not call:
+                raise
+            raise UserError(
+                f"the processes of rows import the script that starts them, and would start the run again: put the "
+                f'call at {call} below `if __name__ == "__main__":`'
+            ) from None
         self._process = self._vector.processes[0]
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end, in vain, and wait
         self.pid = self._process.pid or 0
@@ -258,9 +277,13 @@ class RowProcess:
     def discard(self) -> None:
         self.ready.clear()
         self._anew.clear()
-        if self._there is not None:
-            self._there.close()
-            self._there = None
+        there, self._there = self._there, None
+        try:
+            if there is not None:
+                there.close()
+        except Exception as exc:  # what it held goes with the process; what it has played counts
+            where = traceback.extract_tb(exc.__traceback__)[-1]
+            logger.warning("%s: close failed (%s:%d): %s", self, where.filename, where.lineno, exc)
 
     def __str__(self) -> str:
         numbers = [self.first + row for row in self.rows]

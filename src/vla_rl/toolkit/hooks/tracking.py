@@ -46,6 +46,11 @@ class TrackerSettings:
     """Seconds that the end of the run waits for the tracker to take what is left."""
 
 
+def tracker_files(name: str) -> tuple[str, ...]:
+    """What a tracker's hook writes in the run folder (`Plugin.files`): a run has one run there."""
+    return (f"{HELD}/{name}",)
+
+
 class Store(Protocol):
     """How one tracker takes a run. All methods are called by one thread; what they raise never reaches the run."""
 

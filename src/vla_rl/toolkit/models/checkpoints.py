@@ -4,7 +4,8 @@ weights they have, and what is wrong with them. Light to import."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import stat
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,6 +52,25 @@ def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, downl
     if HUB_NAME.fullmatch(name):
         return _from_hub(name, wanted, download)
     raise CheckpointError(f"checkpoint {name!r} is not a folder (looked at {folder.absolute()})")
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors of the host as safetensors, with the mode of any new file: the library's is for the owner alone."""
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), file, metadata=None if metadata is None else dict(metadata))
+    open_to_readers(file.parent, [file])
+
+
+def open_to_readers(folder: Path, files: Iterable[Path] | None = None) -> None:
+    """Give files in a folder (None: all) at least the mode that a new file gets there, as the umask says."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for file in folder.rglob("*") if files is None else files:
+        if file.is_file() and not file.is_symlink():
+            file.chmod(stat.S_IMODE(file.stat().st_mode | mode))
 
 
 def folder_of(name: str, builtin: Path | None = None) -> Path | None:

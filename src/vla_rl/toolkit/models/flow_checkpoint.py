@@ -13,11 +13,18 @@ from typing import Any
 
 import attrs
 from attrs import frozen
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from vla_rl.toolkit.models.adapters import MergedState
-from vla_rl.toolkit.models.checkpoints import TOKENIZER, WEIGHTS, WeightFiles, find_tokenizer, find_weights, read_file
+from vla_rl.toolkit.models.checkpoints import (
+    TOKENIZER,
+    WEIGHTS,
+    WeightFiles,
+    find_tokenizer,
+    find_weights,
+    read_file,
+    save_tensors,
+)
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, save_head
 from vla_rl.toolkit.models.lerobot import IMAGES, LEROBOT, Statistics
@@ -141,7 +148,7 @@ def save_folder(
     folder.mkdir(parents=True, exist_ok=True)
     merged = MergedState(module.network)
     state = {prefix + public_name(name): merged.read(name).cpu().contiguous() for name in merged.tensors}
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(state, folder / WEIGHTS, metadata={"format": "pt"})
     for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
         save_head(head, folder, name)
     own = checkpoint.raw or raw

@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_rl.toolkit.models.checkpoints import read_file
+from vla_rl.toolkit.models.checkpoints import read_file, save_tensors
 from vla_rl.toolkit.models.networks import load_weights
 
 VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
@@ -48,7 +48,7 @@ def load_head(head: nn.Module | None, folder: Path | None, name: str) -> None:
 def save_head(head: nn.Module | None, folder: Path, name: str, dtype: torch.dtype | None = None) -> None:
     """Write what `load_head` reads, in this precision (None: as it is)."""
     if head is not None:
-        save_file(on_host(head.state_dict(), dtype), folder / name)
+        save_tensors(on_host(head.state_dict(), dtype), folder / name)
 
 
 def on_host(state: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -39,4 +39,5 @@ srpo_report = Plugin(
     build=build_report,
     summary="SRPO's embeddings, distances and rewards as npz, and a plot of them",
     extra="srpo",
+    files=lambda config: ("srpo",),
 )

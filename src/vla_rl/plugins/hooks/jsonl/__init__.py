@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.hooks.files import file_in_run
 
 
 @frozen(kw_only=True)
 class JsonlConfig:
-    file: str = "metrics.jsonl"
-    """Name of the file within the run folder."""
+    file: str = field(default="metrics.jsonl", validator=file_in_run)
+    """Name of the file within the run folder, which nothing else writes."""
 
 
 def _build(config: JsonlConfig, context: Context) -> Any:
@@ -21,4 +22,9 @@ def _build(config: JsonlConfig, context: Context) -> Any:
     return JsonlWriter(config)
 
 
-plugin = Plugin(config=JsonlConfig, build=_build, summary="metrics of every step and evaluation as JSON lines")
+plugin = Plugin(
+    config=JsonlConfig,
+    build=_build,
+    summary="metrics of every step and evaluation as JSON lines",
+    files=lambda config: (config.file,),
+)

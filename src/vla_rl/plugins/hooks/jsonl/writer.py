@@ -97,7 +97,7 @@ class JsonlWriter:
         if kept == text:
             return
         self.on_run_end()
-        beside = self._path.with_suffix(".tmp")
+        beside = self._path.with_name(f".{self._path.name}.partial")  # a name that no hook may have
         beside.write_text(kept, encoding="utf-8")
         beside.replace(self._path)
 

@@ -41,4 +41,5 @@ plugin = Plugin(
     summary="episodes as a data set in LeRobot's format 3.0",
     extra="data",
     check=_check,
+    files=lambda config: ("lerobot",) if config.folder is None else (),
 )

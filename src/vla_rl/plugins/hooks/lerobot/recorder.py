@@ -15,6 +15,7 @@ from vla_rl.core.events import Evaluation, Run
 from vla_rl.core.types import Rollout
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
 from vla_rl.toolkit.data.recording import Recording
+from vla_rl.toolkit.hooks.files import check_outside
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.lerobot import LeRobotHookConfig
@@ -30,6 +31,8 @@ class LeRobotRecorder:
 
     def on_run_start(self, run: Run) -> None:
         folder = self._config.folder or Path(run.folder) / "lerobot"
+        if self._config.folder is not None:
+            check_outside(Path(run.folder), folder, "folder")
         place = hashlib.sha256(str(Path(run.folder).resolve()).encode()).hexdigest()[:12]
         self._run = f"{run.name} {place}"
         self._writer = LeRobotWriter(folder, fps=self._config.fps, robot=str(run.spec["env"]["type"]))

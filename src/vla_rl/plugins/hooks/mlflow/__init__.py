@@ -8,7 +8,7 @@ from typing import Any
 from attrs import Factory, frozen
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.hooks.tracking import TrackerSettings
+from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
 
 
 @frozen(kw_only=True)
@@ -36,4 +36,5 @@ plugin = Plugin(
     build=_build,
     summary="metrics, spec, films and checkpoints in MLflow",
     extra="mlflow",
+    files=lambda config: tracker_files("mlflow"),
 )

@@ -21,4 +21,9 @@ def _build(config: TensorboardConfig, context: Context) -> Any:
     return TensorboardWriter(config)
 
 
-plugin = Plugin(config=TensorboardConfig, build=_build, summary="curves of every metric for TensorBoard")
+plugin = Plugin(
+    config=TensorboardConfig,
+    build=_build,
+    summary="curves of every metric for TensorBoard",
+    files=lambda config: ("events.out.tfevents",),
+)

@@ -27,4 +27,9 @@ def _build(config: VideoConfig, context: Context) -> Any:
     return VideoRecorder(config)
 
 
-plugin = Plugin(config=VideoConfig, build=_build, summary="evaluation episodes as mp4, with instruction and outcome")
+plugin = Plugin(
+    config=VideoConfig,
+    build=_build,
+    summary="evaluation episodes as mp4, with instruction and outcome",
+    files=lambda config: ("videos",),
+)

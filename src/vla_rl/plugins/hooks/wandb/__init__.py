@@ -7,7 +7,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.hooks.tracking import TrackerSettings
+from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
 
 
 @frozen(kw_only=True)
@@ -38,4 +38,5 @@ plugin = Plugin(
     build=_build,
     summary="metrics, spec, films and checkpoints on Weights & Biases",
     extra="wandb",
+    files=lambda config: tracker_files("wandb"),
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from zlib import crc32
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,7 +19,7 @@ from vla_rl.plugins.models.film_resnet.checkpoint import Setup, write_setup
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
 from vla_rl.plugins.models.film_resnet.inputs import Words, pixels, shifted
 from vla_rl.plugins.models.film_resnet.network import FilmResnet
-from vla_rl.toolkit.models.checkpoints import WEIGHTS
+from vla_rl.toolkit.models.checkpoints import WEIGHTS, save_tensors
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
@@ -111,7 +110,7 @@ class FilmResnetPolicy(VLAModel):
         folder.mkdir(parents=True, exist_ok=True)
         write_setup(folder, self.setup, self.statistics)
         state = {name: tensor for name, tensor in self.module.state_dict().items() if not name.startswith(CRITIC)}
-        save_file(on_host(state), folder / WEIGHTS)
+        save_tensors(on_host(state), folder / WEIGHTS)
         save_head(self.module.value_head, folder, VALUE_HEAD)
 
     def _act(self, module: FilmResnet, obs: Observation) -> tuple[Tensor, Tensor | None]:

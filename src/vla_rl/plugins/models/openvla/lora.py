@@ -14,7 +14,7 @@ from attrs import frozen
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vla_rl.core.errors import CheckpointError
@@ -23,7 +23,7 @@ from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, resolve
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models import adapters
 from vla_rl.toolkit.models.adapters import LoRAConfig, peft_config, seeded, trained_layers
-from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names, read_file, read_json
+from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names, read_file, read_json, save_tensors
 from vla_rl.toolkit.models.networks import shapes_of
 
 ADAPTER, FINGERPRINT = "adapter_model.safetensors", "base_fingerprint.json"
@@ -140,7 +140,7 @@ def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
     """Write peft's two files, and the base's fingerprint beside them."""
     assert isinstance(model, PeftModel)
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    save_file({n: t.detach().cpu().contiguous() for n, t in state.items()}, folder / ADAPTER, {"format": "pt"})
+    save_tensors({n: t.detach().cpu().contiguous() for n, t in state.items()}, folder / ADAPTER, {"format": "pt"})
     config = model.peft_config["default"]
     config.base_model_name_or_path = base.name
     config.save_pretrained(str(folder))

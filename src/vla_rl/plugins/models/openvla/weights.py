@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
 from torch import Tensor
 
-from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS
+from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, save_tensors
 
 SHARD_BYTES = 5 * 10**9
 """Largest file of weights that is written."""
@@ -25,7 +24,7 @@ def write_weights(folder: Path, outline: Mapping[str, Tensor], read: Callable[[s
     pattern = WEIGHTS.replace(".", "{suffix}.")
     plan = split_torch_state_dict_into_shards(dict(outline), filename_pattern=pattern, max_shard_size=shard_bytes)
     for file, names in plan.filename_to_tensors.items():
-        save_file({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
+        save_tensors({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

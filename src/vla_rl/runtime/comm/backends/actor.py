@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import sys
 import warnings
@@ -13,6 +14,7 @@ import numpy as np
 
 from vla_rl.runtime.comm.channel import RayPeers
 from vla_rl.runtime.comm.interfaces import MakeHost
+from vla_rl.runtime.comm.shared_memory import here
 from vla_rl.runtime.messages.reports import Count
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.processes import ignore_signals
@@ -83,6 +85,12 @@ class Actor:
         return self.worker.doing
 
     doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+
+    def process(self) -> tuple[tuple[str, str] | None, int]:
+        """The machine, as `here`, and the number of this process."""
+        return here(), os.getpid()
+
+    process.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
     def played(self) -> Count:
         return self.worker.count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from time import monotonic
@@ -16,6 +17,8 @@ from vla_rl.runtime.messages.reports import Count
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import machine
 from vla_rl.toolkit.waiting import Work, listening, works_now
+
+logger = logging.getLogger(__name__)
 
 
 class LocalBackend(Backend):
@@ -65,6 +68,6 @@ class LocalBackend(Backend):
     def close(self) -> None:
         self._line.clear()
         self._listening.close()
-        if self.worker is not None:
-            self.worker.close()
-            self.worker = None
+        worker, self.worker = self.worker, None
+        for flaw in worker.close() if worker is not None else ():
+            logger.warning("%s", flaw)

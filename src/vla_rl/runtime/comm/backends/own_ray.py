@@ -50,6 +50,24 @@ class OwnRay:
     """Of its sockets and logs: Ray's own is open to all users of the machine."""
 
     def start(self, **options: Any) -> None:
+        """Raises UserError where it does not start, tried twice: on a busy machine its processes may come too late."""
+        try:
+            self._start(**options)
+        except UserError:
+            raise
+        except Exception as exc:  # of many kinds: RuntimeError, ConnectionError, Exception itself
+            logger.warning("Ray did not start (%s), and is tried once more: %s", _load(), _first_line(exc))
+            try:
+                self._start(**options)
+            except UserError:
+                raise
+            except Exception as again:
+                raise UserError(
+                    f"Ray did not start, tried twice ({_load()}): {_first_line(again)}\n"
+                    "  try again when the machine is less busy, or take one process (runtime.backend: local)"
+                ) from again
+
+    def _start(self, **options: Any) -> None:
         import ray
 
         store = object_store()
@@ -65,6 +83,9 @@ class OwnRay:
                     _temp_dir=str(self.folder.path / "ray"),
                     **options,
                 )
+        except (ConnectionError, TimeoutError):  # OSErrors, but not of the folder
+            self.stop()
+            raise
         except OSError as exc:
             self.stop()
             raise UserError(f"Ray cannot be started in {self.folder.path} ({TEMPORARY}): {exc}") from exc
@@ -93,8 +114,9 @@ class OwnRay:
         for process in started:
             _kill(process)
         psutil.wait_procs(started, timeout=END_S)
-        if self.folder is not None:
-            self.folder.remove()
+        folder, self.folder = self.folder, None
+        if folder is not None:
+            folder.remove()
         self._forget_token()
 
     def _make_token(self) -> None:
@@ -109,6 +131,14 @@ class OwnRay:
         for name in self.token:
             os.environ.pop(name, None)
         read_token_anew()
+
+
+def _load() -> str:
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def join(address: str, **options: Any) -> None:

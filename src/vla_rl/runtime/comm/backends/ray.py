@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -19,11 +21,14 @@ from vla_rl.runtime.comm.backends.actor import HERE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join
 from vla_rl.runtime.comm.backends.progress_polls import Glances
 from vla_rl.runtime.comm.backends.reservation import holds, nodes_of, reserve, rounded_down
-from vla_rl.runtime.comm.interfaces import IDLE, MakeHost
+from vla_rl.runtime.comm.interfaces import CLOSE_S, IDLE, MakeHost
 from vla_rl.runtime.comm.remote import Door
+from vla_rl.runtime.comm.shared_memory import here
 from vla_rl.runtime.messages.reports import Count
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
+
+logger = logging.getLogger(__name__)
 
 LOOKS = 4
 """How often within a deadline it is asked who is stuck."""
@@ -41,6 +46,8 @@ class RayBackend(Backend):
         self.deadline = deadline_s
         self.actors: list[Any] = []
         self.names: list[str] = []
+        self.processes: list[Any] = []
+        """Of each worker a reference to its process, which it gives when it has started."""
         self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
         """What each worker was last asked to do."""
@@ -95,6 +102,7 @@ class RayBackend(Backend):
                 else f"env {spec.env.type!r}"
             )
             self.actors.append(self._launch(assignment))
+            self.processes.append(self.actors[-1].process.remote())
             self.names.append(f"worker {assignment.index} ({', '.join(assignment.slot.roles)}; {plugins})")
 
     def _launch(self, assignment: Assignment) -> Any:
@@ -136,6 +144,7 @@ class RayBackend(Backend):
                 self.held[worker] = group, bundle
         for worker in workers:
             self.actors[worker] = self._launch(self.assignments[worker])
+            self.processes[worker] = self.actors[worker].process.remote()
         self.handles = {key: handle for key, handle in self.handles.items() if key[0] not in workers}
 
     def _raises(self, reference: Any) -> bool:
@@ -197,14 +206,28 @@ class RayBackend(Backend):
         for actor in actors:
             if actor not in simulating:  # at once, so that simulators stop answering and can close
                 self.ray.kill(actor)
-        closing = [actor.call.remote(pickle.dumps(("worker", "close", []))) for actor in simulating]
+        closing = {actor.call.remote(pickle.dumps(("worker", "close", []))): actor for actor in simulating}
         if closing:
-            self.ray.wait(closing, num_returns=len(closing), timeout=10)
+            closed, late = self.ray.wait(list(closing), num_returns=len(closing), timeout=CLOSE_S)
+            self._warn_of_closing(closed, [closing[reference] for reference in late])
         for actor in simulating:
             self.ray.kill(actor)
         groups, self.groups = self.groups, []
         for group in groups:
             self.ray.util.remove_placement_group(group)
+
+    def _warn_of_closing(self, closed: Sequence[Any], late: Sequence[Any]) -> None:
+        """Tell of simulators that could not be closed, or that have not come to an end with it."""
+        for reference in closed:
+            with suppress(self.ray.exceptions.RayError):  # its worker is dead
+                for flaw in self.ray.get(reference):
+                    logger.warning("%s", flaw)
+        asked = [actor.doing.remote() for actor in late]
+        for answer in self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0] if asked else ():
+            with suppress(self.ray.exceptions.RayError):
+                what, _ = self.ray.get(answer)
+                if what.endswith(": close"):  # others are in the midst of a call that was given up
+                    logger.warning("%s has not returned within %g s; its end was not waited for", what, CLOSE_S)
 
     def _begin_waiting(self) -> None:
         self.silent.clear()
@@ -247,16 +270,28 @@ class RayBackend(Backend):
                 raise cause from exc
             raise
 
+    def _kill(self, worker: int) -> None:
+        """End a worker that answers nobody, Ray included."""
+        told, _ = self.ray.wait([self.processes[worker]], timeout=0)
+        with suppress(self.ray.exceptions.RayError, ProcessLookupError):
+            machine, number = self.ray.get(told[0]) if told else (None, 0)
+            if machine is not None and machine == here():
+                os.kill(number, signal.SIGKILL)
+        self.ray.kill(self.actors[worker])
+
     def _raise_if_hung(self) -> None:
-        """Ask every worker what it is doing; a second thread answers while the first is stuck."""
-        for actor, name in zip(self.actors, self.names, strict=True):
+        """Ask every worker what it is doing; a second thread answers while the first is stuck. One that does not answer
+        (it was stopped, say, or holds Python's lock) is killed, and the run goes on as after any death of a worker.
+        Raises WorkerDied or CallHung."""
+        for worker, (actor, name) in enumerate(zip(self.actors, self.names, strict=True)):
             asked, answer = time(), actor.doing.remote()
             there, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
             if not there:
                 if time() - self.silent.setdefault(name, asked) < self.deadline:
                     continue
-                raise CallHung(
-                    f"{name} has not answered for {self.deadline:g} s (runtime.deadline_s); last call: "
+                self._kill(worker)
+                raise WorkerDied(
+                    f"{name} did not answer for {self.deadline:g} s (runtime.deadline_s) and was killed; last call: "
                     f"{self.last.get(name, 'none')}; its output is above"
                 )
             self.silent.pop(name, None)

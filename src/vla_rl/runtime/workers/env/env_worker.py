@@ -20,6 +20,7 @@ from vla_rl.runtime.comm.shared_memory import Outbox
 from vla_rl.runtime.messages.ids import DEMONSTRATIONS
 from vla_rl.runtime.messages.requests import Key, Request, Start
 from vla_rl.runtime.placement.assignments import LaneSlice
+from vla_rl.runtime.workers.env.closing import close_env
 from vla_rl.runtime.workers.env.envs import Rows, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.recording import Spool, Takes
@@ -187,11 +188,12 @@ class SimRole(Rows, EnvInterface):
     def forget_recordings(self, what: str, last: int | None) -> None:
         self.spools[what].forget(last)
 
-    def close(self) -> None:
+    def close(self) -> list[str]:
+        """-> what went wrong, in words."""
         for outbox in self.outboxes.values():
             outbox.close()
-        for env in self.envs.values():
-            env.close()
+        flaws = [close_env(env, self.name) for env in self.envs.values()]
+        return [flaw for flaw in flaws if flaw]
 
     def _draw(self, start: Start, episode: int) -> Start:
         """With auto_reset, an episode of a ticket."""

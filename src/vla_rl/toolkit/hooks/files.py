@@ -1,0 +1,69 @@
+"""Names of files that hooks write in the run folder: plain ones, which the run itself does not use."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from vla_rl.core.errors import UserError
+
+RUN_FILES = (
+    "spec.yaml",
+    "spec-until_step_*.yaml",
+    "environment.json",
+    "results.json",
+    "trace.json",
+    "checkpoints",
+    "episodes",
+    "imagined",
+    "benchmarks",
+    "report.html",
+    "trackers.json",
+)
+"""Patterns of what a run, or a command of `vla-rl`, writes in the run folder. Names with a dot in front are its own."""
+LONGEST = 200
+"""Bytes of a name: file systems end at 255, and copies get a few more."""
+
+
+def file_in_run(instance: object, attribute: Any, value: str) -> None:
+    """Validator of a hook's key that names a file or folder in the run folder. Raises ValueError for a path, for a name
+    that the run uses, and for a hidden one."""
+    flaw = flaw_of(value)
+    if flaw:
+        raise ValueError(f"{value!r} {flaw}; give a plain name, such as {attribute.default!r}")
+
+
+def flaw_of(name: str) -> str:
+    """What is wrong with the name of a file in the run folder, in words; empty when nothing is."""
+    if not name.strip() or re.search(r"[/\\\x00-\x1f\x7f]", name) or name in (".", ".."):
+        return "is not the name of a file in the run folder"
+    if name.startswith(".") or name.endswith((".", " ")) or name != name.strip():
+        return "begins or ends with a dot or a space"
+    if len(name.encode()) > LONGEST:
+        return f"is longer than {LONGEST} bytes"
+    return "is a file of the run itself" if belongs_to_run(name) else ""
+
+
+def belongs_to_run(name: str) -> bool:
+    """Whether the run itself writes this file or folder in its folder."""
+    return any(fnmatchcase(same_file(name), pattern) for pattern in RUN_FILES)
+
+
+def same_file(name: str) -> str:
+    """The name as a file system knows it that minds neither case nor how accents are written: two that are equal here
+    may be one file."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def check_outside(run: Path, path: Path, key: str) -> None:
+    """Raise UserError where a path that the user gave a hook is the run folder, or one of the run's own files in it."""
+    try:
+        inside = path.resolve().relative_to(run.resolve())
+    except ValueError:
+        return
+    flaw = "is the run folder" if not inside.parts else flaw_of(inside.parts[0])
+    if flaw:
+        raise UserError(f"{key}: {path} {flaw}; choose another folder")
