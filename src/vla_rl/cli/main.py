@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,18 +46,29 @@ def reported(command: F) -> F:
         from vla_rl.core.plan import DoesNotFit
 
         try:
-            return command(*args, **kwargs)
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+            return result
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except Exception as exc:
             cause = getattr(exc, "cause", None)  # of an error that came from another process
             error = cause if isinstance(cause, UserError | DoesNotFit) else exc
+            if not isinstance(error, UserError | DoesNotFit):
+                error = _about_a_path(exc, command, kwargs) or exc
             if kwargs.get("debug") or not isinstance(error, UserError | DoesNotFit):
                 raise
             for line in (str(error), *getattr(error, "__notes__", ())):
                 typer.echo(line, err=True)
             raise typer.Exit(getattr(error, "exit_code", 2)) from None
+        except BaseException as exc:  # nothing of ours raises one
+            if kwargs.get("debug"):
+                raise
+            typer.echo(f"a plugin ended the process: {type(exc).__name__}: {exc}; --debug shows where", err=True)
+            for line in getattr(exc, "__notes__", ()):
+                typer.echo(line, err=True)
+            raise typer.Exit(2) from None
 
     return run_command  # type: ignore[return-value]
 
@@ -373,6 +385,24 @@ def main() -> NoReturn:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _about_a_path(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
+    """What is wrong with a path that was given, or with where the output goes; None: it is another error."""
+    from vla_rl.core.paths import path_error
+
+    given: dict[str, Path] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for name, value in arguments.items():
+        (about,) = hints[name].__metadata__
+        called = f"--{name.replace('_', '-')}" if isinstance(about, OptionInfo) else about.metavar or name.upper()
+        files = [file for file in (value if isinstance(value, list) else [value]) if isinstance(file, Path)]
+        given |= {called if len(files) == 1 else f"{called} ({i})": file for i, file in enumerate(files, 1)}
+    error = path_error(exc, given)
+    if error is not None and isinstance(exc, OSError) and exc.filename is None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.close()  # if it is stdout that takes nothing, Python would complain once more at its end
+    return error
 
 
 def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:

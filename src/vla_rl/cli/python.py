@@ -4,11 +4,13 @@ it is called. They return what commands print, and raise UserError where command
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.run_record import RunRecord
@@ -22,8 +24,31 @@ if TYPE_CHECKING:
 
 SpecLike = Any
 """A Spec, plain data, a spec file, or the folder of a run."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _in_words(function: F) -> F:
+    """Raise UserError where the operating system does not take a path that was given."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (OSError, ValueError) as exc:
+            from vla_rl.core.paths import path_error
+
+            given = inspect.signature(function).bind(*args, **kwargs).arguments
+            error = path_error(
+                exc, {name: Path(value) for name, value in given.items() if isinstance(value, str | Path)}
+            )
+            if error is None:
+                raise
+            raise error from exc
+
+    return called  # type: ignore[return-value]
+
+
+@_in_words
 def run(
     spec: SpecLike,
     folder: str | Path | None = None,
@@ -47,6 +72,7 @@ def run(
     return _train(train, spec, folder, "", overrides, resume, live)
 
 
+@_in_words
 def clone(
     spec: SpecLike,
     folder: str | Path | None = None,
@@ -62,11 +88,13 @@ def clone(
     return _train(imitate, spec, folder, "-sft", overrides, resume, live)
 
 
+@_in_words
 def open_run(folder: str | Path) -> RunRecord:
     """A run that was made before, or goes on elsewhere. Raises UserError where the folder holds none."""
     return RunRecord(folder)
 
 
+@_in_words
 def check(spec: SpecLike, *, overrides: Sequence[str] = ()) -> Spec:
     """`vla-rl check`: -> the spec with all defaults. Raises UserError with what a run would refuse on this machine."""
     from vla_rl.runtime.checks import check_spec
@@ -77,6 +105,7 @@ def check(spec: SpecLike, *, overrides: Sequence[str] = ()) -> Spec:
     return loaded
 
 
+@_in_words
 def evaluate(
     what: SpecLike,
     checkpoint: str | Path | None = None,
@@ -113,6 +142,7 @@ def evaluate(
         line.clear()
 
 
+@_in_words
 def benchmark(
     what: SpecLike,
     name: str,
@@ -145,6 +175,7 @@ def benchmark(
     )
 
 
+@_in_words
 def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     """`vla-rl compare`: two files of `vla-rl eval --output`, or two folders of benchmarks, on the states that both
     played. -> "all", and each task -> `Pair`, whose `p` is McNemar's."""
@@ -154,6 +185,7 @@ def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     return paired(episodes(Path(first)), episodes(Path(second)))
 
 
+@_in_words
 def plan(
     spec: SpecLike,
     profiles: Sequence[str | Path] = (),
@@ -175,6 +207,7 @@ def plan(
     return forecast(loaded, files, devices, cpus, memory)
 
 
+@_in_words
 def report(folder: str | Path, output: str | Path | None = None, *, video_mb: float = 20.0) -> Path:
     """`vla-rl report`: one HTML page about a run. -> its file."""
     from vla_rl.cli.report.write import write
@@ -182,6 +215,7 @@ def report(folder: str | Path, output: str | Path | None = None, *, video_mb: fl
     return write(Path(folder), None if output is None else Path(output), video_mb)
 
 
+@_in_words
 def export(
     what: str | Path,
     to: str | Path,
@@ -243,6 +277,7 @@ class Served:
             there.set()
 
 
+@_in_words
 def serve(
     what: str | Path | Policy,
     *,
@@ -294,6 +329,7 @@ def list_plugins() -> list[dict[str, Any]]:
     return rows()
 
 
+@_in_words
 def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     """`vla-rl new-plugin`: a third-party project with a plugin that works. -> its folder."""
     from vla_rl.cli.new_plugin import new_plugin as make

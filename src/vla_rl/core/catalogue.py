@@ -107,11 +107,11 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
         component = plugin.build(config, context)
     except ModuleNotFoundError as exc:
         raise _import_failure(who, item, exc, extra=plugin.extra) from exc
-    except SystemExit as exc:
-        raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
-    except Exception as exc:
+    except (Exception, KeyboardInterrupt) as exc:
         exc.add_note(f"in plugin {name!r}, building the {kind}")
         raise
+    except BaseException as exc:
+        raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
     base = KINDS[kind].base
     if kind != "hook" and not isinstance(component, base):
         raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
@@ -128,7 +128,7 @@ def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
 def import_module(name: str) -> ModuleType:
     """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once a process). Raises
     PluginError, with the line of what went wrong in it."""
-    path = Path(name).expanduser().resolve() if name.endswith(".py") else None
+    path = Path(name).expanduser().resolve() if name.endswith(".py") and "\0" not in name else None
     if path is None and not all(part.isidentifier() for part in name.split(".")):
         raise PluginError(f"plugins: {name!r} is neither a dotted module name nor the path of a .py file")
     try:
@@ -141,7 +141,9 @@ def import_module(name: str) -> ModuleType:
                 f"plugins: no module named {name!r}; give the path of its .py file, or put its folder on PYTHONPATH"
             ) from exc
         raise PluginError(f"plugins: module {name!r} needs {exc.name!r}, which is not installed") from exc
-    except (Exception, SystemExit) as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
         raise PluginError(f"plugins: module {name!r} cannot be imported: {_raised(exc, path)}") from exc
 
 
@@ -189,9 +191,9 @@ def _load(item: Installed, who: str) -> Plugin:
     if item.entry is not None:
         try:
             plugin = item.entry.load()
-        except UserError:
+        except (UserError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as exc:
+        except BaseException as exc:
             raise _import_failure(who, item, exc, extra=None) from exc
     if not isinstance(plugin, Plugin):
         raise PluginError(f"{who}: {item.target} is {_no_plugin(plugin)}")
@@ -262,7 +264,7 @@ def _raised(exc: BaseException, path: Path | None = None) -> str:
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not _is_machinery(frame.filename)]
     own = [frame for frame in frames if frame.filename == str(path)] or frames
     where = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
-    leaves = "; it must not end the process" if isinstance(exc, SystemExit) else ""
+    leaves = "" if isinstance(exc, Exception) else "; it must not end the process"
     return f"{where}{type(exc).__name__}: {exc}{leaves}"
 
 

@@ -133,7 +133,7 @@ def _of_plugin(spec: Spec, path: tuple[str | int, ...], kind: str, part: Compone
         return [((*path, *inside), text) for inside, text in exc.items]
     except UserError as exc:
         return [(path, str(exc))]
-    except Exception as exc:
+    except BaseException as exc:
         exc.add_note(f"in plugin {part.type!r}, checking the {kind}'s settings")
         raise
     return []

@@ -202,6 +202,8 @@ def _origin(as_type: Any) -> Any:
 def _scalar(data: Any, as_type: type) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         raise problem(f"expected a finite number, got {data}; where none means off, use null")
+    if type(data) is str and as_type is str and "\0" in data:
+        raise problem(f"expected text, got {said(data)}, which has a NUL byte in it")
     if type(data) is as_type:
         return data
     if as_type is float and type(data) is int:
