@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def no_play(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_an_output_is_tried_before_the_first_episode(run, options, message):
     assert message in said_by("eval", run, *options)
-    assert Path("file").read_text() == "kept" and sorted(os.listdir("full")) == ["other"]
+    assert Path("file").read_text() == "kept" and [file.name for file in Path("full").iterdir()] == ["other"]
 
 
 @pytest.mark.usefixtures("no_play")
@@ -157,7 +156,7 @@ def test_what_is_tried_is_left_as_it_was(folder):
     check_file("--output", Path("/dev/null"))
     check_folder("--to", Path("a/b/c"))
     check_folder("--to", Path("full"))
-    assert sorted(os.listdir()) == ["file", "full"] and Path("file").read_text() == "kept"
+    assert sorted(file.name for file in folder.iterdir()) == ["file", "full"] and Path("file").read_text() == "kept"
 
 
 def test_a_link_and_a_device_stay_what_they_are(folder):

@@ -3,12 +3,14 @@ check`; the rest is asked of parts once they are built, before the first step.""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.paths import path_error
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.session import listeners
 from vla_rl.core.spec.source import Item, located
@@ -18,15 +20,19 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.components import build_algorithm
 from vla_rl.runtime.imagination.checks import of_imagination, of_plan
 from vla_rl.runtime.interpreter import interpreter_problems
+from vla_rl.runtime.no_effect import without_effect
+from vla_rl.toolkit.algorithms.settings import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import rows_apart
 
+logger = logging.getLogger(__name__)
 SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
 
 
 def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
     """Everything that shows without building a simulator or a network, and without the network of this machine: files,
-    names, what parts ask of each other, the plan. Raises SpecError with all of it.
+    names, what parts ask of each other, the plan. Raises SpecError with all of it. Warns of what will not do what it
+    says.
 
     Args:
         training: by reinforcement learning.
@@ -45,6 +51,8 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
     found += [*_of_interpreter(spec), *_of_plan(spec, training)]
     if found:
         raise SpecError(located(found, spec.source))
+    for text in located(without_effect(spec, training=training, imitation=imitation), spec.source):
+        logger.warning("warning: %s", text)
 
 
 def check_simulators(spec: Spec) -> None:
@@ -133,6 +141,10 @@ def _of_plugin(spec: Spec, path: tuple[str | int, ...], kind: str, part: Compone
         return [((*path, *inside), text) for inside, text in exc.items]
     except UserError as exc:
         return [(path, str(exc))]
+    except OSError as exc:
+        if (error := path_error(exc, {})) is None:
+            raise
+        return [(path, str(error))]
     except BaseException as exc:
         exc.add_note(f"in plugin {part.type!r}, checking the {kind}'s settings")
         raise
@@ -310,6 +322,10 @@ def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
         found += [(("train", key), text.format(value, name)) for key, value in keys.items() if value]
     if rollout.resample is not None and "groups" not in algorithm.needs:
         text = f"it replaces groups that are filtered; algorithm {name!r} has none"
+        found.append((("rollout", "resample"), text))
+    config = spec.algorithm.config
+    if rollout.resample is not None and isinstance(config, GroupSettings) and not config.filters:
+        text = f"it replaces groups that are filtered, and algorithm {name!r}, as it is set, keeps all; add a filter"
         found.append((("rollout", "resample"), text))
     return [*found, *_of_replay(algorithm, spec)]
 

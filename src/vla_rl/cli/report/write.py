@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vla_rl.core.paths import about, check_file, write_whole
 from vla_rl.cli.report.gather import gather
 from vla_rl.cli.report.page import page
+from vla_rl.core.paths import about, check_file, write_whole
 
 
 def write(folder: Path, output: Path | None, video_mb: float) -> Path:
