@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl.cli.example_specs import shipped
+from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
 
 
@@ -18,7 +21,13 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
     if isinstance(source, Mapping):
         return parse_spec(source, overrides=overrides), None
     path = Path(source)
-    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - False for a name that is too long
+    if not os.path.exists(path) and path.suffix in (".yaml", ".yml"):  # noqa: PTH110 - False for a name that is too long
+        example = shipped(path)
+        if example is None:
+            raise SpecError([f"{path}: no such file; `vla-rl examples` lists those that come with vla-rl"])
+        print(f"{path} is not there: taking the one that comes with vla-rl, {example}", file=sys.stderr)
+        path = example
+    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - as above
     return load_spec(home / "spec.yaml" if home else path, overrides), home
 
 

@@ -352,6 +352,21 @@ def new_plugin(
 
 @app.command()
 @reported
+def examples(
+    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copy them there, to be changed.")] = None,
+    debug: Debug = False,
+) -> None:
+    """List the specs that come with vla-rl; `vla-rl run examples/NAME.yaml` takes them, wherever you are."""
+    from vla_rl.cli import example_specs as those
+
+    files = those.examples() if to is None else those.copy(to)
+    width = max(len(file.name) for file in files)
+    for file in files:
+        typer.echo(f"{those.CALLED}/{file.name:<{width}}  {those.first_line(file)}" if to is None else str(file))
+
+
+@app.command()
+@reported
 def doctor(json: Json = False, debug: Debug = False) -> None:
     """Say what works on this machine, what does not, and the command that fixes it."""
     from vla_rl.cli.doctor import main as examine

@@ -337,6 +337,14 @@ def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     return Path(make(kind, name, Path(folder or name)))
 
 
+@_in_words
+def examples(to: str | Path | None = None) -> list[Path]:
+    """`vla-rl examples`: -> the specs that come with vla-rl, or with `to` their copies in that folder."""
+    from vla_rl.cli import example_specs
+
+    return example_specs.examples() if to is None else example_specs.copy(Path(to))
+
+
 def doctor() -> list[dict[str, Any]]:
     """`vla-rl doctor`: one entry for each thing that was looked at, and the command that mends it."""
     from attrs import asdict
@@ -399,6 +407,7 @@ __all__ = [
     "compare",
     "doctor",
     "evaluate",
+    "examples",
     "export",
     "list_plugins",
     "new_plugin",

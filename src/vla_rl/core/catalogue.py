@@ -16,9 +16,10 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -148,20 +149,37 @@ def import_module(name: str) -> ModuleType:
 
 
 def missing_requirements(dist: str, extra: str | None) -> list[str]:
-    """Requirements of a distribution, `extra` included, that are not installed (by metadata; nothing is imported)."""
-    from packaging.requirements import Requirement
+    """Requirements of a distribution, `extra` included, that are not installed (by metadata; nothing is imported).
+    Those that vla-rl itself has without any extra are left to `unmet_base`: no single plugin lacks them."""
+    unmet = list(_unmet(dist, extra or ""))
+    base = {text for text, _ in _unmet(OWN_DIST, "")} if _normal(dist) == OWN_DIST else ()
+    return [text for text, _ in unmet if text not in base]
 
-    missing = []
-    for requirement in map(Requirement, metadata.requires(dist) or ()):
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra or ""})
-        version = _version(requirement.name, tuple(sys.path)) if wanted else None
-        if wanted and (version is None or not requirement.specifier.contains(version, prereleases=True)):
-            missing.append(str(requirement).partition(";")[0].strip())
-    return missing
+
+def unmet_base() -> list[str]:
+    """What vla-rl needs for anything and does not find, each as `torch>=2.13 (2.11.0 is installed)`. A package of the
+    wrong version may still do, so this is said and not refused."""
+    try:
+        return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in _unmet(OWN_DIST, "")]
+    except metadata.PackageNotFoundError:  # `doctor` says so
+        return []
+
+
+def keep_build(unmet: Sequence[str]) -> str:
+    """How to meet what `unmet_base` found without losing a build that was chosen with care, as torch for CUDA."""
+    names = "|".join(re.split(r"[^\w.-]", text)[0] for text in unmet)
+    return (
+        f"a plain `pip install {OWN_DIST}` would replace what is installed, and with it a build for CUDA; to keep it: "
+        f"pip freeze | grep -iE '^({names}|nvidia)' > keep.txt, and -c keep.txt with every pip install; to meet it: "
+        f"install a newer build from where this one came (torch: https://pytorch.org/get-started)"
+    )
 
 
 def install_command(dist: str, extra: str | None) -> str:
-    """The command that installs what a plugin of this distribution needs."""
+    """The command that installs what a plugin of this distribution needs: where vla-rl's own needs are not met, only
+    that, since pip would meet those as well and replace what is installed."""
+    if extra and _normal(dist) == OWN_DIST and unmet_base() and (needed := missing_requirements(dist, extra)):
+        return f"pip install {' '.join(f'{text!r}' for text in needed)}"
     return f"pip install '{dist}[{extra}]'" if extra else f"pip install '{dist}'"
 
 
@@ -319,6 +337,17 @@ def _guess_extra(item: Installed, missing: str) -> str | None:
                 if not requirement.marker.evaluate({"extra": ""}) and requirement.marker.evaluate({"extra": extra}):
                     return extra
     return item.name if item.name in extras else None
+
+
+def _unmet(dist: str, extra: str) -> Iterator[tuple[str, str | None]]:
+    """(requirement, version that is installed) of those that are not met."""
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, metadata.requires(dist) or ()):
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        version = _version(requirement.name, tuple(sys.path)) if wanted else None
+        if wanted and (version is None or not requirement.specifier.contains(version, prereleases=True)):
+            yield str(requirement).partition(";")[0].strip(), version
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 
-from vla_rl.core.catalogue import load
+from vla_rl.core.catalogue import OWN_DIST, keep_build, load, unmet_base
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.paths import path_error
@@ -51,6 +51,8 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
     found += [*_of_interpreter(spec), *_of_plan(spec, training)]
     if found:
         raise SpecError(located(found, spec.source))
+    if unmet := unmet_base():
+        logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
     for text in located(without_effect(spec, training=training, imitation=imitation), spec.source):
         logger.warning("warning: %s", text)
 

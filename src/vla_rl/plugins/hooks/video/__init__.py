@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
+
+logger = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
@@ -21,10 +25,30 @@ class VideoConfig:
     """Enlarge cameras, by whole factors, to at least this many pixels."""
 
 
+@cache
+def encoder_missing() -> str:
+    """Return why films cannot be encoded here, which is also logged, once; empty where they can."""
+    try:
+        import imageio_ffmpeg
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError, OSError) as exc:
+        reason = f"{exc}".splitlines()[0] if str(exc) else type(exc).__name__
+        logger.warning("hook video makes no videos: there is no encoder (%s); try: pip install imageio-ffmpeg", reason)
+        return reason
+    return ""
+
+
 def _build(config: VideoConfig, context: Context) -> Any:
+    if encoder_missing():
+        return NoVideos()
     from vla_rl.plugins.hooks.video.recorder import VideoRecorder
 
     return VideoRecorder(config)
+
+
+class NoVideos:
+    """Listens to nothing: a run is worth more than its films."""
 
 
 plugin = Plugin(config=VideoConfig, build=_build, summary="evaluation episodes as mp4, with instruction and outcome")
