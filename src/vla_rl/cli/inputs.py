@@ -10,7 +10,12 @@ from typing import Any
 
 from vla_rl.cli.example_specs import shipped
 from vla_rl.core.errors import SpecError
+from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
+
+GIB = 2**30
+CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB
+"""Assumed with --devices alone; usual of machines with eight GPUs."""
 
 
 def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence[str] = ()) -> tuple[Spec, Path | None]:
@@ -43,3 +48,22 @@ def checkpoint_of(path: Path) -> Path | None:
 def name_of(checkpoint: Path | None, what: object) -> str:
     """How tables call a policy: RUN/step_..., wherever the run lies; without a checkpoint as it was given."""
     return f"{checkpoint.parents[1].name}/{checkpoint.name}" if checkpoint else str(what)
+
+
+def cluster_of(devices: int | None, cpus: float | None, memory: float | None) -> Cluster:
+    """So many GPUs, CPUs and GiB of host memory; what is not given is this machine's, or assumed for the GPUs."""
+    from vla_rl.runtime.hardware import machine
+
+    here = machine()
+    gpus = here.gpus if devices is None else devices
+    assumed = Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else here
+    return Cluster(
+        cpus=assumed.cpus if cpus is None else cpus,
+        gpus=gpus,
+        memory=assumed.memory if memory is None else int(memory * GIB),
+    )
+
+
+def other_machine(devices: int | None, cpus: float | None, memory: float | None) -> Cluster | None:
+    """The machine that is meant; None: this one, as none of it is given."""
+    return None if devices is cpus is memory is None else cluster_of(devices, cpus, memory)

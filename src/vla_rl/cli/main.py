@@ -34,6 +34,13 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as algorithm.clip_high=0.3")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Devices = Annotated[
+    int | None, typer.Option(min=0, max=100_000, help="GPUs that the machine has; default: this one's.")
+]
+Cpus = Annotated[float | None, typer.Option(min=1, max=10_000_000, help="CPUs; default: 16 a GPU, or this machine's.")]
+Memory = Annotated[
+    float | None, typer.Option(min=1, max=1e9, help="Host memory in GiB; default: 128 a GPU, or this machine's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -111,18 +118,23 @@ def check(
     spec: SpecFile,
     overrides: Overrides = None,
     show: Annotated[bool, typer.Option("--show", help="Print the spec with all defaults.")] = False,
+    devices: Devices = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
     debug: Debug = False,
 ) -> None:
-    """Report what `run` would refuse on this machine, with file and line. Needs no GPU and builds no simulator."""
+    """Report what `run` would refuse, with file and line: on this machine, or with --devices on one with so many GPUs.
+    Needs no GPU and builds no simulator."""
     from vla_rl.core.spec.yaml import dump
 
     loaded, _ = _load(spec, overrides)
     if show:
         typer.echo(dump(loaded.to_dict()), nl=False)
+    from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks import check_spec
 
     clones = loaded.imitation is not None
-    check_spec(loaded, training=not clones, imitation=clones)
+    check_spec(loaded, training=not clones, imitation=clones, cluster=other_machine(devices, cpus, memory))
     if not show:
         typer.echo(
             f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} rows) with "
@@ -179,14 +191,15 @@ def evaluate(
 @app.command()
 @reported
 def compare(
-    first: Annotated[Path, typer.Argument(help="What `vla-rl eval --output FILE` wrote, or a benchmark's folder.")],
+    first: Annotated[Path, typer.Argument(help="What `vla-rl eval RUN --output FILE` wrote, or a benchmark's folder.")],
     second: Annotated[Path, typer.Argument(help="The same of another policy.")],
     debug: Debug = False,
 ) -> None:
     """Compare two policies on the evaluation states that both played, with McNemar's exact test."""
+    from vla_rl.cli.benchmark.paired import check_evaluations, episodes, table
     from vla_rl.cli.benchmark.paired import compare as paired
-    from vla_rl.cli.benchmark.paired import episodes, table
 
+    check_evaluations(first, second)
     for line in table(paired(episodes(first), episodes(second))):
         typer.echo(line)
 
@@ -268,11 +281,9 @@ def plan(
             metavar="FILE", help="Latencies: RUN/trace.json, or a profile; traces of several sizes show how time grows."
         ),
     ] = None,
-    devices: Annotated[int | None, typer.Option(min=0, help="GPUs to plan for; default: this machine's.")] = None,
-    cpus: Annotated[float | None, typer.Option(min=1, help="CPUs; default: 16 a GPU, or this machine's.")] = None,
-    memory: Annotated[
-        float | None, typer.Option(min=1, help="Host memory in GiB; default: 128 a GPU, or this machine's.")
-    ] = None,
+    devices: Devices = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -95,13 +95,22 @@ def open_run(folder: str | Path) -> RunRecord:
 
 
 @_in_words
-def check(spec: SpecLike, *, overrides: Sequence[str] = ()) -> Spec:
-    """`vla-rl check`: -> the spec with all defaults. Raises UserError with what a run would refuse on this machine."""
+def check(
+    spec: SpecLike,
+    *,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    cpus: float | None = None,
+    memory: float | None = None,
+) -> Spec:
+    """`vla-rl check`: -> the spec with all defaults. Raises UserError with what a run would refuse on this machine, or
+    on one with so many GPUs, CPUs and GiB."""
+    from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks import check_spec
 
     loaded, _ = read_spec(spec, overrides)
     clones = loaded.imitation is not None
-    check_spec(loaded, training=not clones, imitation=clones)
+    check_spec(loaded, training=not clones, imitation=clones, cluster=other_machine(devices, cpus, memory))
     return loaded
 
 
@@ -179,9 +188,10 @@ def benchmark(
 def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     """`vla-rl compare`: two files of `vla-rl eval --output`, or two folders of benchmarks, on the states that both
     played. -> "all", and each task -> `Pair`, whose `p` is McNemar's."""
+    from vla_rl.cli.benchmark.paired import check_evaluations, episodes
     from vla_rl.cli.benchmark.paired import compare as paired
-    from vla_rl.cli.benchmark.paired import episodes
 
+    check_evaluations(Path(first), Path(second))
     return paired(episodes(Path(first)), episodes(Path(second)))
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
 
 
-def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
+def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: Cluster | None = None) -> None:
     """Everything that shows without building a simulator or a network, and without the network of this machine: files,
     names, what parts ask of each other, the plan. Raises SpecError with all of it. Warns of what will not do what it
     says.
@@ -37,6 +37,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
     Args:
         training: by reinforcement learning.
         imitation: the spec's `imitation:` is read.
+        cluster: the machine that is to run it; None: this one, or that of `runtime.address`, which only a run sees.
     """
     found = list(missing(spec, imitation))
     lacking = {path for path, _ in found}
@@ -48,7 +49,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
     if ("algorithm",) not in lacking:
         found += _of_needs(spec)
     found += [*_of_listeners(spec, lacking), *_of_recording(spec, training)]
-    found += [*_of_interpreter(spec), *_of_plan(spec, training)]
+    found += [*_of_interpreter(spec), *_of_plan(spec, training, cluster)]
     if found:
         raise SpecError(located(found, spec.source))
     if unmet := unmet_base():
@@ -208,14 +209,14 @@ def _of_interpreter(spec: Spec) -> Iterator[Item]:
         yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
 
 
-def _of_plan(spec: Spec, training: bool) -> Iterator[Item]:
-    """On a cluster that is not this machine, only a run can tell."""
+def _of_plan(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[Item]:
+    """On a cluster that is not this machine, only a run can tell, unless its size is given."""
     from vla_rl.runtime.planning.plan import NoCuda, plan_for
 
-    if spec.runtime.address is not None:
+    if spec.runtime.address is not None and cluster is None:
         return
     try:
-        plan = plan_for(spec, _this_machine(spec))
+        plan = plan_for(spec, cluster or _this_machine(spec))
         yield from _of_lanes(spec, plan)
         yield from [*_of_asynchrony(spec, plan), *of_plan(spec, plan)] if training else ()
     except MeasureFirst:
