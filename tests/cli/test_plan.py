@@ -96,7 +96,7 @@ def test_what_running_ahead_brings(plan):
     text = plan("--devices", "3")[1]
     assert "the least that reaches 0.95: max_lag 1" in text
     assert "; its bottleneck: " in text and "busy 54 % of the time" in text
-    assert "periodic, 4 parts" in text and "wait at most, GiB" in " ".join(text.split())
+    assert "periodic, 4 parts" in text and "wait at most" in text
 
 
 def test_running_ahead_needs_learners_apart(plan):
@@ -126,8 +126,8 @@ def test_no_number_is_cut_on_eighty_columns(plan, monkeypatch):
     rows = {line.split("  ")[0].strip(): line for line in text.splitlines()}
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
     (collocated,) = [row for row in json.loads(plan("--devices", "8", "--json")[1]) if row["strategy"] == "collocated"]
-    numbers = re.split(r"(?<!,) +", rows["collocated"].strip())[1:]
-    assert len(numbers) == 7 and {"disaggregated", "hybrid, 2 stages"} < rows.keys()
+    numbers = rows["collocated"].split()[1:]
+    assert len(numbers) == 9 and {"disaggregated", "hybrid, 2 stages"} < rows.keys()
     assert float(numbers[0].replace(",", "")) == pytest.approx(collocated["env_steps_per_s"], rel=5e-3)
     assert float(numbers[1].replace(",", "")) == pytest.approx(collocated["iteration_s"], rel=5e-3)
 

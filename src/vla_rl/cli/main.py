@@ -349,7 +349,10 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
 @app.command()
 @reported
 def new_plugin(
-    kind: Annotated[str, typer.Argument(help="model, env, algorithm, placement, data, world_model or hook.")],
+    kind: Annotated[
+        str,
+        typer.Argument(help="model, env, row (an env of one scene), algorithm, placement, data, world_model or hook."),
+    ],
     name: Annotated[str, typer.Argument(help="By which specs will call it.")],
     folder: Annotated[Path | None, typer.Argument(help="Of the new project; default: ./NAME.")] = None,
     debug: Debug = False,
