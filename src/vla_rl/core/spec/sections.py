@@ -287,7 +287,7 @@ class TrainSpec(Schedule):
     """Samples of one optimiser step, over all learners; none: the whole rollout."""
     epochs: int = field(default=1, validator=between(1, 10_000))
     """Passes over a rollout."""
-    max_grad_norm: float | None = field(default=1.0, validator=v.optional(positive(1e-9, 1e6)))
+    max_grad_norm: float | None = field(default=1.0, validator=v.optional(positive(1e-9, 1e6)))  # type: ignore[arg-type]
     """Gradients are scaled down to this norm; none: never."""
     weight_decay: float = field(default=0.0, validator=between(0, 100))
     """Of AdamW."""
