@@ -66,6 +66,7 @@ def test_what_has_an_effect_is_not_warned_of(caplog, overrides):
         (["runtime.deadline_s=9"], "runtime.deadline_s", "has no effect with backend: local"),
         (["runtime.address=here"], "runtime.address", "has no effect with backend: local"),
         ([PPO, "algorithm.value_coef=0"], "algorithm.value_coef", "the critic is never trained"),
+        (["algorithm.filter={lower: 0, upper: 1}"], "algorithm.filter", "0 to 1 keeps every group"),
         (["algorithm.correction=decoupled"], "algorithm.correction", "nothing that is trained on is old"),
         (
             ["algorithm.correction=decoupled", "asynchrony.replay={uses: 2, capacity: 9}"],

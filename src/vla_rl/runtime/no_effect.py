@@ -10,7 +10,7 @@ from vla_rl.core.catalogue import MODULE_PLUGINS, hook_modules
 from vla_rl.core.spec.sections import Schedule
 from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec
-from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings
+from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings, GroupSettings
 
 
 def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]:
@@ -119,6 +119,9 @@ def _of_algorithm(spec: Spec) -> Iterator[Item]:
             "the critic is never trained, and advantages are those of the values that it begins with; give more than 0"
         )
         yield ("algorithm", "value_coef"), text
+    bounds = config.filter if isinstance(config, GroupSettings) else None
+    if bounds is not None and bounds.lower == 0 and bounds.upper == 1:
+        yield ("algorithm", "filter"), "0 to 1 keeps every group; remove it, or give narrower bounds"
     old = asynchrony.max_lag or spec.rollout.lag or asynchrony.replay.uses > 1
     if isinstance(config, CorrectionSettings) and config.correction != "none" and not old:
         text = (

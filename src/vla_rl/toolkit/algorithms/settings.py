@@ -148,8 +148,6 @@ class SuccessFilter:
     def _ordered(self, _: object, upper: float) -> None:
         if self.lower > upper:
             raise ValueError(f"filter.lower ({self.lower}) is above filter.upper ({upper})")
-        if self.lower == 0 and upper == 1:
-            raise ValueError("0 to 1 keeps every group; remove filter, or give narrower bounds")
 
 
 @frozen(kw_only=True, slots=False)
