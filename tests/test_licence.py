@@ -44,3 +44,6 @@ def test_the_wheel_carries_it(tmp_path: Path) -> None:
         assert content.read(licence) == (ROOT / "LICENSE").read_bytes()
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         assert message_from_bytes(content.read(metadata))["License-Expression"] == "Apache-2.0"
+        for spec in (ROOT / "examples").glob("*.yaml"):
+            assert content.read(f"vla_rl/cli/examples/{spec.name}") == spec.read_bytes()
+        assert content.read("vla_rl/toolkit/envs/install_vulkan.sh").startswith(b"#!/bin/sh")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from vla_rl import load_spec, run
+from vla_rl.cli.new_plugin import new_plugin
 
 PAGE = (Path(__file__).parents[1] / "docs" / "write-a-plugin.md").read_text()
 BLOCKS = re.findall(r"```(python|yaml)\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -42,7 +46,7 @@ def test_every_block_of_python_is_executed_here():
     assert sorted(FILES) == [
         "all.yaml", "dot.py", "dot.yaml", "gaussian.py", "goal.py", "line.py", "reinforce.py", "sane.py"
     ]  # fmt: skip
-    assert len(PYTHON) - len(files) == 5  # what follows each of them but sane.py
+    assert len(PYTHON) - len(files) == 6  # what follows each of them but sane.py, and the noise of a training loss
 
 
 @pytest.mark.parametrize("name", ["dot.py", "line.py", "reinforce.py", "gaussian.py"])
@@ -53,6 +57,44 @@ def test_what_the_page_checks_keeps_to_the_contract(name):
 def test_the_hook_says_when_the_goal_is_reached(capsys):
     executed("goal.py")
     assert "success reached 50% at step 2" in capsys.readouterr().out
+
+
+def test_the_noise_of_a_training_loss_is_keyed_by_what_it_is_for():
+    (block,) = [text for text in PYTHON if "def training_noise" in text]
+    names: dict = {}
+    exec(block, names)
+    noise, actions = names["training_noise"], np.ones((2, 4, 3), np.float32)
+    weight = torch.nn.Parameter(torch.ones(5))
+    first = noise(0, actions, weight, actions.shape)
+    assert first.dtype == np.float32 and np.array_equal(first, noise(0, actions, weight, actions.shape))
+    others = [noise(1, actions, weight, actions.shape), noise(0, 2 * actions, weight, actions.shape)]
+    others.append(noise(0, actions, weight + 1e-3, actions.shape))
+    assert not any(np.array_equal(first, other) for other in others)
+
+
+def test_what_the_page_imports_from_the_toolkit_is_there():
+    """Also in the running text: `from vla_rl... import a, b`."""
+    lines = re.findall(r"from\s+(vla_rl[\w.]*)\s+import\s+([\w, ]+)", PAGE)
+    assert ("vla_rl.toolkit.algorithms", "clipped_surrogate, gae, group_advantages, kl_estimate") in lines
+    for module, names in lines:
+        for name in names.split(","):
+            assert hasattr(importlib.import_module(module), name.strip()), (module, name)
+
+
+def test_the_algorithm_of_a_scaffold_is_written_as_the_page_writes_it(tmp_path):
+    """Line by line: its loss is the page's."""
+    made = new_plugin("algorithm", "mine", tmp_path / "mine") / "src" / "mine" / "impl.py"
+    of_scaffold, of_page = ({line.split("#")[0].strip() for line in text.splitlines()}
+                            for text in (made.read_text(), FILES["reinforce.py"]))  # fmt: skip
+    shared = of_scaffold & of_page
+    assert {
+        "valid = rollout.valid.float()",
+        "returns = rollout.rewards.sum((0, 2))",
+        "log_probs = scores.log_probs.sum(-1)",
+        "policy = -(log_probs * batch.advantages * batch.weights).sum()",
+        "entropy = (scores.entropy.sum(-1) * batch.weights).sum()",
+        "return Loss(total=policy - self.config.entropy_coef * entropy, metrics=metrics)",
+    } < shared
 
 
 @pytest.mark.parametrize("spec", ["dot.yaml", "all.yaml"])

@@ -142,3 +142,18 @@ def test_wrong_choices_name_what_there_is():
     )
     assert "name it: --benchmark" in refusal("eval", EXAMPLE, "--suite", "Pick")
     assert "did you mean 'Pick'" in refusal("eval", EXAMPLE, "--benchmark", "tabletop", "--suite", "Pik")
+
+
+@pytest.mark.parametrize("end", ["", "/checkpoints/step_000001"])
+def test_runs_are_compared_by_two_evaluations(tmp_path, monkeypatch, end):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name, "checkpoints", "step_000001", "model").mkdir(parents=True)
+        Path(name, "spec.yaml").touch()
+    Path("kept.json").write_text("{}")
+    files = ["a.json", "b.json"] if not end else ["a-step_000001.json", "b-step_000001.json"]
+    said = refusal("compare", f"a{end}", f"b{end}")
+    evaluations = [f"vla-rl eval {name}{end} --output {file}" for name, file in zip("ab", files, strict=True)]
+    assert all(f"  {command}\n" in said for command in evaluations) and f"  vla-rl compare {' '.join(files)}" in said
+    said = refusal("compare", f"a{end}", "kept.json")
+    assert "vla-rl eval b" not in said and f"  vla-rl compare {files[0]} kept.json" in said

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import vla_rl
 from vla_rl.cli.main import app
 from vla_rl.plugins.models.openvla.locate import BUILTIN
 
@@ -176,3 +177,16 @@ def test_a_run_refuses_the_same_with_the_same_words():
     result = CliRunner().invoke(app, ["run", "spec.yaml"])
     assert (result.exit_code, result.output) == (code, said)
     assert not Path("runs").exists()
+
+
+def test_another_machine():
+    spec = changed("{backend: local}", "{backend: ray, require: cuda}").replace("num_envs: 8", "num_envs: 12")
+    spec = spec.replace("episodes: 8, group_size: 8", "episodes: 12, group_size: 12")
+    assert check(spec, "--devices", "4")[0] == 0
+    status, said = check(spec, "--devices", "8")
+    assert status == 2 and "spec.yaml:7: placement: 12 rows" in said
+    status, said = check(spec, "--devices", "0")
+    assert status == 2 and "runtime.require: cuda is required, and there is no GPU" in said
+    status, said = check(spec, "--devices", "4", "--cpus", "2")
+    assert status == 2 and "spec.yaml:7: placement: " in said
+    assert vla_rl.check("spec.yaml", devices=4).env.num_envs == 12

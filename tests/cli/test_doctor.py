@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from vla_rl.cli import doctor
+from vla_rl.cli import doctor, list_plugins
 from vla_rl.cli.probes import PROBES
+from vla_rl.core import catalogue
+from vla_rl.core.spec.spec import parse_spec
 from vla_rl.toolkit.envs.rendering import FIXES
 
 FINE = dict.fromkeys(PROBES, (True, "works"))
@@ -70,3 +73,62 @@ def test_a_machine_without_osmesa_is_told_how_to_get_it(outcomes) -> None:
     outcomes["osmesa"] = (False, "libOSMesa is not installed")
     with pytest.raises(pytest.skip.Exception, match=r"libOSMesa is not installed\): apt-get install -y libosmesa6"):
         osmesa_renderer()
+
+
+@pytest.fixture
+def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU image: torch is older than we ask for, and h5py (extra `data`) is not there."""
+    versions = {"torch": "2.11.0+cu128", "h5py": None}
+    real = catalogue._version
+    monkeypatch.setattr(
+        catalogue, "_version", lambda name, path: versions[name] if name in versions else real(name, path)
+    )
+
+
+@pytest.mark.usefixtures("old_torch")
+def test_an_unmet_need_of_everything_is_said_once_and_first(outcomes, capsys) -> None:
+    assert doctor.main(json=True) == 1
+    first, *others = json.loads(capsys.readouterr().out)
+    assert first["state"] == "broken" and first["detail"] == "vla-rl needs torch>=2.13 (2.11.0+cu128 is installed)"
+    assert "pip freeze | grep -iE '^(torch|nvidia)' > keep.txt" in first["fix"]
+    assert not any("torch>=" in row["detail"] for row in others)
+    (data,) = [row for row in others if row["what"] == "data"]
+    assert data["fix"].startswith("pip install 'h5py>=3.12'") and "vla-rl[" not in data["fix"]
+
+
+@pytest.mark.usefixtures("old_torch")
+def test_plugins_do_not_each_ask_for_it(capsys) -> None:
+    list_plugins.main(as_json=False)
+    line, *table = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        "vla-rl needs torch>=2.13 (2.11.0+cu128 is installed): a plain `pip install vla-rl` would rep"
+    )
+    assert not any("pip install 'vla-rl'" in row or "torch>=" in row for row in table)
+    assert {row["name"]: row["ready"] for row in list_plugins.rows()}["tabletop"]
+
+
+@pytest.mark.usefixtures("old_torch")
+def test_a_run_is_warned_and_not_refused(caplog) -> None:
+    from vla_rl.runtime.checks.run import check_spec
+
+    spec = parse_spec(
+        {
+            "name": "old",
+            "plugins": ["vla_rl.testing.scripted"],
+            "model": {"type": "linear"},
+            "env": {"type": "tabletop", "num_envs": 2},
+            "rollout": {"chunk": 4, "episodes": 2, "group_size": 2},
+            "algorithm": {"type": "grpo"},
+            "runtime": {"backend": "local"},
+            "train": {"steps": 1, "lr": 0.1, "micro_batch": 8},
+        }
+    )
+    check_spec(spec, training=True)
+    assert [record.getMessage()[:32] for record in caplog.records] == ["warning: vla-rl needs torch>=2.1"]
+
+
+def test_commands_that_mend_something_are_there_without_a_clone() -> None:
+    """As a wheel is installed: a script is named by where it is."""
+    for command in FIXES.values():
+        words = command.split()
+        assert words[0] == "apt-get" or (words[0] == "sh" and Path(words[1]).is_absolute() and Path(words[1]).is_file())

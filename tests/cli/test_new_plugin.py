@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.new_plugin import new_plugin
+from vla_rl.cli.new_plugin import VARIANTS, new_plugin
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import UserError
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_every_kind_of_project_passes_its_own_test(kind: str, tmp_path: Path) -> None:
     project = new_plugin(kind, f"my-{kind}", tmp_path / "project")
     env = os.environ | {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
@@ -27,20 +27,22 @@ def test_every_kind_of_project_passes_its_own_test(kind: str, tmp_path: Path) ->
     assert "passed" in done.stdout
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_the_entry_point_names_the_plugin(kind: str, tmp_path: Path) -> None:
     project = new_plugin(kind, "two-words", tmp_path / "project")
     metadata = tomllib.loads((project / "pyproject.toml").read_text())
     assert metadata["project"]["name"] == "two-words"
-    assert metadata["project"]["entry-points"] == {KINDS[kind].group: {"two_words": "two_words:plugin"}}
+    assert metadata["project"]["entry-points"] == {
+        KINDS[VARIANTS.get(kind, kind)].group: {"two_words": "two_words:plugin"}
+    }
     readme = (project / "README.md").read_text()
-    assert "type: two_words" in readme
+    assert "type: two_words" in readme and "not a section" not in readme
     text = "".join(path.read_text() for path in project.rglob("*") if path.is_file())
     assert "$" not in text
     assert "class TwoWordsConfig" in text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_generated_code_is_tidy(kind: str, tmp_path: Path) -> None:
     project = new_plugin(kind, "tidy", tmp_path / "project")
     command = [sys.executable, "-m", "ruff", "--isolated"]

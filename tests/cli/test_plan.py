@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from vla_rl.cli.candidates import TRIED_STAGES
+from vla_rl.cli.inputs import cluster_of
 from vla_rl.cli.main import app
-from vla_rl.cli.plan import cluster_of
 
 SPEC = """
 name: planned
@@ -94,7 +96,7 @@ def test_what_running_ahead_brings(plan):
     text = plan("--devices", "3")[1]
     assert "the least that reaches 0.95: max_lag 1" in text
     assert "; its bottleneck: " in text and "busy 54 % of the time" in text
-    assert "periodic, 4 parts" in text and "1.0 GiB" in text
+    assert "periodic, 4 parts" in text and "wait at most" in text
 
 
 def test_running_ahead_needs_learners_apart(plan):
@@ -116,3 +118,31 @@ def test_a_cluster_of_devices_comes_with_cpus_and_memory():
     cluster = cluster_of(8, None, 64)
     assert (cluster.gpus, cluster.cpus, cluster.memory) == (8, 128, 64 * 2**30)
     assert cluster_of(0, 3, None).cpus == 3
+
+
+def test_no_number_is_cut_on_eighty_columns(plan, monkeypatch):
+    monkeypatch.setattr("vla_rl.cli.plan._console", lambda: Console(width=80, highlight=False))
+    text = plan("--devices", "8")[1]
+    rows = {line.split("  ")[0].strip(): line for line in text.splitlines()}
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+    (collocated,) = [row for row in json.loads(plan("--devices", "8", "--json")[1]) if row["strategy"] == "collocated"]
+    numbers = rows["collocated"].split()[1:]
+    assert len(numbers) == 9 and {"disaggregated", "hybrid, 2 stages"} < rows.keys()
+    assert float(numbers[0].replace(",", "")) == pytest.approx(collocated["env_steps_per_s"], rel=5e-3)
+    assert float(numbers[1].replace(",", "")) == pytest.approx(collocated["iteration_s"], rel=5e-3)
+
+
+def test_shards_are_counted_in_the_memory(plan):
+    rows = json.loads(plan("--devices", "8", "train.sharding=full", "--json")[1])
+    found = {row["strategy"]: row["device_bytes"] for row in rows if row.get("device_bytes")}
+    assert found["collocated"] == 14e9 + (14e9 + 1.2e9) / 8, "gathered weights to act with, and an eighth of everything"
+    assert found["disaggregated"] == 14e9, "that of a policy, beside which the learners hold a share each"
+
+
+def test_planning_says_how_far_it_is(plan, monkeypatch):
+    monkeypatch.setattr("vla_rl.toolkit.waiting.PATIENCE_S", 0.0)
+    monkeypatch.setattr("vla_rl.runtime.comm.status_line.PATIENCE_S", 0.0)
+    monkeypatch.setattr("vla_rl.runtime.comm.status_line.EVERY_S", 0.0)
+    output = plan("--devices", "4")[1]
+    assert re.search(r"planning: 1 of \d+ strategies, 0:0\d", output)
+    assert "planning: 0 of" in output and "forecasting what running ahead brings: 1 of 4" in output

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import attrs
 from attrs import evolve, frozen
@@ -15,6 +16,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.runtime.planning.forecast import Forecast, Overlap, apart, expected, overlap
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
+from vla_rl.toolkit.waiting import waiting
 
 STAGES = "pipeline_stages"
 TRIED_STAGES = (1, 2, 4)
@@ -35,23 +37,28 @@ class Candidate:
 
 def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
     """The spec's own placement, then the others by name, each with its defaults and 1, 2 and 4 pipeline stages."""
-    found: list[Candidate] = []
-    for name, own, placement in _placements(spec):
-        there = evolve(spec, placement=placement)
-        try:
-            plan = plan_for(there, cluster, lambda spec, cluster: profile)
-            if (spec.asynchrony.max_lag or spec.asynchrony.stream) and not apart(plan):
-                key = f"max_lag {spec.asynchrony.max_lag}" if spec.asynchrony.max_lag else "stream"
-                raise DoesNotFit(
-                    f"asynchrony.{key} needs learners in workers of their own, from which nothing is offloaded; leave "
-                    f"it out, or choose disaggregated"
-                )
-            forecast = expected(plan, there, profile)
-        except (DoesNotFit, UserError) as exc:
-            found.append(Candidate(name=name, own=own, placement=placement, reason=str(exc)))
-        else:
-            found.append(Candidate(name=name, own=own, placement=placement, plan=plan, forecast=forecast))
-    return found
+    placements = list(_placements(spec))
+    with waiting("planning", total=len(placements)) as note:
+        return [_candidate(spec, cluster, profile, *named, note=partial(note, i)) for i, named in enumerate(placements)]
+
+
+def _candidate(
+    spec: Spec, cluster: Cluster, profile: Profile, name: str, own: bool, placement: Component, note: Callable[[], None]
+) -> Candidate:
+    there = evolve(spec, placement=placement)
+    note()
+    try:
+        plan = plan_for(there, cluster, lambda spec, cluster: profile)
+        if (spec.asynchrony.max_lag or spec.asynchrony.stream) and not apart(plan):
+            key = f"max_lag {spec.asynchrony.max_lag}" if spec.asynchrony.max_lag else "stream"
+            raise DoesNotFit(
+                f"asynchrony.{key} needs learners in workers of their own, from which nothing is offloaded; leave "
+                f"it out, or choose disaggregated"
+            )
+        forecast = expected(plan, there, profile)
+    except (DoesNotFit, UserError) as exc:
+        return Candidate(name=name, own=own, placement=placement, reason=str(exc))
+    return Candidate(name=name, own=own, placement=placement, plan=plan, forecast=forecast)
 
 
 def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from attrs import asdict, frozen
 
-from vla_rl.core.catalogue import OWN_DIST, missing_requirements
+from vla_rl.core.catalogue import OWN_DIST, install_command, keep_build, missing_requirements, unmet_base
 from vla_rl.toolkit.envs.rendering import FIXES, probe
 
 State = Literal["ok", "missing", "broken"]
@@ -53,7 +53,14 @@ def examine() -> list[Finding]:
     probes = ("egl", "osmesa", "vulkan", "cuda", "ray")
     with ThreadPoolExecutor(len(probes)) as pool:
         outcomes = dict(zip(probes, pool.map(probe, probes), strict=True))
-    return [*_machine(), *_runtimes(outcomes), *_drawing(outcomes), *_extras()]
+    return [*_base(), *_machine(), *_runtimes(outcomes), *_drawing(outcomes), *_extras()]
+
+
+def _base() -> Iterator[Finding]:
+    """What everything needs, first: what follows may come of it."""
+    if unmet := unmet_base():
+        detail = f"{OWN_DIST} needs {', '.join(unmet)}"
+        yield Finding(area="machine", what="requirements", state="broken", detail=detail, fix=keep_build(unmet))
 
 
 def _machine() -> Iterator[Finding]:
@@ -122,7 +129,7 @@ def _extras() -> Iterator[Finding]:
             what=extra,
             state="missing" if missing else "ok",
             detail=f"needs {', '.join(missing)}" if missing else "installed",
-            fix=f"pip install '{OWN_DIST}[{extra}]'" if missing else "",
+            fix=install_command(OWN_DIST, extra) if missing else "",
         )
 
 

@@ -14,8 +14,10 @@ import typer
 from vla_rl.cli.benchmark.run import line, play
 from vla_rl.cli.benchmark.suites import load
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import about, check_file, check_folder, write_whole
 from vla_rl.core.spec.spec import Component, Spec, component
 from vla_rl.runtime.comm.status_line import StatusLine
+from vla_rl.runtime.driver.evaluation import NotRecorded
 from vla_rl.runtime.start import evaluate
 from vla_rl.toolkit.data.recording import RecordSettings
 
@@ -38,18 +40,23 @@ def main(
         spec_with: further overrides -> the spec.   policy: how tables call it.
         home: in which a benchmark's results lie, unless `folder` is given.
         record: folder of a data set that the episodes are appended to.
+    Raises UserError: a place that cannot be written, before the first episode; what could not be written at the end,
+    after the result was printed.
     """
-
+    if record is not None:
+        check_folder("--record", record)
     played = partial(_evaluate, record=record)
     if benchmark is None:
         if suites or folder:
             raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
-        result = played(spec_with(()), checkpoint)
-        rows = {"all": result["success"], **result["tasks"]}
-        for name, rate in rows.items():
-            typer.echo(line(name, rate, max(map(len, rows))))
         if output is not None:
-            output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            check_file("--output", output)
+        try:
+            result = played(spec_with(()), checkpoint)
+        except NotRecorded as exc:
+            _tell(exc.result, output)
+            raise
+        _tell(result, output)
         return
     if output is not None:
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
@@ -57,6 +64,24 @@ def main(
     folder = folder or home / "benchmarks" / Path(benchmark).stem
     play(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, played, folder, typer.echo)
     typer.echo(f"wrote {folder / 'index.html'}")
+
+
+def _tell(result: dict[str, Any], output: Path | None) -> None:
+    """Write it, and print the success rates; all of it where it cannot be written."""
+    text = json.dumps(result, indent=1) + "\n"
+    failed: UserError | None = None
+    if output is not None:
+        try:
+            with about("--output", output):
+                write_whole(output, text)
+        except UserError as exc:
+            typer.echo(text, nl=False)
+            failed = exc
+    rows = {"all": result["success"], **result["tasks"]}
+    for name, rate in rows.items():
+        typer.echo(line(name, rate, max(map(len, rows))))
+    if failed is not None:
+        raise UserError(f"{failed}; what it would have held is printed above") from failed
 
 
 def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from vla_rl.cli.model_card import card, curve
 from vla_rl.cli.report.gather import gather
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.paths import about, check_folder
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.toolkit.models.checkpoints import open_to_readers
 from vla_rl.toolkit.models.openpi_layout import write_openpi
@@ -39,9 +40,11 @@ def main(
     if asset_id is not None and layout != "openpi":
         raise UserError("--asset-id names openpi's statistics; add --format openpi")
     checkpoint = checkpoint_in(what)
+    with about("--to", target):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UserError(f"{target} is there and not empty; choose another folder with --to")
+    check_folder("--to", target)
     step = read_state(checkpoint).step
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target} is there and not empty; choose another folder with --to")
     run = gather(checkpoint.parents[1])
     if layout == "openpi":
         write_openpi(checkpoint / "model", target, asset_id or "vla_rl")

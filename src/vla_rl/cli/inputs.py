@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl.cli.example_specs import shipped
+from vla_rl.core.errors import SpecError
+from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
+
+GIB = 2**30
+CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB
+"""Assumed with --devices alone; usual of machines with eight GPUs."""
 
 
 def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence[str] = ()) -> tuple[Spec, Path | None]:
@@ -18,7 +26,13 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
     if isinstance(source, Mapping):
         return parse_spec(source, overrides=overrides), None
     path = Path(source)
-    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - False for a name that is too long
+    if not os.path.exists(path) and path.suffix in (".yaml", ".yml"):  # noqa: PTH110 - False for a name that is too long
+        example = shipped(path)
+        if example is None:
+            raise SpecError([f"{path}: no such file; `vla-rl examples` lists those that come with vla-rl"])
+        print(f"{path} is not there: taking the one that comes with vla-rl, {example}", file=sys.stderr)
+        path = example
+    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - as above
     return load_spec(home / "spec.yaml" if home else path, overrides), home
 
 
@@ -34,3 +48,22 @@ def checkpoint_of(path: Path) -> Path | None:
 def name_of(checkpoint: Path | None, what: object) -> str:
     """How tables call a policy: RUN/step_..., wherever the run lies; without a checkpoint as it was given."""
     return f"{checkpoint.parents[1].name}/{checkpoint.name}" if checkpoint else str(what)
+
+
+def cluster_of(devices: int | None, cpus: float | None, memory: float | None) -> Cluster:
+    """So many GPUs, CPUs and GiB of host memory; what is not given is this machine's, or assumed for the GPUs."""
+    from vla_rl.runtime.placement.hardware import machine
+
+    here = machine()
+    gpus = here.gpus if devices is None else devices
+    assumed = Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else here
+    return Cluster(
+        cpus=assumed.cpus if cpus is None else cpus,
+        gpus=gpus,
+        memory=assumed.memory if memory is None else int(memory * GIB),
+    )
+
+
+def other_machine(devices: int | None, cpus: float | None, memory: float | None) -> Cluster | None:
+    """The machine that is meant; None: this one, as none of it is given."""
+    return None if devices is cpus is memory is None else cluster_of(devices, cpus, memory)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from vla_rl.core.catalogue import KINDS, install_command, installed, load, missing_requirements
+from vla_rl.core.catalogue import (
+    KINDS,
+    OWN_DIST,
+    install_command,
+    installed,
+    keep_build,
+    load,
+    missing_requirements,
+    unmet_base,
+)
 from vla_rl.core.errors import PluginError
 
 
@@ -47,6 +56,8 @@ def main(as_json: bool) -> None:
 
         print(json.dumps(rows(), indent=1))
         return
+    if unmet := unmet_base():
+        print(f"{OWN_DIST} needs {', '.join(unmet)}: {keep_build(unmet)}\n")
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -14,9 +14,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +39,13 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as algorithm.clip_high=0.3")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Devices = Annotated[
+    int | None, typer.Option(min=0, max=100_000, help="GPUs that the machine has; default: this one's.")
+]
+Cpus = Annotated[float | None, typer.Option(min=1, max=10_000_000, help="CPUs; default: 16 a GPU, or this machine's.")]
+Memory = Annotated[
+    float | None, typer.Option(min=1, max=1e9, help="Host memory in GiB; default: 128 a GPU, or this machine's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -51,18 +59,29 @@ def reported(command: F) -> F:
         from vla_rl.core.plan import DoesNotFit
 
         try:
-            return command(*args, **kwargs)
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+            return result
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except Exception as exc:
             cause = getattr(exc, "cause", None)  # of an error that came from another process
             error = cause if isinstance(cause, UserError | DoesNotFit) else exc
+            if not isinstance(error, UserError | DoesNotFit):
+                error = _about_a_path(exc, command, kwargs) or exc
             if kwargs.get("debug") or not isinstance(error, UserError | DoesNotFit):
                 raise
             for line in (str(error), *getattr(error, "__notes__", ())):
                 typer.echo(line, err=True)
             raise typer.Exit(getattr(error, "exit_code", 2)) from None
+        except BaseException as exc:  # nothing of ours raises one
+            if kwargs.get("debug"):
+                raise
+            typer.echo(f"a plugin ended the process: {type(exc).__name__}: {exc}; --debug shows where", err=True)
+            for line in getattr(exc, "__notes__", ()):
+                typer.echo(line, err=True)
+            raise typer.Exit(2) from None
 
     return run_command  # type: ignore[return-value]
 
@@ -105,18 +124,23 @@ def check(
     spec: SpecFile,
     overrides: Overrides = None,
     show: Annotated[bool, typer.Option("--show", help="Print the spec with all defaults.")] = False,
+    devices: Devices = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
     debug: Debug = False,
 ) -> None:
-    """Report what `run` would refuse on this machine, with file and line. Needs no GPU and builds no simulator."""
+    """Report what `run` would refuse, with file and line: on this machine, or with --devices on one with so many GPUs.
+    Needs no GPU and builds no simulator."""
     from vla_rl.core.spec.yaml import dump
 
     loaded, _ = _load(spec, overrides)
     if show:
         typer.echo(dump(loaded.to_dict()), nl=False)
+    from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks.run import check_spec
 
     clones = loaded.imitation is not None
-    check_spec(loaded, training=not clones, imitation=clones)
+    check_spec(loaded, training=not clones, imitation=clones, cluster=other_machine(devices, cpus, memory))
     if not show:
         typer.echo(
             f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} rows) with "
@@ -173,14 +197,15 @@ def evaluate(
 @app.command()
 @reported
 def compare(
-    first: Annotated[Path, typer.Argument(help="What `vla-rl eval --output FILE` wrote, or a benchmark's folder.")],
+    first: Annotated[Path, typer.Argument(help="What `vla-rl eval RUN --output FILE` wrote, or a benchmark's folder.")],
     second: Annotated[Path, typer.Argument(help="The same of another policy.")],
     debug: Debug = False,
 ) -> None:
     """Compare two policies on the evaluation states that both played, with McNemar's exact test."""
+    from vla_rl.cli.benchmark.paired import check_evaluations, episodes, table
     from vla_rl.cli.benchmark.paired import compare as paired
-    from vla_rl.cli.benchmark.paired import episodes, table
 
+    check_evaluations(first, second)
     for line in table(paired(episodes(first), episodes(second))):
         typer.echo(line)
 
@@ -276,11 +301,9 @@ def plan(
             metavar="FILE", help="Latencies: RUN/trace.json, or a profile; traces of several sizes show how time grows."
         ),
     ] = None,
-    devices: Annotated[int | None, typer.Option(min=0, help="GPUs to plan for; default: this machine's.")] = None,
-    cpus: Annotated[float | None, typer.Option(min=1, help="CPUs; default: 16 a GPU, or this machine's.")] = None,
-    memory: Annotated[
-        float | None, typer.Option(min=1, help="Host memory in GiB; default: 128 a GPU, or this machine's.")
-    ] = None,
+    devices: Devices = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -346,7 +369,10 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
 @app.command()
 @reported
 def new_plugin(
-    kind: Annotated[str, typer.Argument(help="model, env, algorithm, placement, data, world_model or hook.")],
+    kind: Annotated[
+        str,
+        typer.Argument(help="model, env, row (an env of one scene), algorithm, placement, data, world_model or hook."),
+    ],
     name: Annotated[str, typer.Argument(help="By which specs will call it.")],
     folder: Annotated[Path | None, typer.Argument(help="Of the new project; default: ./NAME.")] = None,
     debug: Debug = False,
@@ -356,6 +382,21 @@ def new_plugin(
 
     made = make(kind, name, folder or Path(name))
     typer.echo(f"made {made}; now: pip install -e '{made}[test]' && pytest {made}")
+
+
+@app.command()
+@reported
+def examples(
+    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copy them there, to be changed.")] = None,
+    debug: Debug = False,
+) -> None:
+    """List the specs that come with vla-rl; `vla-rl run examples/NAME.yaml` takes them, wherever you are."""
+    from vla_rl.cli import example_specs as those
+
+    files = those.examples() if to is None else those.copy(to)
+    width = max(len(file.name) for file in files)
+    for file in files:
+        typer.echo(f"{those.CALLED}/{file.name:<{width}}  {those.first_line(file)}" if to is None else str(file))
 
 
 @app.command()
@@ -415,6 +456,24 @@ def _take_sigterm_as_ctrl_c() -> None:
 
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, stop)
+
+
+def _about_a_path(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
+    """What is wrong with a path that was given, or with where the output goes; None: it is another error."""
+    from vla_rl.core.paths import path_error
+
+    given: dict[str, Path] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for name, value in arguments.items():
+        (about,) = hints[name].__metadata__
+        called = f"--{name.replace('_', '-')}" if isinstance(about, OptionInfo) else about.metavar or name.upper()
+        files = [file for file in (value if isinstance(value, list) else [value]) if isinstance(file, Path)]
+        given |= {called if len(files) == 1 else f"{called} ({i})": file for i, file in enumerate(files, 1)}
+    error = path_error(exc, given)
+    if error is not None and isinstance(exc, OSError) and exc.filename is None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.close()  # if it is stdout that takes nothing, Python would complain once more at its end
+    return error
 
 
 def _load(path: Path, overrides: list[str] | None) -> tuple[Any, Path | None]:

@@ -18,19 +18,24 @@ IN_A_SPEC = {
     "algorithm": "algorithm: {type: $name}",
     "placement": "placement: {type: $name}",
     "data": "imitation: {data: {type: $name, file: demonstrations.npz}, steps: 1000, lr: 1e-4}",
-    "world_model": "world_model: {type: $name}     # not a section yet: docs/world-models.md",
+    "world_model": "world_model: {type: $name}\nimagination: {}     # its keys: docs/world-models.md",
     "hook": "hooks: [{type: console}, {type: $name}]",
 }
 
+VARIANTS = {"row": "env"}
+"""Projects of a kind that are begun otherwise: an env as one scene, of which vla-rl makes many."""
+
 
 def new_plugin(kind: str, name: str, folder: Path) -> Path:
-    """Write the project of a plugin `name` of a kind (a key of `KINDS`) into `folder`. -> `folder`.
+    """Write the project of a plugin `name` of a kind (a key of `KINDS` or `VARIANTS`) into `folder`. -> `folder`.
 
     Raises UserError: unknown kind, a name that is no identifier (dashes are allowed) or that something has already, a
     folder with something in it.
     """
+    begun, kind = kind, VARIANTS.get(kind, kind)
     if kind not in KINDS:
-        raise UserError(f"no kind of plugin {kind!r}{did_you_mean(kind, KINDS)}; kinds: {', '.join(KINDS)}")
+        kinds = [*KINDS, *VARIANTS]
+        raise UserError(f"no kind of plugin {kind!r}{did_you_mean(kind, kinds)}; kinds: {', '.join(kinds)}")
     package = check_name(name)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; give the name of a new folder")
@@ -45,7 +50,7 @@ def new_plugin(kind: str, name: str, folder: Path) -> Path:
     words["spec"] = Template(IN_A_SPEC[kind]).substitute(words)
     texts = {
         path: Template(template.read_text(encoding="utf-8")).substitute(words)
-        for template, path in _files(kind, package)
+        for template, path in _files(begun, package)
     }
     check_classes(package, words["Class"], [text for path, text in texts.items() if path.endswith(".py")])
     for path, text in texts.items():

@@ -13,19 +13,27 @@ from rich.table import Table
 from rich.text import Text
 
 from vla_rl.cli.candidates import Candidate, ahead, best, compare
+from vla_rl.cli.inputs import GIB, cluster_of
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.placement.hardware import machine
+from vla_rl.runtime.comm.status_line import shown
 from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic
 from vla_rl.runtime.planning.memory import waiting_bytes
 from vla_rl.runtime.planning.profile import Profile, load_profile
 
-GIB = 2**30
-CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB
-"""Assumed with --devices alone; usual of machines with eight GPUs."""
 PARTS = 4
 """Of a periodic step, for comparison; as many as RL-VLA3 has."""
+TITLES = (
+    "env\nsteps/s",
+    "step\ns",
+    "rollout\ns",
+    "update\ns",
+    "idle %: sim,\npolicy, learner",
+    "device\nGiB",
+    "host\nGiB",
+)
+"""Two lines, so that numbers are whole on eighty columns."""
 WORKERS = {"sim": "the simulators", "policy": "inference", "learner": "the learners"}
 
 
@@ -41,8 +49,9 @@ def main(
         fits = any(candidate["best"] for candidate in found)
     else:
         profile, cluster = load_profile(profiles), cluster_of(devices, cpus, memory)
-        candidates = compare(spec, cluster, profile)
-        winner, further = best(candidates), ahead(spec, candidates, profile)
+        with shown():
+            candidates = compare(spec, cluster, profile)
+            winner, further = best(candidates), ahead(spec, candidates, profile)
         _print(spec, cluster, profile, candidates, winner)
         _print_overlap(spec, further, _waiting(spec, profile, further))
         fits = winner is not None
@@ -55,24 +64,13 @@ def forecast(
 ) -> list[dict[str, Any]]:
     """The comparison as plain data."""
     profile = load_profile(profiles)
-    candidates = compare(spec, cluster_of(devices, cpus, memory), profile)
-    winner, further = best(candidates), ahead(spec, candidates, profile)
+    with shown():
+        candidates = compare(spec, cluster_of(devices, cpus, memory), profile)
+        winner, further = best(candidates), ahead(spec, candidates, profile)
     found = [_plain(candidate, candidate is winner) for candidate in candidates]
     if further is not None:
         found[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], _waiting(spec, profile, further))
     return found
-
-
-def cluster_of(devices: int | None, cpus: float | None, memory: float | None) -> Cluster:
-    """So many GPUs, CPUs and GiB of host memory; what is not given is this machine's, or assumed for the GPUs."""
-    here = machine()
-    gpus = here.gpus if devices is None else devices
-    assumed = Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else here
-    return Cluster(
-        cpus=assumed.cpus if cpus is None else cpus,
-        gpus=gpus,
-        memory=assumed.memory if memory is None else int(memory * GIB),
-    )
 
 
 def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
@@ -125,15 +123,12 @@ def _print(
         f"[bold]{spec.name}[/]: {spec.env.num_envs} rows of {spec.env.type}, {spec.model.type}, on {gpus}, "
         f"{cluster.cpus:g} CPUs, {cluster.memory / GIB:.0f} GiB of memory"
     )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("strategy", no_wrap=True)
-    for title in ("env steps/s", "iteration", "rollout", "update", "idle: sim", "policy", "learner", "device", "host"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table("strategy", *TITLES)
     for candidate in candidates:
         expected = candidate.forecast
         if expected is not None:
             name = Text(candidate.name, style="bold green" if candidate is winner else "")
-            table.add_row(name.append(" (spec)" if candidate.own else ""), *_cells(expected))
+            table.add_row(name.append("\n(spec)" if candidate.own else ""), *_cells(expected))
     if table.row_count:
         console.print(table)
     for candidate in candidates:
@@ -162,20 +157,18 @@ def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None, waitin
         console.print("asynchrony.max_lag brings nothing here: no placement that fits has learners of their own")
         return
     candidate, found = further
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     streamed = ", streamed" if spec.asynchrony.stream else ""
-    table.add_column(f"max_lag, {candidate.name}{streamed}", no_wrap=True)
-    for title in ("step", "of the best", "oldest chunk", "wait at most"):
-        table.add_column(title, justify="right", no_wrap=True)
+    first = f"max_lag, {candidate.name}{streamed}"
+    table = _table(first, "step\ns", "of the best\n%", "oldest chunk\nsteps", "wait at most\nGiB")
     for lag, expected in found.by_lag.items():
         name = Text(str(lag), style="bold green" if lag == found.least else "")
         own = " (spec)" if candidate.own and lag == spec.asynchrony.max_lag else ""
-        old = f"{expected.lag} step{'s' * (expected.lag != 1)}"
         memory = _size(waiting[lag]) if waiting else "?"
-        table.add_row(name.append(own), f"{expected.iteration:,.2f} s", f"{100 * found.share(lag):.0f} %", old, memory)
+        share = f"{100 * found.share(lag):.0f}"
+        table.add_row(name.append(own), _number(expected.iteration), share, str(expected.lag), memory)
     seconds = periodic(found.rollout, found.training, PARTS)
-    share = f"{100 * found.bound / seconds:.0f} %" if seconds else "-"
-    table.add_row(f"periodic, {PARTS} parts", f"{seconds:,.2f} s", share, "0 steps", "")
+    share = f"{100 * found.bound / seconds:.0f}" if seconds else "-"
+    table.add_row(f"periodic, {PARTS} parts", _number(seconds), share, "0", "")
     console.print()
     console.print(table)
     console.print(
@@ -190,16 +183,30 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
+def _table(first: str, *titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1))
+    table.add_column(first, no_wrap=True, overflow="fold")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True, overflow="fold")
+    return table
+
+
 def _cells(expected: Forecast) -> list[str]:
     memory = "?" if expected.device_bytes is None else _size(expected.device_bytes)
     return [
-        f"{expected.throughput:,.1f}",
-        *(f"{seconds:,.2f} s" for seconds in (expected.iteration, expected.rollout, expected.update)),
-        *(f"{100 * expected.idle[role]:.0f} %" for role in ("sim", "policy", "learner")),
+        _number(expected.throughput),
+        *map(_number, (expected.iteration, expected.rollout, expected.update)),
+        ", ".join(f"{100 * expected.idle[role]:3.0f}" for role in ("sim", "policy", "learner")),
         memory,
         _size(expected.host_bytes) if expected.host_bytes else "-",
     ]
 
 
+def _number(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
 def _size(count: float) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
+    """GiB."""
+    return f"{count / GIB:,.1f}" if count >= GIB / 10 else f"{count / GIB:.3f}"

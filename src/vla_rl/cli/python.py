@@ -4,12 +4,14 @@ it is called. They return what commands print, and raise UserError where command
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from vla_rl.cli.inputs import checkpoint_of, name_of, read_spec
 from vla_rl.cli.run_record import RunRecord
@@ -24,8 +26,31 @@ if TYPE_CHECKING:
 
 SpecLike = Any
 """A Spec, plain data, a spec file, or the folder of a run."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _in_words(function: F) -> F:
+    """Raise UserError where the operating system does not take a path that was given."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (OSError, ValueError) as exc:
+            from vla_rl.core.paths import path_error
+
+            given = inspect.signature(function).bind(*args, **kwargs).arguments
+            error = path_error(
+                exc, {name: Path(value) for name, value in given.items() if isinstance(value, str | Path)}
+            )
+            if error is None:
+                raise
+            raise error from exc
+
+    return called  # type: ignore[return-value]
+
+
+@_in_words
 def run(
     spec: SpecLike,
     folder: str | Path | None = None,
@@ -49,6 +74,7 @@ def run(
     return _train(train, spec, folder, "", overrides, resume, live)
 
 
+@_in_words
 def clone(
     spec: SpecLike,
     folder: str | Path | None = None,
@@ -64,21 +90,33 @@ def clone(
     return _train(imitate, spec, folder, "-sft", overrides, resume, live)
 
 
+@_in_words
 def open_run(folder: str | Path) -> RunRecord:
     """A run that was made before, or goes on elsewhere. Raises UserError where the folder holds none."""
     return RunRecord(folder)
 
 
-def check(spec: SpecLike, *, overrides: Sequence[str] = ()) -> Spec:
-    """`vla-rl check`: -> the spec with all defaults. Raises UserError with what a run would refuse on this machine."""
+@_in_words
+def check(
+    spec: SpecLike,
+    *,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    cpus: float | None = None,
+    memory: float | None = None,
+) -> Spec:
+    """`vla-rl check`: -> the spec with all defaults. Raises UserError with what a run would refuse on this machine, or
+    on one with so many GPUs, CPUs and GiB."""
+    from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks.run import check_spec
 
     loaded, _ = read_spec(spec, overrides)
     clones = loaded.imitation is not None
-    check_spec(loaded, training=not clones, imitation=clones)
+    check_spec(loaded, training=not clones, imitation=clones, cluster=other_machine(devices, cpus, memory))
     return loaded
 
 
+@_in_words
 def evaluate(
     what: SpecLike,
     checkpoint: str | Path | None = None,
@@ -116,6 +154,7 @@ def evaluate(
         line.clear()
 
 
+@_in_words
 def benchmark(
     what: SpecLike,
     name: str,
@@ -148,15 +187,18 @@ def benchmark(
     )
 
 
+@_in_words
 def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     """`vla-rl compare`: two files of `vla-rl eval --output`, or two folders of benchmarks, on the states that both
     played. -> "all", and each task -> `Pair`, whose `p` is McNemar's."""
+    from vla_rl.cli.benchmark.paired import check_evaluations, episodes
     from vla_rl.cli.benchmark.paired import compare as paired
-    from vla_rl.cli.benchmark.paired import episodes
 
+    check_evaluations(Path(first), Path(second))
     return paired(episodes(Path(first)), episodes(Path(second)))
 
 
+@_in_words
 def plan(
     spec: SpecLike,
     profiles: Sequence[str | Path] = (),
@@ -178,6 +220,7 @@ def plan(
     return forecast(loaded, files, devices, cpus, memory)
 
 
+@_in_words
 def report(folder: str | Path, output: str | Path | None = None, *, video_mb: float = 20.0) -> Path:
     """`vla-rl report`: one HTML page about a run. -> its file."""
     from vla_rl.cli.report.write import write
@@ -185,6 +228,7 @@ def report(folder: str | Path, output: str | Path | None = None, *, video_mb: fl
     return write(Path(folder), None if output is None else Path(output), video_mb)
 
 
+@_in_words
 def export(
     what: str | Path,
     to: str | Path,
@@ -248,6 +292,7 @@ class Served:
             there.set()
 
 
+@_in_words
 def serve(
     what: str | Path | Policy,
     *,
@@ -311,11 +356,20 @@ def list_plugins() -> list[dict[str, Any]]:
     return rows()
 
 
+@_in_words
 def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     """`vla-rl new-plugin`: a third-party project with a plugin that works. -> its folder."""
     from vla_rl.cli.new_plugin import new_plugin as make
 
     return Path(make(kind, name, Path(folder or name)))
+
+
+@_in_words
+def examples(to: str | Path | None = None) -> list[Path]:
+    """`vla-rl examples`: -> the specs that come with vla-rl, or with `to` their copies in that folder."""
+    from vla_rl.cli import example_specs
+
+    return example_specs.examples() if to is None else example_specs.copy(Path(to))
 
 
 def doctor() -> list[dict[str, Any]]:
@@ -381,6 +435,7 @@ __all__ = [
     "compare",
     "doctor",
     "evaluate",
+    "examples",
     "export",
     "list_plugins",
     "new_plugin",

@@ -16,9 +16,10 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -107,11 +108,11 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
         component = plugin.build(config, context)
     except ModuleNotFoundError as exc:
         raise _import_failure(who, item, exc, extra=plugin.extra) from exc
-    except SystemExit as exc:
-        raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
-    except Exception as exc:
+    except (Exception, KeyboardInterrupt) as exc:
         exc.add_note(f"in plugin {name!r}, building the {kind}")
         raise
+    except BaseException as exc:
+        raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
     base = KINDS[kind].base
     if kind != "hook" and not isinstance(component, base):
         raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
@@ -128,7 +129,7 @@ def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
 def import_module(name: str) -> ModuleType:
     """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once a process). Raises
     PluginError, with the line of what went wrong in it."""
-    path = Path(name).expanduser().resolve() if name.endswith(".py") else None
+    path = Path(name).expanduser().resolve() if name.endswith(".py") and "\0" not in name else None
     if path is None and not all(part.isidentifier() for part in name.split(".")):
         raise PluginError(f"plugins: {name!r} is neither a dotted module name nor the path of a .py file")
     try:
@@ -141,25 +142,44 @@ def import_module(name: str) -> ModuleType:
                 f"plugins: no module named {name!r}; give the path of its .py file, or put its folder on PYTHONPATH"
             ) from exc
         raise PluginError(f"plugins: module {name!r} needs {exc.name!r}, which is not installed") from exc
-    except (Exception, SystemExit) as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
         raise PluginError(f"plugins: module {name!r} cannot be imported: {_raised(exc, path)}") from exc
 
 
 def missing_requirements(dist: str, extra: str | None) -> list[str]:
-    """Requirements of a distribution, `extra` included, that are not installed (by metadata; nothing is imported)."""
-    from packaging.requirements import Requirement
+    """Requirements of a distribution, `extra` included, that are not installed (by metadata; nothing is imported).
+    Those that vla-rl itself has without any extra are left to `unmet_base`: no single plugin lacks them."""
+    unmet = list(_unmet(dist, extra or ""))
+    base = {text for text, _ in _unmet(OWN_DIST, "")} if _normal(dist) == OWN_DIST else ()
+    return [text for text, _ in unmet if text not in base]
 
-    missing = []
-    for requirement in map(Requirement, metadata.requires(dist) or ()):
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra or ""})
-        version = _version(requirement.name, tuple(sys.path)) if wanted else None
-        if wanted and (version is None or not requirement.specifier.contains(version, prereleases=True)):
-            missing.append(str(requirement).partition(";")[0].strip())
-    return missing
+
+def unmet_base() -> list[str]:
+    """What vla-rl needs for anything and does not find, each as `torch>=2.13 (2.11.0 is installed)`. A package of the
+    wrong version may still do, so this is said and not refused."""
+    try:
+        return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in _unmet(OWN_DIST, "")]
+    except metadata.PackageNotFoundError:  # `doctor` says so
+        return []
+
+
+def keep_build(unmet: Sequence[str]) -> str:
+    """How to meet what `unmet_base` found without losing a build that was chosen with care, as torch for CUDA."""
+    names = "|".join(re.split(r"[^\w.-]", text)[0] for text in unmet)
+    return (
+        f"a plain `pip install {OWN_DIST}` would replace what is installed, and with it a build for CUDA; to keep it: "
+        f"pip freeze | grep -iE '^({names}|nvidia)' > keep.txt, and -c keep.txt with every pip install; to meet it: "
+        f"install a newer build from where this one came (torch: https://pytorch.org/get-started)"
+    )
 
 
 def install_command(dist: str, extra: str | None) -> str:
-    """The command that installs what a plugin of this distribution needs."""
+    """The command that installs what a plugin of this distribution needs: where vla-rl's own needs are not met, only
+    that, since pip would meet those as well and replace what is installed."""
+    if extra and _normal(dist) == OWN_DIST and unmet_base() and (needed := missing_requirements(dist, extra)):
+        return f"pip install {' '.join(f'{text!r}' for text in needed)}"
     return f"pip install '{dist}[{extra}]'" if extra else f"pip install '{dist}'"
 
 
@@ -189,9 +209,9 @@ def _load(item: Installed, who: str) -> Plugin:
     if item.entry is not None:
         try:
             plugin = item.entry.load()
-        except UserError:
+        except (UserError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as exc:
+        except BaseException as exc:
             raise _import_failure(who, item, exc, extra=None) from exc
     if not isinstance(plugin, Plugin):
         raise PluginError(f"{who}: {item.target} is {_no_plugin(plugin)}")
@@ -262,7 +282,7 @@ def _raised(exc: BaseException, path: Path | None = None) -> str:
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not _is_machinery(frame.filename)]
     own = [frame for frame in frames if frame.filename == str(path)] or frames
     where = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
-    leaves = "; it must not end the process" if isinstance(exc, SystemExit) else ""
+    leaves = "" if isinstance(exc, Exception) else "; it must not end the process"
     return f"{where}{type(exc).__name__}: {exc}{leaves}"
 
 
@@ -317,6 +337,17 @@ def _guess_extra(item: Installed, missing: str) -> str | None:
                 if not requirement.marker.evaluate({"extra": ""}) and requirement.marker.evaluate({"extra": extra}):
                     return extra
     return item.name if item.name in extras else None
+
+
+def _unmet(dist: str, extra: str) -> Iterator[tuple[str, str | None]]:
+    """(requirement, version that is installed) of those that are not met."""
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, metadata.requires(dist) or ()):
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        version = _version(requirement.name, tuple(sys.path)) if wanted else None
+        if wanted and (version is None or not requirement.specifier.contains(version, prereleases=True)):
+            yield str(requirement).partition(";")[0].strip(), version
 
 
 @functools.lru_cache(maxsize=256)

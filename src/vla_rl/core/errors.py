@@ -46,5 +46,5 @@ class HookFailed(UserError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known name, or nothing."""
-    near = get_close_matches(name, list(known), n=1)
+    near = get_close_matches(name, list(known), n=1) if len(name) <= 100 else []  # its time grows with the length
     return f"; did you mean {near[0]!r}?" if near else ""

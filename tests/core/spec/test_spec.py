@@ -379,3 +379,62 @@ def test_a_spec_in_python_is_checked_as_well():
     assert Spec(**data).hooks[0].type == "console"
     with pytest.raises(ValueError, match="'nope nope' must be letters"):
         Spec(**{**data, "name": "nope nope"})
+
+
+@pytest.mark.parametrize("number", [999_999_937, 10**30])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "env.num_envs", "rollout.episodes", "rollout.chunk", "rollout.group_size", "rollout.max_steps", "rollout.lag",
+        "rollout.resample.max_rounds", "rollout.task_sampling.window", "asynchrony.max_lag", "asynchrony.replay.uses",
+        "asynchrony.replay.capacity", "eval.repeats", "eval.episodes_per_task", "train.epochs", "train.micro_batch",
+        "train.keep_checkpoints", "runtime.restarts", "imitation.batch", "imagination.per_real", "imagination.buffer",
+    ],
+)  # fmt: skip
+def test_work_without_end_is_refused_with_a_number(key, number):
+    """At once: the test would take minutes otherwise."""
+    found = errors(GOOD, f"{key}={number}")
+    (said,) = [error for error in found if error.startswith(f"override: {key}: ")]
+    assert "must be <= " in said or "expected a number of 63 bits at most" in said
+
+
+def test_sizes_near_a_large_prime_are_found_at_once():
+    (said,) = errors(GOOD, "rollout.episodes=999983", "rollout.group_size=4")
+    assert said == (
+        "override: rollout.group_size: 4 does not divide rollout.episodes 999983; use 1 or 999983, or rollout.episodes "
+        "999980 or 999984"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.lr=1e30", "train.lr: 'lr' must be <= 10: 1e+30"),
+        ("train.lr=1e-300", "train.lr: 'lr' must be >= 1e-12: 1e-300"),
+        ("train.lr=1" + 400 * "0", "train.lr: 10000000000000000000... has 1329 bits; use a smaller number"),
+        ("rollout.temperature=1e300", "rollout.temperature: 'temperature' must be <= 1000.0: 1e+300"),
+        ("rollout.reward_coef=0", "rollout.reward_coef: 0 makes every reward 0, and there is nothing to learn"),
+        ("rollout.reward_coef=1e300", "rollout.reward_coef: 1e+300 is not within what float32 holds"),
+        ("train.max_grad_norm=1e30", "train.max_grad_norm: 'max_grad_norm' must be <= 1000000.0"),
+        ("runtime.deadline_s=1e20", "runtime.deadline_s: 'deadline_s' must be <= 2592000.0"),
+        ("seed=1" + 30 * "0", "seed: expected a number of 63 bits at most, got one of 100"),
+        ("name=" + 300 * "x", "name: has 300 characters, and names a folder; there may be 200"),
+        ('model.path="a\\0b"', "model.path: expected text, got str 'a\\x00b', which has a NUL byte in it"),
+        ("hooks." + 5000 * "9" + ".type=toy", "hooks has 1 items"),
+        ("hooks.²=toy", "hooks has 1 items; '²' is none of 0, 1, ..."),
+        (".".join(100 * ["model"]) + "=1", "has 100 keys; a spec is nested at most 64 deep"),
+        (f"hooks=[{', '.join(f'{{type: toy, where: {i}}}' for i in range(200))}]", "has 200 hooks; there may be 100"),
+    ],
+)  # fmt: skip
+def test_a_value_beyond_reason(override, message):
+    assert any(message in error for error in errors(GOOD, override))
+
+
+def test_many_unknown_keys_are_counted():
+    found = errors(GOOD, "train={" + ", ".join(f"k{i}: 1" for i in range(3_000)) + "}")
+    assert "override: train.k20: unknown key, as are 2979 others" in found and len(found) < 30
+
+
+def test_a_file_without_end_is_not_read():
+    with pytest.raises(SpecError, match="it has more than 4,000,000 characters"):
+        load_spec("/dev/zero")

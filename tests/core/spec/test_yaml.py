@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from time import perf_counter
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vla_rl.core.spec.yaml import MERGE, dump, parse
+from vla_rl.core.spec.yaml import LONGEST_TEXT, MERGE, dump, parse
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,8 @@ def test_every_key_and_item_has_its_line():
         ("a: !!set {3}", ((1, "a: tag tag:yaml.org,2002:set is not supported"),)),
         ("a: &x {b: 1}\nc:\n  <<: *x\n  d: 2", ((3, f"c: {MERGE}"),)),
         ("a: " + 5000 * "[", ((1, "not valid YAML: it is nested too deeply"),)),
+        ("a: 1\nb: " + 80 * "[" + 80 * "]", ((2, "not valid YAML: it is nested more than 64 deep"),)),
+        ("a: 0x" + 1000 * "f", ((1, "a: 0xffffffffffffffffff... has 4000 bits; use a smaller number"),)),
         ("a: !!int x", ((1, "a: 'x' is no int"),)),
         ("[1]: 3", ((1, "a key must be a word"),)),
         ("a: &x [*x]", ((1, "a.0: an alias may not contain itself"),)),
@@ -69,6 +72,23 @@ def test_every_key_and_item_has_its_line():
 def test_problems_are_returned_with_their_line(text, errors):
     found = parse(text).errors
     assert [(error.line, error.message) for error in found] == list(errors)
+
+
+def test_aliases_of_aliases_are_not_written_out():
+    """9^8 values of 300 characters of text."""
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 8)]
+    began = perf_counter()
+    (error,) = parse("\n".join(lines)).errors
+    assert (
+        error.line <= 8 and "with what its aliases (*name) stand for it has more than 100,000 values" in error.message
+    )
+    assert perf_counter() - began < 5
+
+
+def test_a_long_text_is_not_read():
+    (error,) = parse("a: " + "x" * LONGEST_TEXT).errors
+    assert error.message == "not valid YAML: it has more than 4,000,000 characters"
 
 
 def test_a_quoted_key_of_two_angles_is_a_key():

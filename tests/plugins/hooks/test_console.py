@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,19 @@ def test_an_evaluation_without_success_is_not_green(tmp_path: Path) -> None:
     assert "0.0 %" in sink.getvalue() and "\x1b[1;32m" not in sink.getvalue()
     hook.on_eval_end(step=1, evaluation=an_evaluation(1, successes=9))
     assert "\x1b[1;32m" in sink.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_metrics_of_an_algorithm_are_shown_where_they_are_asked_for(tmp_path: Path, mode: Any) -> None:
+    out = io.StringIO()
+    config = ConsoleConfig(mode=mode, metrics=("mine/*", "policy/magin", "policy/margin"))
+    screen = Screen(config, Console(file=out, width=120, force_terminal=mode == "live"))
+    screen.on_run_start(run=a_run(tmp_path))
+    for step in (1, 2):
+        screen.on_update_end(step=step, metrics={**METRICS, "mine/far": 12.5, "mine/near": 0.25, "policy/margin": 3.0})
+    if screen._live is not None:
+        screen._live.refresh()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert re.search(r"mine/far 12.5,? +mine/near 0.25,? +policy/margin 3", text)
+    assert text.count("console: no metric is called 'policy/magin'; did you mean 'policy/margin'?") == 1
+    screen._stop()

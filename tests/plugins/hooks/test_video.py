@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from vla_rl.core.events import EpisodeFrames
+from vla_rl.core.manager import broadcast
 from vla_rl.core.types import Context
-from vla_rl.plugins.hooks.video import VideoConfig, plugin
+from vla_rl.plugins.hooks.video import VideoConfig, encoder_missing, plugin
 from vla_rl.plugins.hooks.video.recorder import OUTCOME, compose
 from vla_rl.testing.events import a_run, an_episode, an_evaluation
 
@@ -72,3 +73,28 @@ def test_no_frames_no_folder(tmp_path: Path) -> None:
     hook: Any = plugin.build(VideoConfig(), Context())
     hook.on_eval_end(run=a_run(tmp_path), step=1, evaluation=an_evaluation(1))
     assert not (tmp_path / "videos").exists()
+
+
+def test_without_an_encoder_the_hook_alone_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def no_encoder() -> str:
+        raise RuntimeError("No ffmpeg exe could be found. Install ffmpeg on your system.\nmore")
+
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", no_encoder)
+    encoder_missing.cache_clear()
+    try:
+        for _ in range(2):  # `check` builds it too
+            hook = plugin.build(VideoConfig(), Context())
+        events = broadcast({"video": hook})
+        assert events.frames_wanted(0) == 0
+        events.on_eval_end(a_run(Path()), 0, an_evaluation(0, frames=(an_episode(True),)))
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line.startswith("hook video makes no videos: there is no encoder (No ffmpeg exe could be found.")
+    finally:
+        encoder_missing.cache_clear()
+
+
+def test_an_encoder_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/bin/false")
+    hook: Any = plugin.build(VideoConfig(), Context())
+    hook.on_eval_end(a_run(tmp_path), 0, an_evaluation(0, frames=(an_episode(True),)))
+    assert "could not encode" in caplog.text and not list(tmp_path.glob("videos/*.mp4"))

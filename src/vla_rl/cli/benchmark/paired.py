@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from math import comb
 from pathlib import Path
@@ -46,6 +47,26 @@ def compare(first: Episodes, second: Episodes) -> dict[str, Pair]:
         "all": _pair([(first[key], second[key]) for key in common]),
         **{name: _pair([(first[key], second[key]) for key in common if _name(key) == name]) for name in names},
     }
+
+
+def check_evaluations(*paths: Path) -> None:
+    """Raise UserError where one of these is a run, a checkpoint or a spec, with the commands that evaluate it."""
+    commands, files = [], []
+    for path in paths:
+        spec = path.suffix in (".yaml", ".yml") and path.is_file()
+        if spec or (path / "spec.yaml").is_file() or (path / "model").is_dir():
+            name = "-".join(part for part in path.parts[-3:] if part not in ("checkpoints", "runs", "/", ".."))
+            files.append(f"{name.removesuffix(path.suffix) if spec else name}.json")
+            commands.append(f"  vla-rl eval {shlex.quote(str(path))} --output {shlex.quote(files[-1])}")
+        else:
+            files.append(str(path))
+    if commands:
+        both = dict.fromkeys(commands)
+        raise UserError(
+            f"{' and '.join(str(path) for path, file in zip(paths, files, strict=True) if str(path) != file)}: nothing "
+            f"was evaluated yet, and evaluations are compared; on the same states:\n"
+            + "\n".join([*both, f"  vla-rl compare {' '.join(map(shlex.quote, files))}"])
+        )
 
 
 def episodes(path: Path) -> Episodes:

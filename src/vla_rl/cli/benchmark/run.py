@@ -11,9 +11,10 @@ from typing import Any
 
 from vla_rl.cli.benchmark.page import page
 from vla_rl.cli.benchmark.suites import Benchmark, mean_of
-from vla_rl.cli.files import write_whole
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import about, check_file, check_folder, write_whole
 from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.driver.evaluation import NotRecorded
 from vla_rl.runtime.run_folder.environment import versions
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.toolkit.json_files import read_record
@@ -44,14 +45,23 @@ def play(
             f"the cameras and the state that the policy knows"
         )
     specs = {name: spec_with(benchmark.overrides(name)) for name in suites}
-    folder.mkdir(parents=True, exist_ok=True)
+    check_folder("--folder", folder)
+    with about("--folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    files = {name: folder / f"{slug(name)}.json" for name in specs}
+    for file in (*files.values(), folder / "index.html"):
+        check_file("--folder", file)
     found: dict[str, Result] = {}
     for name, spec in specs.items():
-        file, mark = folder / f"{slug(name)}.json", fingerprint(spec, checkpoint)
-        kept = dict(read_record(file).data) if file.exists() else {}
+        file, mark = files[name], fingerprint(spec, checkpoint)
+        kept = _kept(file)
         again = kept.get("fingerprint") == mark
         if not again:
-            result = evaluate(spec, checkpoint)
+            unrecorded: NotRecorded | None = None
+            try:
+                result = evaluate(spec, checkpoint)
+            except NotRecorded as exc:
+                result, unrecorded = exc.result, exc
             kept = {
                 "benchmark": benchmark.title,
                 "suite": name,
@@ -61,15 +71,34 @@ def play(
                 "versions": versions(),
                 **result,
             }
-            write_whole(file, json.dumps(kept, indent=1) + "\n")
+            _keep(file, kept, say)
+            if unrecorded is not None:
+                raise unrecorded
         found[name] = kept
         say(line(name, kept["success"]) + ("  (was there)" if again else ""))
-        write_whole(folder / "index.html", page(benchmark, policy, found))
+        with about("--folder", folder):
+            write_whole(folder / "index.html", page(benchmark, policy, found))
     means = {name: 100 * result["success"]["rate"] for name, result in found.items()}
     mean = mean_of(means, benchmark.mean)
     if mean is not None:
         say(f"mean of {', '.join(benchmark.mean)}: {mean:.1f} %")
     return found
+
+
+def _kept(file: Path) -> Result:
+    """What an earlier evaluation left; empty where it is none."""
+    return dict(read_record(file).data) if file.is_file() else {}
+
+
+def _keep(file: Path, kept: Result, say: Callable[[str], object]) -> None:
+    """Write a suite's result, or say all of it where that is not possible."""
+    text = json.dumps(kept, indent=1) + "\n"
+    try:
+        with about("--folder", file):
+            write_whole(file, text)
+    except UserError as exc:
+        say(text)
+        raise UserError(f"{exc}; what it would have held is printed above") from exc
 
 
 def fingerprint(spec: Spec, checkpoint: Path | None) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vla_rl.cli.files import write_whole
 from vla_rl.cli.report.gather import gather
 from vla_rl.cli.report.page import page
+from vla_rl.core.paths import about, check_file, write_whole
 
 
 def write(folder: Path, output: Path | None, video_mb: float) -> Path:
     """Write the page; -> its file. Raises UserError when the folder holds no run."""
-    text = page(gather(folder), int(video_mb * 1e6))
-    target = output or folder / "report.html"
-    write_whole(target, text.encode("utf-8", "replace").decode())  # names of files and in JSON may be no Unicode
+    run, target = gather(folder), output or folder / "report.html"
+    named = "--output" if output else "RUN"
+    check_file(named, target)
+    text = page(run, int(video_mb * 1e6))
+    with about(named, target):
+        write_whole(target, text.encode("utf-8", "replace").decode())  # names of files and in JSON may be no Unicode
     return target

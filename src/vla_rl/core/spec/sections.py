@@ -9,6 +9,22 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
+ENVS, EPISODES, STEPS, UPDATES, LAG = 100_000, 1_000_000, 10_000_000, 1_000_000_000, 1_000
+"""The most that a spec may ask for of simulator rows, of episodes at once, of environment steps, of steps of training,
+and of versions between acting and learning: beyond what any run has, so that a slip of the finger is refused."""
+SECONDS = 30.0 * 24 * 3600
+"""The longest wait."""
+
+
+def between(low: float, high: float) -> Any:
+    """Validator of a number within these bounds, both included."""
+    return v.and_(v.ge(low), v.le(high))
+
+
+def positive(low: float, high: float) -> Any:
+    """Validator of a number above 0, and within these bounds."""
+    return v.and_(v.gt(0), between(low, high))
+
 
 @frozen(kw_only=True)
 class Component:
@@ -24,7 +40,7 @@ class Component:
 class EnvSpec(Component):
     """The simulator."""
 
-    num_envs: int = field(validator=v.ge(1))
+    num_envs: int = field(validator=between(1, ENVS))
     """Simulator rows that step together, over all workers."""
     python: Path | None = None
     """Another Python interpreter for the simulators (`.../bin/python` of a virtual environment that holds vla-rl and
@@ -38,9 +54,9 @@ class TaskSampling:
     type: Literal["uniform", "weighted"] = "uniform"
     """As often as it has train states (uniform), or the more often the more it fails (weighted, AcceRL eq. 11):
     with probability w / sum of all w, where w = failures among the task's last `window` episodes + `smoothing`."""
-    window: int = field(default=100, validator=v.ge(1))
+    window: int = field(default=100, validator=between(1, EPISODES))
     """Episodes of a task that are remembered, over all workers."""
-    smoothing: float = field(default=1.0, validator=v.gt(0))
+    smoothing: float = field(default=1.0, validator=positive(1e-9, 1e9))
     """Weight of a task that never fails."""
 
     @window.validator
@@ -54,7 +70,7 @@ class TaskSampling:
 class ResampleSpec:
     """Dynamic sampling (DAPO, Yu et al. 2025): until as many groups survive the filters as a training step has."""
 
-    max_rounds: int = field(validator=v.ge(1))
+    max_rounds: int = field(validator=between(1, 10_000))
     """So many times env.num_envs further episodes a training step, at most."""
 
 
@@ -62,11 +78,11 @@ class ResampleSpec:
 class RolloutSpec:
     """What is collected in each training step."""
 
-    chunk: int = field(validator=v.ge(1))
+    chunk: int = field(validator=between(1, 10_000))
     """C: actions of one inference, executed before the next."""
-    episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    episodes: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
     """Episodes a training step, over all rows; with `auto_reset: off` only, and a multiple of group_size."""
-    steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    steps: int | None = field(default=None, validator=v.optional(between(1, STEPS)))
     """Environment steps (single actions) of each of env.num_envs tickets a training step; with `auto_reset: immediate`
     or `deferred` only, and a multiple of chunk."""
     auto_reset: Literal["off", "immediate", "deferred"] = "off"
@@ -74,23 +90,30 @@ class RolloutSpec:
     at once (immediate) or at the next chunk (deferred)."""
     ignore_terminations: bool = False
     """Let episodes run on to the step limit after the task ended."""
-    group_size: int = field(default=1, validator=v.ge(1))
+    group_size: int = field(default=1, validator=between(1, ENVS))
     """Trajectories that start from the same state (GRPO's groups)."""
-    max_steps: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    max_steps: int | None = field(default=None, validator=v.optional(between(1, STEPS)))
     """Step limit of an episode in environment steps; none: the task's own."""
-    temperature: float = field(default=1.0, validator=v.gt(0))
+    temperature: float = field(default=1.0, validator=positive(1e-3, 1e3))
     """Of action sampling, in rollout and training alike."""
     reward: Literal["raw", "relative"] = "raw"
     """The simulator's reward, or its change since the previous step (so that a success counts once)."""
-    reward_coef: float = 1.0
-    """Factor on rewards."""
+    reward_coef: float = field(default=1.0)
+    """Factor on rewards; not 0, which would leave nothing to learn from."""
     resample: ResampleSpec | None = field(default=None)
     """Play further episodes in place of groups that the algorithm's filters drop (DAPO's dynamic sampling); null: train
     on what is left. With `auto_reset: off` only."""
-    lag: int = field(default=0, validator=v.ge(0))
+    lag: int = field(default=0, validator=between(0, LAG))
     """Act with the weights of this many versions ago, to see how an algorithm stands old data; 0: the newest."""
     task_sampling: TaskSampling = field(factory=TaskSampling)
     """Which tasks episodes are of; evaluation is not touched."""
+
+    @reward_coef.validator
+    def _reward_coef(self, attribute: Any, value: float) -> None:
+        if value == 0:
+            raise ValueError("0 makes every reward 0, and there is nothing to learn; leave it out, or give a factor")
+        if not 1e-30 <= abs(value) <= 1e38:
+            raise ValueError(f"{value} is not within what float32 holds, 1e-30 to 1e38 of either sign")
 
     @episodes.validator
     def _episodes(self, attribute: Any, value: int | None) -> None:
@@ -118,14 +141,14 @@ class RolloutSpec:
 class ReplaySpec:
     """Training on trajectories more than once (AcceRL). They lie with the learners."""
 
-    uses: int = field(default=1, validator=v.ge(1))
+    uses: int = field(default=1, validator=between(1, LAG))
     """How often a group is trained on, in the mean: once when it is played, then out of a buffer."""
-    capacity: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    capacity: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
     """Groups that the buffer keeps, the newest; none: as many as `oldest` needs, uses - 1 times those of a step."""
     sampling: Literal["oldest", "uniform"] = field(default="oldest")
     """Which earlier groups a step trains on: those of the last uses - 1 steps, so that each is used exactly `uses`
     times (oldest); or uses - 1 times as many as are new, drawn from all that are kept (uniform)."""
-    max_age: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    max_age: int | None = field(default=None, validator=v.optional(between(1, UPDATES)))
     """Training steps that a chunk may be old when it is trained on again; none: any number. Older groups leave."""
 
     @capacity.validator
@@ -140,7 +163,7 @@ class ReplaySpec:
 class AsynchronySpec:
     """How far rollouts run ahead of training. One loop: 0 is synchronous."""
 
-    max_lag: int = field(default=0, validator=v.ge(0))
+    max_lag: int = field(default=0, validator=between(0, LAG))
     """Training steps that a chunk may be old when it is trained on, a promise; rollouts go on meanwhile. Above 0
     learners need workers of their own."""
     swap: Literal["request", "pinned"] = field(default="request")
@@ -163,34 +186,34 @@ class AsynchronySpec:
 class ImaginationSpec:
     """Practice in the world model after each real rollout, with the same policy. Experimental."""
 
-    per_real: int = field(default=7, validator=v.ge(1))
+    per_real: int = field(default=7, validator=between(1, 10_000))
     """Imagined trajectories for each real one of a training step."""
     start: Literal["any", "first"] = "any"
     """From where a recorded episode stood after any chunk, or from its first frames only."""
-    recent: int = field(default=512, validator=v.ge(1))
+    recent: int = field(default=512, validator=between(1, EPISODES))
     """Newest real episodes that it starts from."""
-    horizon: int = field(default=4, validator=v.ge(1))
+    horizon: int = field(default=4, validator=between(1, STEPS))
     """Chunks after which an imagined trajectory is truncated, if the episode's step limit does not come first."""
     outcome: Literal["sample", "most likely"] = "sample"
     """How an end is taken from the model's probabilities."""
-    fit_updates: int = field(default=15, validator=v.ge(0))
+    fit_updates: int = field(default=15, validator=between(0, EPISODES))
     """Optimiser steps of the world model after each real rollout ..."""
-    fit_shut: int = field(default=30, validator=v.ge(0))
+    fit_shut: int = field(default=30, validator=between(0, EPISODES))
     """... and so many while a measure says that it is not good enough. Many on few episodes learn those by heart."""
-    fit_batch: int = field(default=32, validator=v.ge(1))
+    fit_batch: int = field(default=32, validator=between(1, EPISODES))
     """Recorded windows of each."""
-    warm_start: int = field(default=4, validator=v.ge(0))
+    warm_start: int = field(default=4, validator=between(0, UPDATES))
     """First training steps without imagined trajectories; the model is fitted in them too."""
-    buffer: int = field(default=4096, validator=v.ge(2))
+    buffer: int = field(default=4096, validator=between(2, EPISODES))
     """Newest real episodes that are kept, in files of the run folder."""
     held_out: float = field(default=0.2, validator=(v.gt(0.0), v.lt(1.0)))
     """Share of them that the model is measured by and never fitted to."""
-    measured: int = field(default=64, validator=v.ge(16))
+    measured: int = field(default=64, validator=between(16, ENVS))
     """Episodes of them that are imagined again in each training step, half of them successes where there are as many;
     and episodes of the last rollout by which success inflation is measured."""
     gates: bool = True
     """Imagine only while the measures say that the model is good enough; false: whatever they say, for experiments."""
-    max_inflation: float = field(default=0.15, validator=v.ge(0))
+    max_inflation: float = field(default=0.15, validator=between(0, 1))
     """Imagine only while the policy's imagined success is not higher than its real one from the same states by more
     than this, by the lower end of the 95 % interval."""
 
@@ -208,16 +231,16 @@ class RuntimeSpec:
     """Ray actors, or the same roles in this process."""
     address: str | None = None
     """Of a running Ray cluster; none: a private one on this machine."""
-    deadline_s: float = field(default=600.0, validator=v.gt(0))
+    deadline_s: float = field(default=600.0, validator=positive(0.01, SECONDS))
     """Seconds after which a call is reported as hung."""
     require: Literal["cuda"] | None = None
     """cuda: refuse to run where a policy or a learner would be on CPUs; none: run on what there is."""
     check_weights: bool = False
     """Compare a checksum of every published weight with what each policy then holds; costs time, for debugging."""
-    restarts: int = field(default=3, validator=v.ge(0))
+    restarts: int = field(default=3, validator=between(0, 10_000))
     """How often a run survives workers that die: sim workers are started again and the rollout is played again; where a
     policy or learner dies, the run goes on from its last checkpoint. Ray only."""
-    max_faults: int = field(default=10, validator=v.ge(0))
+    max_faults: int = field(default=10, validator=between(0, UPDATES))
     """Simulator rows that may break in a run before it stops. A row that broke (died, hung, raised, returned garbage)
     is replaced and plays its episode again."""
 
@@ -226,13 +249,13 @@ class RuntimeSpec:
 class Schedule:
     """A learning rate over the steps of a run."""
 
-    steps: int = field(validator=v.ge(0))
+    steps: int = field(validator=between(0, UPDATES))
     """Training steps: a rollout and its updates each in `run`, optimiser steps in `sft`."""
-    lr: float = field(validator=v.gt(0))
+    lr: float = field(validator=positive(1e-12, 10))
     """Learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How rates fall from their value to a twentieth of it at the last step."""
-    lr_warmup_steps: int = field(default=0, validator=v.ge(0))
+    lr_warmup_steps: int = field(default=0, validator=between(0, UPDATES))
     """First steps over which rates rise linearly."""
 
     def factor(self, step: int) -> float:
@@ -248,24 +271,24 @@ class Schedule:
 class TrainSpec(Schedule):
     """The optimiser (AdamW) and its schedule."""
 
-    value_lr: float | None = field(default=None, validator=v.optional(v.gt(0.0)))
+    value_lr: float | None = field(default=None, validator=v.optional(positive(1e-12, 10)))
     """Learning rate of the value head; none: lr."""
-    micro_batch: int = field(validator=v.ge(1))
+    micro_batch: int = field(validator=between(1, STEPS))
     """Samples (chunks) of one forward and backward pass."""
-    global_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    global_batch: int | None = field(default=None, validator=v.optional(between(1, UPDATES)))
     """Samples of one optimiser step, over all learners; none: the whole rollout."""
-    epochs: int = field(default=1, validator=v.ge(1))
+    epochs: int = field(default=1, validator=between(1, 10_000))
     """Passes over a rollout."""
-    max_grad_norm: float | None = field(default=1.0, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
+    max_grad_norm: float | None = field(default=1.0, validator=v.optional(positive(1e-9, 1e6)))  # type: ignore[arg-type]
     """Gradients are scaled down to this norm; none: never."""
-    weight_decay: float = field(default=0.0, validator=v.ge(0))
+    weight_decay: float = field(default=0.0, validator=between(0, 100))
     """Of AdamW."""
-    max_skipped: int = field(default=10, validator=v.ge(1))
+    max_skipped: int = field(default=10, validator=between(1, UPDATES))
     """Training steps in a row that may be skipped because the algorithm's filters left nothing to train on; then the
     run stops and says how many successes the groups had."""
-    critic_warmup_steps: int = field(default=0, validator=v.ge(0))
+    critic_warmup_steps: int = field(default=0, validator=between(0, UPDATES))
     """First training steps that update the critic alone."""
-    checkpoint_every: int = field(default=10, validator=v.ge(0))
+    checkpoint_every: int = field(default=10, validator=between(0, UPDATES))
     """Training steps between checkpoints; the last step always has one, with 0 it alone."""
     sharding: Literal["replicated", "full"] = "replicated"
     """Every learner holds the whole model and optimiser (replicated), or its share of weights, gradients and optimiser
@@ -274,7 +297,7 @@ class TrainSpec(Schedule):
     precision: Literal["float32", "bf16"] = "float32"
     """In which the network is computed, acting and learning alike; weights, gradients and optimiser keep their own
     (bf16: mixed precision by autocast)."""
-    keep_checkpoints: int = field(default=2, validator=v.ge(1))
+    keep_checkpoints: int = field(default=2, validator=between(1, EPISODES))
     """Newest checkpoints kept; older ones are removed."""
 
     @global_batch.validator
@@ -287,11 +310,11 @@ class TrainSpec(Schedule):
 class EvalSpec:
     """Success on the evaluation states, which training never sees."""
 
-    every: int = field(default=0, validator=v.ge(0))
+    every: int = field(default=0, validator=between(0, UPDATES))
     """Training steps between evaluations; 0: only before and after training."""
-    episodes_per_task: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    episodes_per_task: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
     """Evaluation states of each task; none: all."""
-    repeats: int = field(default=1, validator=v.ge(1))
+    repeats: int = field(default=1, validator=between(1, 10_000))
     """Runs over every state, each with its own seeds."""
     greedy: bool = True
     """Act without drawing (for most models: the most likely actions), or sample as in training."""
@@ -303,9 +326,9 @@ class EvalSpec:
 class ExpertSpec:
     """Demonstrations of the simulator's scripted expert, of which the successful ones are kept."""
 
-    episodes: int = field(validator=v.ge(1))
+    episodes: int = field(validator=between(1, EPISODES))
     """Demonstrations, from training states."""
-    noise: float = field(default=0.0, validator=v.ge(0))
+    noise: float = field(default=0.0, validator=between(0, 1e6))
     """Standard deviation of the Gaussian added to the expert's executed actions, in the simulator's units; labels stay
     clean, so that the clone learns to recover."""
 
@@ -314,11 +337,11 @@ class ExpertSpec:
 class WarmupSpec(ExpertSpec):
     """Cloning of the simulator's scripted expert before training."""
 
-    epochs: int = field(validator=v.ge(1))
+    epochs: int = field(validator=between(1, 10_000))
     """Passes over the demonstrations."""
-    lr: float = field(validator=v.gt(0))
+    lr: float = field(validator=positive(1e-12, 10))
     """Learning rate."""
-    batch: int = field(default=64, validator=v.ge(1))
+    batch: int = field(default=64, validator=between(1, EPISODES))
     """Samples (chunks) of an optimiser step."""
 
 
@@ -330,16 +353,16 @@ class ImitationSpec(Schedule):
     """Demonstrations of the simulator's scripted expert."""
     data: Component | None = field(default=None, metadata={"kind": "data"})
     """Or recorded ones, such as {type: lerobot, folder: ...}."""
-    batch: int = field(default=64, validator=v.ge(1))
+    batch: int = field(default=64, validator=between(1, EPISODES))
     """Samples (chunks) of an optimiser step, over all learners."""
     statistics: Literal["model", "data"] = field(default="model")
     """By which statistics actions and state are scaled: the model's (of its checkpoint or preset), or those of `data`,
     which are saved with the model."""
-    eval_every: int = field(default=0, validator=v.ge(0))
+    eval_every: int = field(default=0, validator=between(0, UPDATES))
     """Optimiser steps between evaluations; 0: only before (`eval.before`) and after training."""
-    checkpoint_every: int = field(default=0, validator=v.ge(0))
+    checkpoint_every: int = field(default=0, validator=between(0, UPDATES))
     """Optimiser steps between checkpoints; the last step always has one, with 0 it alone."""
-    report_every: int = field(default=50, validator=v.ge(1))
+    report_every: int = field(default=50, validator=between(1, UPDATES))
     """Optimiser steps that one line of metrics stands for."""
 
     @data.validator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -9,10 +10,11 @@ from attrs import field, frozen
 
 from vla_rl.core.errors import did_you_mean
 from vla_rl.core.spec.structure import problem, said
-from vla_rl.core.spec.yaml import Path, dotted, parse
+from vla_rl.core.spec.yaml import DEEPEST, Path, dotted, parse
 
 Item = tuple[Path, str]
 """A problem: the path of the key that is to blame, and what is wrong."""
+_INDEX = re.compile("[0-9]{1,9}")
 LAST = 10**9
 """In place of a line: what an override says comes after what the file says."""
 
@@ -55,6 +57,8 @@ def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> 
         raise problem(f"{override!r} is not of the form path=value")
     if not all(steps):
         raise problem(f"{text!r} has a dot without a key before and after it")
+    if len(steps) > DEEPEST:
+        raise problem(f"{text:.60}... has {len(steps)} keys; a spec is nested at most {DEEPEST} deep")
     document = parse(value)
     if document.errors:
         raise problem(f"{text}: {document.errors[0].message}")
@@ -64,7 +68,7 @@ def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> 
     for i, step in enumerate(steps):
         last = i == len(steps) - 1
         if isinstance(here, list):
-            if not step.isdigit() or int(step) >= len(here):
+            if not _INDEX.fullmatch(step) or int(step) >= len(here):
                 raise problem(f"{text}: {dotted(tuple(path))} has {len(here)} items; {step!r} is none of 0, 1, ...")
             key: str | int = int(step)
         elif isinstance(here, dict):
@@ -77,7 +81,7 @@ def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> 
         elif isinstance(here, dict) and here.get(key) is None:
             if not path[:-1] and known and key not in known:
                 raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known)}")
-            if steps[i + 1].isdigit():
+            if _INDEX.fullmatch(steps[i + 1]):
                 raise problem(
                     f"{text}: the spec lists no {dotted(tuple(path))}; give the whole list, {dotted(tuple(path))}=[...]"
                 )

@@ -15,7 +15,6 @@ from typing import Any
 
 import attrs
 from attrs import field, frozen
-from attrs import validators as v
 
 from vla_rl.core import catalogue as plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
@@ -31,10 +30,11 @@ from vla_rl.core.spec.sections import (
     RuntimeSpec,
     TrainSpec,
     WarmupSpec,
+    between,
 )
 from vla_rl.core.spec.source import LAST, Item, Source, change
 from vla_rl.core.spec.structure import Problems, Structurer, keys_of, problem, said, to_plain
-from vla_rl.core.spec.yaml import Document, dotted, dump, parse
+from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dotted, dump, parse
 from vla_rl.core.spec.yaml import Path as KeyPath
 
 __all__ = [
@@ -53,6 +53,11 @@ __all__ = [
     "missing",
     "parse_spec",
 ]
+
+
+MOST_HOOKS = 100
+LONGEST_NAME = 200
+"""Characters; file systems take 255 bytes."""
 
 
 def component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
@@ -89,7 +94,7 @@ class Spec:
 
     name: str = field()
     """Of the run and its folder: letters, digits and `_ . + -`."""
-    seed: int = field(default=0, validator=v.ge(0))
+    seed: int = field(default=0, validator=between(0, 2**63 - 1))
     """All randomness is a function of it."""
     plugins: tuple[str, ...] = ()
     """Modules (dotted, or paths of .py files, relative to the spec) that offer plugins or hooks uninstalled."""
@@ -114,6 +119,8 @@ class Spec:
 
     @hooks.validator
     def _hooks(self, attribute: Any, value: tuple[Component, ...]) -> None:
+        if len(value) > MOST_HOOKS:
+            raise ValueError(f"has {len(value)} hooks; there may be {MOST_HOOKS}")
         for i, hook in enumerate(value):
             if hook in value[:i]:
                 raise problem(f"{hook.type!r} is listed twice with the same settings; it would do everything twice", i)
@@ -121,7 +128,9 @@ class Spec:
     @name.validator
     def _name(self, attribute: Any, value: str) -> None:
         if re.fullmatch(r"\w[\w.+-]*", value) is None:
-            raise ValueError(f"{value!r} must be letters, digits and any of _ . + - after the first")
+            raise ValueError(f"{value!r:.100} must be letters, digits and any of _ . + - after the first")
+        if len(value) > LONGEST_NAME:
+            raise ValueError(f"has {len(value)} characters, and names a folder; there may be {LONGEST_NAME}")
 
     @rollout.validator
     def _rollout(self, attribute: Any, value: RolloutSpec) -> None:
@@ -161,7 +170,8 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     """Read a spec file. `overrides` are `dotted.path=value`, values as in YAML. Raises SpecError with every problem."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST_TEXT + 1)
     except FileNotFoundError:
         raise SpecError([f"{path}: no such file"]) from None
     except IsADirectoryError:
@@ -365,9 +375,8 @@ def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[
 
 def _nearest(size: int, count: int, key: str) -> str:
     """Group sizes and counts that go together, near those that do not."""
-    sizes = [other for other in range(1, count + 1) if count % other == 0]
-    below = max(other for other in sizes if other < size)
-    above = [other for other in sizes if other > size][:1]
+    below = next(other for other in range(min(size - 1, count), 0, -1) if count % other == 0)
+    above = [other for other in range(size + 1, count + 1) if count % other == 0][:1]
     fitting = [count // size * size] * (count > size) + [-(-count // size) * size]
     return f"use {_either([below, *above])}, or {key} {_either(fitting)}"
 

@@ -21,6 +21,11 @@ import cattrs
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.spec.yaml import Path, dotted
 
+BITS = 63
+"""Of whole numbers: what everything that they are given to can hold."""
+SUGGESTED = 20
+"""Unknown keys of a mapping that are looked up and named; of more, the number is."""
+
 
 class Problems(ValueError):
     """What is wrong with a value, each item as (path below it, message). Validators may raise it to place a message."""
@@ -118,9 +123,12 @@ class Structurer:
             raise problem(f"{cls.__module__}.{cls.__name__}: {exc}; import annotated types at run time") from exc
         keys = keys_of(cls)
         known = [*extra_keys, *keys]
+        unknown = [key for key in data if key not in keys]
         problems: list[tuple[Path, str]] = [
-            ((key,), f"unknown key{did_you_mean(str(key), known)}") for key in data if key not in keys
+            ((key,), f"unknown key{did_you_mean(str(key), known)}") for key in unknown[:SUGGESTED]
         ]
+        if len(unknown) > SUGGESTED:
+            problems.append(((unknown[SUGGESTED],), f"unknown key, as are {len(unknown) - SUGGESTED - 1} others"))
         values: dict[str, Any] = {}
         for key, attribute in keys.items():
             try:
@@ -202,6 +210,10 @@ def _origin(as_type: Any) -> Any:
 def _scalar(data: Any, as_type: type) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         raise problem(f"expected a finite number, got {data}; where none means off, use null")
+    if type(data) is int and data.bit_length() > BITS:
+        raise problem(f"expected a number of {BITS} bits at most, got one of {data.bit_length()}")
+    if type(data) is str and as_type is str and "\0" in data:
+        raise problem(f"expected text, got {said(data)}, which has a NUL byte in it")
     if type(data) is as_type:
         return data
     if as_type is float and type(data) is int:

@@ -12,6 +12,14 @@ from typing import Any, NamedTuple
 import yaml
 from attrs import field, frozen
 
+LONGEST_TEXT = 4_000_000
+"""Characters of a document."""
+MOST_VALUES = 100_000
+"""Values of a document, those that aliases stand for included."""
+DEEPEST = 64
+"""Lists and mappings within each other."""
+LONGEST_INT = 1024
+"""Bits."""
 Path = tuple[str | int, ...]
 """Keys and list positions from the top of a document."""
 
@@ -76,6 +84,8 @@ class Document:
 
 def parse(text: str) -> Document:
     """Read one document. Problems are returned, not raised, so that others can be reported beside them."""
+    if len(text) > LONGEST_TEXT:
+        return _unread(1, f"it has more than {LONGEST_TEXT:,} characters")
     reader = _Reader()
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -91,6 +101,8 @@ def parse(text: str) -> Document:
         return _unread(1, str(exc))
     except RecursionError:
         return _unread(1, "it is nested too deeply")
+    except _TooMuch as exc:
+        return _unread(exc.line, exc.message)
     return Document(data, reader.lines, tuple(reader.errors))
 
 
@@ -108,13 +120,28 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+class _TooMuch(Exception):
+    """Reading on would take long, or much memory."""
+
+    def __init__(self, node: yaml.Node, message: str) -> None:
+        super().__init__(message)
+        self.line = node.start_mark.line + 1
+        self.message = message
+
+
 class _Reader:
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
         self.errors: list[Error] = []
         self._open: list[yaml.Node] = []
+        self._values = 0
 
     def read(self, node: yaml.Node, path: Path) -> Any:
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise _TooMuch(node, f"with what its aliases (*name) stand for it has more than {MOST_VALUES:,} values")
+        if len(path) > DEEPEST:
+            raise _TooMuch(node, f"it is nested more than {DEEPEST} deep")
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -158,7 +185,12 @@ class _Reader:
             if kind == "bool":
                 return {"true": True, "false": False}[text.lower()]
             if kind == "int":
-                return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+                number = int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+                if number.bit_length() > LONGEST_INT:
+                    return self._error(
+                        node, path, f"{text:.20}... has {number.bit_length()} bits; use a smaller number"
+                    )
+                return number
             if kind == "float":
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except (ValueError, KeyError):

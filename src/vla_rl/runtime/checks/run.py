@@ -3,12 +3,14 @@ check`; the rest is asked of parts once they are built, before the first step.""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
-from vla_rl.core.catalogue import load
+from vla_rl.core.catalogue import OWN_DIST, keep_build, load, unmet_base
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.paths import path_error
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
@@ -19,21 +21,26 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.checks.imagination import of_imagination, of_plan
 from vla_rl.runtime.checks.interpreter import interpreter_problems
+from vla_rl.runtime.checks.no_effect import without_effect
 from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.toolkit.algorithms.settings import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import rows_apart
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 
+logger = logging.getLogger(__name__)
 SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
 
 
-def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
+def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: Cluster | None = None) -> None:
     """Everything that shows without building a simulator or a network, and without the network of this machine: files,
-    names, what parts ask of each other, the plan. Raises SpecError with all of it.
+    names, what parts ask of each other, the plan. Raises SpecError with all of it. Warns of what will not do what it
+    says.
 
     Args:
         training: by reinforcement learning.
         imitation: the spec's `imitation:` is read.
+        cluster: the machine that is to run it; None: this one, or that of `runtime.address`, which only a run sees.
     """
     found = list(missing(spec, imitation))
     lacking = {path for path, _ in found}
@@ -46,9 +53,13 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False) -> None:
     if ("algorithm",) not in lacking:
         found += _of_needs(spec)
     found += [*_of_listeners(spec, lacking), *_of_recording(spec, training)]
-    found += [*_of_interpreter(spec), *_of_plan(spec, training)]
+    found += [*_of_interpreter(spec), *_of_plan(spec, training, cluster)]
     if found:
         raise SpecError(located(found, spec.source))
+    if unmet := unmet_base():
+        logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
+    for text in located(without_effect(spec, training=training, imitation=imitation), spec.source):
+        logger.warning("warning: %s", text)
 
 
 def check_simulators(spec: Spec) -> None:
@@ -140,7 +151,11 @@ def _of_plugin(
         return [((*path, *inside), text) for inside, text in exc.items]
     except UserError as exc:
         return [(path, str(exc))]
-    except Exception as exc:
+    except OSError as exc:
+        if (error := path_error(exc, {})) is None:
+            raise
+        return [(path, str(error))]
+    except BaseException as exc:
         exc.add_note(f"in plugin {part.type!r}, checking the {kind}'s settings")
         raise
     return []
@@ -216,14 +231,14 @@ def _of_interpreter(spec: Spec) -> Iterator[Item]:
         yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
 
 
-def _of_plan(spec: Spec, training: bool) -> Iterator[Item]:
-    """On a cluster that is not this machine, only a run can tell."""
+def _of_plan(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[Item]:
+    """On a cluster that is not this machine, only a run can tell, unless its size is given."""
     from vla_rl.runtime.planning.plan import NoCuda, plan_for
 
-    if spec.runtime.address is not None:
+    if spec.runtime.address is not None and cluster is None:
         return
     try:
-        plan = plan_for(spec, _this_machine(spec))
+        plan = plan_for(spec, cluster or _this_machine(spec))
         yield from _of_lanes(spec, plan)
         yield from [*_of_asynchrony(spec, plan), *of_plan(spec, plan)] if training else ()
     except MeasureFirst:
@@ -332,6 +347,10 @@ def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
         found += [(("train", key), text.format(value, name)) for key, value in keys.items() if value]
     if rollout.resample is not None and "groups" not in algorithm.needs:
         text = f"it replaces groups that are filtered; algorithm {name!r} has none"
+        found.append((("rollout", "resample"), text))
+    config = spec.algorithm.config
+    if rollout.resample is not None and isinstance(config, GroupSettings) and not config.filters:
+        text = f"it replaces groups that are filtered, and algorithm {name!r}, as it is set, keeps all; add a filter"
         found.append((("rollout", "resample"), text))
     return [*found, *_of_replay(algorithm, spec)]
 

@@ -13,7 +13,13 @@ from vla_rl.toolkit.waiting import PATIENCE_S, listening, summed, works_now
 
 EVERY_S = 30.0
 REDRAW_S = 0.2
-UNITS = {"starting rows": "rows", "loading the model": "MB", "starting workers": "workers", "eval": "episodes"}
+UNITS = {
+    "starting rows": "rows",
+    "loading the model": "MB",
+    "starting workers": "workers",
+    "eval": "episodes",
+    "planning": "strategies",
+}
 """Of what is done."""
 
 

@@ -10,15 +10,30 @@ from uuid import uuid4
 import attrs
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.errors import UserError
 from vla_rl.core.events import Run
 from vla_rl.core.interrupts import Interrupts, StopRequested
 from vla_rl.core.manager import broadcast
+from vla_rl.core.paths import why
 from vla_rl.core.run.runtime import StartRuntime
 from vla_rl.core.run.state import State, summary
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context
 
 Progress = Callable[[str, int, int], None]
+
+
+class NotRecorded(UserError):
+    """The episodes were played, and then could not be recorded."""
+
+    def __init__(self, result: dict[str, Any], cause: UserError | OSError) -> None:
+        reason = why(cause) if isinstance(cause, OSError) else str(cause)
+        super().__init__(f"the episodes were played, but not recorded: {reason}")
+        self.result = result
+        """As `evaluate` gives it."""
+
+    def __reduce__(self) -> Any:
+        return UserError, (str(self),)
 
 
 def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress) -> dict[str, Any]:
@@ -61,13 +76,16 @@ def _evaluate(
         events.on_run_start(about)
         interrupts.check()
         found = runtime.evaluate(state.step, 0)
-        events.on_eval_end(about, state.step, found)
-        events.on_run_end(about, {})
-        if interrupts.reason is not None:
-            success = found.success
-            raise interrupts.stopped(f"all {success.n} episodes were played: success {100 * success.rate:.1f} %")
         told = {"faults": runtime.faults, "notes": list(runtime.info.notes)}
-        return summary(found) | told | {"episodes": [attrs.asdict(episode) for episode in found.episodes]}
+        result = summary(found) | told | {"episodes": [attrs.asdict(episode) for episode in found.episodes]}
+        try:
+            events.on_eval_end(about, state.step, found)
+            events.on_run_end(about, {})
+        except (UserError, OSError) as exc:
+            raise NotRecorded(result, exc) from exc
+        if interrupts.reason is not None:
+            raise NotRecorded(result, interrupts.reason)
+        return result
     finally:
         interrupts.closing = True
         runtime.close()

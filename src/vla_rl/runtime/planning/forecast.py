@@ -16,6 +16,7 @@ from vla_rl.runtime.placement.assignments import Assignment, assign
 from vla_rl.runtime.planning.part import Part, part_of
 from vla_rl.runtime.planning.profile import NOTHING, Profile
 from vla_rl.runtime.planning.simulate import ROLES, Simulation
+from vla_rl.toolkit.waiting import waiting
 
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8
 """Of a trainable parameter: its gradient, and the two moments of AdamW."""
@@ -107,6 +108,7 @@ def forecast(
     max_lag: int = 0,
     part_size: float = 0.0,
     row_memory: int = 0,
+    sharded: bool = False,
     steps: int | None = None,
 ) -> Forecast:
     """What the plan is expected to do with a job of these latencies.
@@ -117,6 +119,7 @@ def forecast(
         max_lag: `asynchrony.max_lag`.
         part_size: tickets that learners begin with before the step is whole (`asynchrony.stream`); 0: none.
         row_memory: host bytes of a simulator row.
+        sharded: learners hold a share of the model each (`train.sharding: full`).
         steps: training steps whose mean is taken, after some to begin with; None: as many as needed.
     """
     rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes)
@@ -137,7 +140,7 @@ def forecast(
         iteration=seconds / measured,
         env_steps=tickets * (length * chunk if profile.env_steps is None else profile.env_steps),
         idle={role: 1 - worked[role] / (part.count(role) * seconds) if seconds else 1.0 for role in ROLES},
-        device_bytes=_device_bytes(plan, assignments, profile),
+        device_bytes=_device_bytes(plan, assignments, profile, sharded),
         host_bytes=max(sum(lane.rows for lane in assignment.lanes) for assignment in assignments) * row_memory,
         lag=max(step.lag for step in found),
     )
@@ -164,6 +167,7 @@ def expected(
         max_lag=spec.asynchrony.max_lag if max_lag is None else max_lag,
         part_size=max(1.0, samples / length) if streams else 0.0,
         row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+        sharded=spec.train.sharding == "full",
     )
 
 
@@ -185,7 +189,11 @@ def apart(plan: Plan) -> bool:
 
 def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
     """What running ahead brings under a plan whose learners have workers of their own."""
-    by_lag = {lag: expected(plan, spec, profile, lag) for lag in LAGS}
+    by_lag: dict[int, Forecast] = {}
+    with waiting("forecasting what running ahead brings", total=len(LAGS)) as note:
+        for lag in LAGS:
+            note(len(by_lag))
+            by_lag[lag] = expected(plan, spec, profile, lag)
     free = evolve(profile, learner=NOTHING, publish=0.0, rest=0.0)
     alone = expected(plan, spec, profile, 0, stream=False) if spec.asynchrony.stream else by_lag[0]
     return Overlap(
@@ -212,19 +220,27 @@ def _moving(plan: Plan, assignments: Sequence[Assignment], profile: Profile, rol
     return max(sum(moved.get(role, 0.0) for role in assignment.slot.roles) for assignment in assignments)
 
 
-def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profile) -> float | None:
-    """Of the fullest device, in the phase that needs more."""
+def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profile, sharded: bool) -> float | None:
+    """Bytes on the fullest device, in the phase that needs more. With shards a learner holds a part of everything; a
+    policy in its worker acts with gathered weights, which lie beside that part."""
     if profile.parameters is None:
         return None
     weights = profile.parameters * profile.weight_bytes
     trainable = profile.parameters if profile.trainable is None else profile.trainable
-    state = trainable * (GRADIENT_BYTES + MOMENT_BYTES)
+    world = len(plan.hosting("learner")) if sharded else 1
+    state = trainable * (GRADIENT_BYTES + MOMENT_BYTES) / world
+    learned = weights / world
     phases: dict[Hashable, list[float]] = {}
     for assignment in assignments:
         acts, learns = bool(assignment.served), assignment.rank >= 0
-        rollout = weights * (acts or (learns and "learner" not in plan.offload))
-        rollout += state * (learns and "learner" not in plan.offload)
-        update = weights * (learns or (acts and "policy" not in plan.offload)) + state * learns
+        kept = learns and "learner" not in plan.offload
+        own = weights if acts else 0.0
+        if kept:  # one copy serves both roles, unless the learner's is a shard
+            own += learned if world > 1 or not acts else 0.0
+        rollout = own + state * kept
+        update = (learned + state) * learns
+        if acts and not learns and "policy" not in plan.offload:
+            update += weights
         slot = assignment.slot
         key: Hashable = assignment.index if slot.index is None else (slot.node, slot.index)
         total = phases.setdefault(key, [0.0, 0.0])

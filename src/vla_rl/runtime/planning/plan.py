@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 from attrs import evolve
 
@@ -16,6 +17,7 @@ from vla_rl.core.types import Context
 from vla_rl.runtime.planning.forecast import seconds_of
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.toolkit.placement.checks import checked
+from vla_rl.toolkit.waiting import waiting
 
 WITHOUT = "leave runtime.require out to run on CPUs"
 
@@ -44,7 +46,14 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
         if measure is None:
             raise
         steady = measure(spec, cluster).steady
-        plan = placement.plan(cluster, evolve(job, forecast=lambda plan: seconds_of(plan, spec, steady)))
+        with waiting("comparing plans", about=spec.placement.type) as note:
+            tried = count(1)
+
+            def forecast(plan: Plan) -> float:
+                note(next(tried))
+                return seconds_of(plan, spec, steady)
+
+            plan = placement.plan(cluster, evolve(job, forecast=forecast))
     plan = checked(plan, cluster, job)
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
     if spec.runtime.require == "cuda" and slow:

@@ -12,6 +12,8 @@ Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
 Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
 Granularity = Literal["token", "action", "chunk"]
+LARGEST = 1e6
+"""Of coefficients and bounds of the losses, which are of the order of 1."""
 OF_STEP = "aggregation: rlinf weighs by its longest trajectory; set algorithm.aggregation: step-mean or trajectory-mean"
 
 
@@ -21,13 +23,20 @@ class PolicySettings:
 
     log_prob: Granularity = "token"
     """Granularity of the probability ratio."""
-    entropy_coef: float = field(default=0.0, validator=v.ge(0))
+    entropy_coef: float = field(default=0.0, validator=[v.ge(0), v.le(LARGEST)])
     """Weight of the entropy bonus, at the granularity of the ratio."""
-    kl_coef: float = field(default=0.0, validator=v.ge(0))
+    kl_coef: float = field(default=0.0, validator=[v.ge(0), v.le(LARGEST)])
     """Weight of the KL divergence from the reference policy, at the granularity of the ratio. Above 0 the model has to
     offer `reference_log_probs` (openvla and openvla_oft with `lora`: the same network without the adapters)."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Literal["k1", "k2", "k3"] = field(default="k3")
     """How that divergence is estimated from the sampled tokens (Schulman 2020)."""
+
+    @kl_estimator.validator
+    def _of_kl(self, _: object, kl_estimator: str) -> None:
+        if kl_estimator != "k3" and not self.kl_coef:
+            raise ValueError(
+                "has no effect with kl_coef: 0, where no divergence is estimated; set kl_coef, or remove it"
+            )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -41,9 +50,9 @@ class ClipSettings(PolicySettings):
 
     clip_low: float = field(default=0.2, validator=[v.ge(0), v.lt(1)])
     """Ratios below 1 - clip_low get no gradient."""
-    clip_high: float = field(default=0.28, validator=v.gt(0))
+    clip_high: float = field(default=0.28, validator=[v.gt(0), v.le(LARGEST)])
     """Ratios above 1 + clip_high get no gradient (clip-higher, DAPO 2025)."""
-    dual_clip: float | None = field(default=None, validator=v.optional(v.gt(1)))
+    dual_clip: float | None = field(default=None, validator=v.optional(v.and_(v.gt(1), v.le(LARGEST))))
     """Bounds the loss of negative advantages by this factor; null: off."""
 
 
@@ -58,9 +67,9 @@ class CorrectionSettings(PolicySettings):
     proximal: Literal["forward", "interpolate"] = field(default="forward")
     """Where log-probs of pi_old, the policy at the start of the training step, come from: a forward pass over what
     older versions acted for, or an interpolation between mu and pi that costs nothing (A-3PO; decoupled, truncated)."""
-    behaviour_weight_threshold: float | None = field(default=None, validator=v.optional(v.ge(1)))
+    behaviour_weight_threshold: float | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(LARGEST))))
     """decoupled: entries with pi_old / mu above it are dropped; null: none."""
-    truncation: float = field(default=2.0, validator=v.ge(1))
+    truncation: float = field(default=2.0, validator=[v.ge(1), v.le(LARGEST)])
     """truncated: the largest weight."""
 
     @proximal.validator
@@ -109,7 +118,7 @@ class CorrectionSettings(PolicySettings):
 class VTraceSettings(CorrectionSettings):
     """Of corrections where there is a critic."""
 
-    rho_bar: float = field(default=1.0, validator=v.gt(0))
+    rho_bar: float = field(default=1.0, validator=[v.gt(0), v.le(LARGEST)])
     """v-trace: the largest weight pi_old / mu of an advantage; what the critic converges to."""
     c_bar: float = field(default=1.0, validator=v.gt(0))
     """v-trace: the largest weight with which a value target takes in later ones; at most rho_bar."""
@@ -161,6 +170,11 @@ class GroupSettings(PolicySettings):
     filter_truncated: bool = False
     """Drop groups in which any member hit the step limit."""
 
+    @property
+    def filters(self) -> bool:
+        """Whether any group may be dropped."""
+        return self.filter is not None or self.filter_identical or self.filter_truncated
+
     @std_of.validator
     def _of_a_std(self, _: object, std_of: str) -> None:
         if std_of != "group" and not self.normalize_by_std:
@@ -190,16 +204,21 @@ class CriticSettings(PolicySettings):
     success has to come within the limit, terminal keeps the policy from playing for time."""
     normalize_advantages: bool = True
     """Zero mean and unit std over all valid entries of the whole rollout, whatever ranks train on it."""
-    advantage_std: Deviation = "unbiased"
+    advantage_std: Deviation = field(default="unbiased")
     """Which std that is: unbiased divides by n - 1 (RLinf, siiRL), population by n (AcceRL)."""
     aggregation: Aggregation = "step-mean"
     """How entries of the loss are averaged."""
-    value_coef: float = field(default=0.5, validator=v.ge(0))
+    value_coef: float = field(default=0.5, validator=[v.ge(0), v.le(LARGEST)])
     """Weight of the critic's loss."""
     value_clip: float | None = field(default=0.2, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
     """How far a value may move from its rollout value before the clipped branch counts; null: off."""
     huber_delta: float | None = field(default=10.0, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
     """Errors above are penalised linearly; null: squared error."""
+
+    @advantage_std.validator
+    def _of_normalised(self, _: object, advantage_std: str) -> None:
+        if advantage_std != "unbiased" and not self.normalize_advantages:
+            raise ValueError("has no effect with normalize_advantages: false; set that to true, or remove this")
 
     @advantage.validator
     def _allowed_pair(self, _: object, advantage: str) -> None:

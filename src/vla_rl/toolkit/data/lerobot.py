@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from vla_rl.core import paths
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.toolkit.data.arrow import arrow_name
@@ -257,7 +258,7 @@ class LeRobotWriter:
 
 def check_folder(folder: Path) -> None:
     """Raise UserError unless a data set can begin or go on there."""
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():
         raise UserError(f"{folder} is a file; a data set is a folder")
     if folder.is_dir() and not (folder / "meta" / "info.json").is_file():
         others = sorted({entry.name for entry in folder.iterdir()} - OWN)
@@ -265,6 +266,7 @@ def check_folder(folder: Path) -> None:
             raise UserError(
                 f"{folder} is no LeRobot data set and not empty (it has {', '.join(others[:3])}); choose another folder"
             )
+    paths.check_folder("the data set's folder", folder)
 
 
 def features_of(recording: Recording) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from functools import lru_cache
+from pathlib import Path
 
 from vla_rl.core.errors import UserError
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
@@ -14,7 +15,8 @@ PROBE_SECONDS = 90.0
 FIXES = {
     "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libgles2",
     "osmesa": "apt-get install -y libosmesa6",
-    "vulkan": "sh tools/install_vulkan.sh   (or: apt-get install -y libvulkan1 mesa-vulkan-drivers, from Mesa 24.3 on)",
+    "vulkan": f"sh {Path(__file__).with_name('install_vulkan.sh')}   (or: apt-get install -y libvulkan1 "
+    "mesa-vulkan-drivers, from Mesa 24.3 on)",
 }
 """Drawing interface -> the command that installs it."""
 
@@ -67,5 +69,5 @@ def mujoco_error(error: Exception) -> UserError:
     """For what PyOpenGL and MuJoCo raise, when they are imported, without a library to draw with."""
     return UserError(
         f"MuJoCo cannot render with MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error}\n"
-        "  install the GL libraries with `sh tools/install_gl.sh`, or set MUJOCO_GL to egl or osmesa"
+        f"  install the GL libraries with `{FIXES['egl']}`, or set MUJOCO_GL to egl or osmesa"
     )

@@ -42,7 +42,7 @@ class TrackerSettings:
     """Upload the films that the hook `video` makes of evaluations."""
     artifacts: Literal["none", "last", "all"] = "none"
     """Checkpoints to upload: none, the last one at the end of the run, or each as it is saved."""
-    wait_s: float = field(default=300.0, validator=validators.ge(0))
+    wait_s: float = field(default=300.0, validator=[validators.ge(0), validators.le(7 * 86_400.0)])
     """Seconds that the end of the run waits for the tracker to take what is left."""
 
 

@@ -26,6 +26,7 @@ from vla_rl.toolkit.placement.lanes import Lanes, WindowSettings, layout, some_r
 
 Devices = str | int | tuple[int, ...] | None
 ROLES = ("sim", "policy", "learner")
+MOST_WORKERS = 10_000
 SLOTS_PER_CORE = 2
 PART = re.compile(r"(?:([^:,\s]+):)?(?:(\d+)(?:-(\d+))?|cpu)")
 
@@ -84,7 +85,7 @@ class RoleDevices:
     """Devices of the policies, one worker each."""
     learner: Devices = field(default=None, converter=as_text, validator=well_formed)
     """Devices of the learners, one rank each."""
-    sim_workers: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    sim_workers: int | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(MOST_WORKERS))))
     """Simulator workers, spread evenly over the devices or nodes of `sim`; workers on one GPU share it equally. Null:
     one each."""
     lanes: Lanes = field(default="stages", validator=some_rows)

@@ -29,7 +29,9 @@ class GymnasiumConfig:
     """What counts as success: an entry of the environment's info, or terminated (it ends only where it is solved)."""
     wrappers: tuple[Wrapper, ...] = ()
     """From the inside out."""
-    max_steps: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    max_steps: int | None = field(
+        default=None, validator=validators.optional(validators.and_(validators.ge(1), validators.le(10_000_000)))
+    )
     """Step limit; null: the registered one."""
     action_low: tuple[float, ...] | None = None
     """Bounds to act within, in the environment's units; null: its own."""

@@ -28,7 +28,9 @@ class ManiSkillConfig:
     backend: Literal["cpu", "gpu", "auto"] = "auto"
     """cpu: a simulator for each row. gpu: one batched simulator whose tensors stay on the device; only a GPU can.
     auto: gpu where the rows' device is one."""
-    max_steps: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    max_steps: int | None = field(
+        default=None, validator=validators.optional(validators.and_(validators.ge(1), validators.le(10_000_000)))
+    )
     """Step limit of every task; null: ManiSkill's."""
     train_states: int = field(default=1000, validator=[validators.ge(1), validators.le(900_000)])
     """Initial states per task in the train split."""

@@ -23,7 +23,7 @@ class MetaWorldConfig:
     """Leave out shadows, reflections and multisampling: about ten times as fast, and other pixels."""
     reward: Literal["sparse", "dense"] = "sparse"
     """sparse: 1 at an action after which the task is solved, else 0. dense: Meta-World's own, 0 to 10 an action."""
-    max_steps: int = field(default=500, validator=validators.ge(1))
+    max_steps: int = field(default=500, validator=[validators.ge(1), validators.le(10_000_000)])
     """Step limit of every task; the benchmarks have 500."""
     train_states: int = field(default=200, validator=[validators.ge(1), validators.le(9000)])
     """Initial states per task in the train split."""

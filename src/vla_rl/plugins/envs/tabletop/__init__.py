@@ -24,7 +24,7 @@ class TabletopConfig:
     """Height and width of both cameras, in pixels."""
     tasks: tuple[str, ...] = field(default=(), validator=_known)
     """Names of the tasks to offer (`pick_red`, `put_blue`, ...); empty for all eight."""
-    max_steps: int = field(default=16, validator=validators.ge(1))
+    max_steps: int = field(default=16, validator=[validators.ge(1), validators.le(10_000_000)])
     """Step limit of every task, in environment steps."""
 
 

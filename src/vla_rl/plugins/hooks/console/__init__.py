@@ -13,8 +13,10 @@ from vla_rl.core.types import Context, Plugin
 class ConsoleConfig:
     mode: Literal["auto", "live", "plain"] = "auto"
     """live: a panel that is redrawn; plain: a line for every step; auto: live on a terminal, else plain."""
-    every_s: float = field(default=30.0, validator=validators.gt(0))
+    every_s: float = field(default=30.0, validator=[validators.gt(0), validators.le(86_400.0)])
     """plain: seconds after which a line says how far a long rollout, evaluation or other phase is."""
+    metrics: tuple[str, ...] = ()
+    """Further metrics to show, such as an algorithm's own: names, or patterns as `mine/*`."""
 
 
 def _build(config: ConsoleConfig, context: Context) -> Any:

@@ -69,6 +69,7 @@ def step_line(status: Status) -> str:
     if "env/return" in metrics:
         parts.append(f"reward {metrics['env/return']:.3g}")
     parts += [f"{label} {metrics[name]:.3g}" for name, label in NUMBERS.items() if name in metrics]
+    parts += [f"{name} {value}" for name, value in status.chosen.items()]
     if "throughput/env_steps_per_s" in metrics:
         parts.append(f"{metrics['throughput/env_steps_per_s']:,.0f} env steps/s")
     if "imagination/paused" in metrics:
@@ -159,6 +160,8 @@ def _rows(status: Status) -> Iterator[tuple[str, RenderableType]]:
     yield "success", _success(status)
     if metrics:
         yield "learning", _numbers(metrics, {"env/return": "reward"} | NUMBERS)
+    if chosen := status.chosen:
+        yield "chosen", _labelled(chosen)
     if ahead := _ahead(metrics):
         yield "ahead", _labelled(ahead)
     if status.split:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
+from vla_rl.core.errors import did_you_mean
 from vla_rl.core.events import Evaluation, Run
 from vla_rl.plugins.hooks.console.draw import LivePanel, progress_line, step_line, summary, warmup_line
 from vla_rl.plugins.hooks.console.status import Status, percent
@@ -26,11 +27,12 @@ class Screen:
         able = self._console.is_terminal and not self._console.is_dumb_terminal
         self._is_live = config.mode == "live" or (config.mode == "auto" and able)
         self._every = config.every_s
+        self._wanted = config.metrics
         self._live: Live | None = None
         self._status: Status | None = None
 
     def on_run_start(self, run: Run) -> None:
-        self._status = Status(run)
+        self._status = Status(run, wanted=self._wanted)
         begin = f"from step {run.first_step} to {run.steps}" if run.first_step else f"{run.steps} steps"
         if run.devices:
             self._say(f"devices: {escape(run.devices)}")
@@ -52,6 +54,9 @@ class Screen:
         if self._status is None:
             return
         self._status.updated(step, metrics)
+        for name in self._status.unknown():
+            near = did_you_mean(name, metrics)
+            self._say(escape(f"console: no metric is called {name!r}{near}; metrics.jsonl (hook jsonl) has all"))
         if "warmup/loss" in metrics:
             self._say(warmup_line(metrics))
         elif not self._is_live:

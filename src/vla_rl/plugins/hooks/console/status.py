@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 from vla_rl.core.events import Evaluation, Rate, Run, wilson
 
@@ -33,12 +34,13 @@ def mood(rate: float, before: float | None) -> str:
 class Status:
     """The run as of now."""
 
-    def __init__(self, run: Run, now: Callable[[], float] = time.monotonic) -> None:
-        self.run, self._now = run, now
+    def __init__(self, run: Run, now: Callable[[], float] = time.monotonic, wanted: Sequence[str] = ()) -> None:
+        self.run, self._now, self.wanted = run, now, wanted
         self.step = run.first_step
         self.phase, self.about, self.done, self.total = "starting", "", 0, 0
         self._phase_started = self._last_line = now()
         self.metrics: dict[str, float] = {}
+        self._told: set[str] = set()
         self.history: list[float] = []
         """Success rate of each rollout, for the sparkline."""
         self.first_eval: Evaluation | None = None
@@ -52,6 +54,19 @@ class Status:
         if phase != self.phase:
             self._phase_started = self._now()
         self.phase, self.about, self.done, self.total = phase, about, done, total
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Name -> value of the further metrics that were asked for."""
+        names = [name for pattern in self.wanted for name in self.metrics if fnmatchcase(name, pattern)]
+        return {name: f"{self.metrics[name]:.3g}" for name in dict.fromkeys(names)}
+
+    def unknown(self) -> list[str]:
+        """Those asked for of which there is none, once."""
+        missing = [p for p in self.wanted if not any(fnmatchcase(name, p) for name in self.metrics)]
+        new = [pattern for pattern in missing if pattern not in self._told and "loss/policy" in self.metrics]
+        self._told.update(new)
+        return new
 
     def spoke(self) -> None:
         """A line was printed."""

@@ -17,7 +17,7 @@ from vla_rl.toolkit.data.recording import RecordSettings
 class LeRobotHookConfig(RecordSettings):
     folder: Path | None = None
     """Of the data set, to which episodes are appended; none: `lerobot` in the run's folder."""
-    fps: int = field(default=10, validator=v.ge(1))
+    fps: int = field(default=10, validator=[v.ge(1), v.le(1000)])
     """Rows a second, as `meta/info.json` shall say: simulators do not say how long an action takes."""
 
 

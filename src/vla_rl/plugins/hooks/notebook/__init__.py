@@ -13,7 +13,7 @@ from vla_rl.core.types import Context, Plugin
 class NotebookConfig:
     metrics: tuple[str, ...] = field(default=("env/success_rate", "loss/policy"), converter=tuple)
     """A panel each; evaluations stand in that of env/success_rate."""
-    every_s: float = field(default=2.0, validator=validators.ge(0))
+    every_s: float = field(default=2.0, validator=[validators.ge(0), validators.le(86_400.0)])
     """Seconds between two pictures, at least."""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
 
 
 @frozen(kw_only=True)
 class TensorboardConfig:
-    flush_seconds: int = 30
+    flush_seconds: int = field(default=30, validator=[validators.ge(1), validators.le(86_400)])
     """Longest time that a written number stays in memory."""
 
 

@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
 
+logger = logging.getLogger(__name__)
+
 
 @frozen(kw_only=True)
 class VideoConfig:
     every: int = field(default=0, validator=validators.ge(0))
     """Record evaluations at multiples of this many steps, and the last one; 0: every evaluation."""
-    episodes: int = field(default=4, validator=validators.ge(1))
+    episodes: int = field(default=4, validator=[validators.ge(1), validators.le(10_000)])
     """Episodes to record in an evaluation."""
-    fps: float = field(default=5.0, validator=validators.gt(0))
+    fps: float = field(default=5.0, validator=[validators.ge(0.1), validators.le(240.0)])
     """Frames a second; a frame is taken after each chunk of actions."""
-    min_height: int = field(default=224, validator=validators.ge(16))
+    min_height: int = field(default=224, validator=[validators.ge(16), validators.le(2160)])
     """Enlarge cameras, by whole factors, to at least this many pixels."""
 
 
+@cache
+def encoder_missing() -> str:
+    """Return why films cannot be encoded here, which is also logged, once; empty where they can."""
+    try:
+        import imageio_ffmpeg
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError, OSError) as exc:
+        reason = f"{exc}".splitlines()[0] if str(exc) else type(exc).__name__
+        logger.warning("hook video makes no videos: there is no encoder (%s); try: pip install imageio-ffmpeg", reason)
+        return reason
+    return ""
+
+
 def _build(config: VideoConfig, context: Context) -> Any:
+    if encoder_missing():
+        return NoVideos()
     from vla_rl.plugins.hooks.video.recorder import VideoRecorder
 
     return VideoRecorder(config)
+
+
+class NoVideos:
+    """Listens to nothing: a run is worth more than its films."""
 
 
 plugin = Plugin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ GAP, MARGIN, LINE = 4, 8, 20
 MIN_WIDTH = 320
 HOLD_SECONDS = 1.0
 
+logger = logging.getLogger(__name__)
 Frames = np.ndarray[Any, Any]
 
 
@@ -48,7 +50,14 @@ class VideoRecorder:
         for number, episode in enumerate(evaluation.frames[: self._config.episodes]):
             outcome = OUTCOME[bool(episode.success)][0].lower()
             film = compose(episode, self._config.min_height)
-            write_mp4(folder / f"step_{step:06d}_ep{number}_{outcome}.mp4", film, self._config.fps)
+            file = folder / f"step_{step:06d}_ep{number}_{outcome}.mp4"
+            try:
+                write_mp4(file, film, self._config.fps)
+            except OSError as exc:  # of the encoder too, with all that it printed
+                file.unlink(missing_ok=True)
+                said = [line for line in str(exc).splitlines() if line.strip()]
+                logger.warning("hook video could not encode %s, the run goes on without: %s", file, said[:1] or exc)
+                return
 
 
 def compose(episode: EpisodeFrames, min_height: int) -> Frames:

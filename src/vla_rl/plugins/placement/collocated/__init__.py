@@ -8,7 +8,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.placement.devices import Devices, OffloadSettings, as_text, well_formed
+from vla_rl.toolkit.placement.devices import MOST_WORKERS, Devices, OffloadSettings, as_text, well_formed
 
 if TYPE_CHECKING:
     from vla_rl.core.hookspecs import Placement
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class CollocatedConfig:
-    workers: int | None = field(default=None, validator=v.optional(v.ge(1)))
+    workers: int | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(MOST_WORKERS))))
     """Workers, each with an equal share of the rows, on the first so many devices; null: one a GPU, or one on a machine
     without."""
     devices: Devices = field(default=None, converter=as_text, validator=well_formed)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class HybridConfig(RoleDevices):
     """Without lists, simulators get the first half of the devices, policies the other and learners all."""
 
-    pipeline_stages: int = field(default=1, validator=v.ge(1))
+    pipeline_stages: int = field(default=1, validator=[v.ge(1), v.le(1_000)])
     """Lanes of each sim worker: with 2, one lane simulates while the policy acts for the other."""
 
     @pipeline_stages.validator

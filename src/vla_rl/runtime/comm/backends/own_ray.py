@@ -18,6 +18,7 @@ import psutil
 from attrs import define, field
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import about
 from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 from vla_rl.runtime.comm.backends.reservation import object_store
 from vla_rl.toolkit.processes import held
@@ -72,8 +73,10 @@ class OwnRay:
 
         store = object_store()
         options["_system_config"] = {name: value for name, value in SYSTEM.items() if f"RAY_{name}" not in os.environ}
+        parent = Path(os.environ.get(TEMPORARY, "/tmp"))  # noqa: S108 - paths of sockets are short
+        with about(f"the variable {TEMPORARY}, for Ray's files,", parent):
+            self.folder = PrivateFolder(parent)
         self._make_token()
-        self.folder = PrivateFolder(Path(os.environ.get(TEMPORARY, "/tmp")))  # noqa: S108 - paths of sockets are short
         try:
             with _loopback(), _signals_kept():
                 ray.init(

@@ -1,0 +1,160 @@
+"""Paths that a user names: tried before there is work to lose, and what is wrong with one is said in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vla_rl.core.errors import UserError
+
+MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
+"""Errors that no code of ours can cause, whichever path they are about."""
+NUL = "embedded null"
+"""What Python's ValueError says of a path with a NUL byte."""
+LONGEST = 200
+"""Characters of a path in a message."""
+
+
+def why(exc: OSError | ValueError) -> str:
+    """Return the reason that an error gives, without its number and path."""
+    if not isinstance(exc, OSError):
+        return "it has a NUL byte in it" if NUL in str(exc) else str(exc)
+    words = {
+        errno.ENOENT: "there is no such file or folder",
+        errno.ENOTDIR: "a part of it is a file and not a folder",
+        errno.EISDIR: "it is a folder and not a file",
+        errno.EEXIST: "it is there already, and no folder",
+        errno.EACCES: "you may not do that there",
+        errno.EPERM: "you may not do that there",
+        errno.EROFS: "its disk can only be read",
+        errno.ENOSPC: "its disk is full",
+        errno.EDQUOT: "your share of its disk is used up",
+        errno.ENAMETOOLONG: "a name in it is too long",
+        errno.ELOOP: "its links lead to each other",
+    }
+    return words.get(exc.errno or 0, "") or exc.strerror or str(exc)
+
+
+def shown(path: object) -> str:
+    """Return a path as messages name it: on one line, and not longer than is read."""
+    text = str(path)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}...{text[-LONGEST // 4 :]}"
+
+
+def path_error(exc: BaseException, given: Mapping[str, Path]) -> UserError | None:
+    """Return the sentence for an error that one of these paths has caused; None for any other, such as a bug.
+
+    Args:
+        given: what the user calls it ("--to", "PLAN") -> path.
+    """
+    if isinstance(exc, ValueError):
+        broken = next((name for name, path in given.items() if "\0" in str(path)), None) if NUL in str(exc) else None
+        return None if broken is None else UserError(f"{broken} {shown(given[broken])}: {why(exc)}; give another path")
+    if not isinstance(exc, OSError):
+        return None
+    files = [Path(os.fsdecode(file)) for file in (exc.filename, exc.filename2) if isinstance(file, str | bytes)]
+    for name, path in given.items():
+        if any(_caused_by(path, file, exc) for file in files):
+            there = "" if files[0] == path else f" ({shown(files[0])})"
+            return UserError(f"{name} {shown(path)} cannot be used: {why(exc)}{there}; give another path")
+    if exc.errno in MACHINE:
+        return UserError(f"{shown(files[0]) if files else 'a file, or the output,'} cannot be used: {why(exc)}")
+    return None
+
+
+def _caused_by(path: Path, file: Path, exc: OSError) -> bool:
+    """Whether the error about `file` is about what the user called `path`, or a folder above it. A file that is missing
+    *within* a folder that is there is none that the user has named."""
+    path, file = Path(os.path.abspath(path)), Path(os.path.abspath(file))  # noqa: PTH100 - links stay as they are
+    if file in (path, *path.parents):
+        return True
+    return path in file.parents and not (isinstance(exc, FileNotFoundError) and os.path.isdir(path))  # noqa: PTH112
+
+
+@contextmanager
+def about(name: str, path: Path) -> Iterator[None]:
+    """Turn what the operating system says of `path` inside the block into a UserError; `name`: what the user calls it,
+    such as "--to"."""
+    try:
+        yield
+    except (OSError, ValueError) as exc:
+        if isinstance(exc, ValueError) and "\0" not in str(path):
+            raise
+        raise UserError(f"{name} {shown(path)} cannot be used: {why(exc)}; give another path") from exc
+
+
+def check_file(name: str, path: Path) -> None:
+    """Raise UserError unless a file can be written at `path`, by trying; what is there stays as it is."""
+    with about(name, path):
+        path = _target(path)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "", str(path))
+        if path.is_file():
+            path.open("ab").close()
+        elif _there(path):
+            return  # a device or a pipe, in which whatever is tried stays
+        elif not _there(path.parent):
+            raise UserError(
+                f"{name} {shown(path)} cannot be written: there is no folder {shown(path.parent)}; make it, or give "
+                f"another path"
+            )
+        _partial(path).touch()
+        _partial(path).unlink()
+
+
+def check_folder(name: str, path: Path) -> None:
+    """Raise UserError unless files can be written in a folder at `path`, by trying; one that is made for that goes."""
+    new: list[Path] = []
+    with about(name, path):
+        if _there(path) and not path.is_dir():
+            raise UserError(f"{name} {shown(path)} cannot be used: it is a file and not a folder; give another path")
+        for folder in reversed((path, *path.parents)):
+            if not _there(folder):
+                folder.mkdir()
+                new.append(folder)
+        try:
+            with tempfile.NamedTemporaryFile(dir=path, prefix=".tried."):
+                pass
+        finally:
+            for folder in reversed(new):
+                with suppress(OSError):
+                    folder.rmdir()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole, or as it was before; into a device or a pipe, as it comes."""
+    path = _target(path)
+    if _there(path) and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    partial = _partial(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _target(path: Path) -> Path:
+    """Where a link leads, so that the link stays."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def _there(path: Path) -> bool:
+    """Whether there is anything; other than with `Path.exists`, a path that cannot be is an error."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".vla-rl-{os.getpid()}.partial")  # a name as long as the file's could be too long

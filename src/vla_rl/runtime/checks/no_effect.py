@@ -1,0 +1,143 @@
+"""Settings that a run takes and that will not do what they say: warned of before it starts, since a short trial of a
+long spec has some of them on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FunctionType
+
+from vla_rl.core.catalogue import MODULE_PLUGINS, hook_modules
+from vla_rl.core.run.shape import RunShape
+from vla_rl.core.spec.sections import Schedule
+from vla_rl.core.spec.source import Item
+from vla_rl.core.spec.spec import Spec
+from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings, GroupSettings
+
+
+def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]:
+    """Return what to warn of, each with the path of its key. Arguments as of `check_spec`."""
+    found = [*_of_modules(spec), *_of_runtime(spec)]
+    if training and spec.train.steps:
+        found += [*_of_schedule("train", spec.train), *_of_steps(spec), *_of_rollout(spec), *_of_samples(spec)]
+        found += [*_of_replay(spec), *_of_algorithm(spec), *_of_imagination(spec)]
+    if imitation and spec.imitation is not None:
+        found += _of_schedule("imitation", spec.imitation)
+    return found
+
+
+def _of_modules(spec: Spec) -> Iterator[Item]:
+    for i, (name, module) in enumerate(hook_modules(spec.plugins)):
+        hooks = any(isinstance(x, FunctionType) and hasattr(x, "vla_rl_impl") for x in vars(module).values())
+        if not hooks and not getattr(module, MODULE_PLUGINS, None):
+            text = (
+                f"module {name!r} is imported, and nothing of it takes part: it has neither `{MODULE_PLUGINS}` nor a "
+                f"function with @hookimpl"
+            )
+            yield ("plugins", i), text
+
+
+def _of_runtime(spec: Spec) -> Iterator[Item]:
+    runtime = spec.runtime
+    if runtime.backend != "local":
+        return
+    defaults = {"address": None, "deadline_s": 600.0, "restarts": 3}
+    for key, default in defaults.items():
+        if getattr(runtime, key) not in (default, 0):
+            yield ("runtime", key), "has no effect with backend: local, where everything is in this process"
+
+
+def _of_schedule(section: str, schedule: Schedule) -> Iterator[Item]:
+    warmup, steps = schedule.lr_warmup_steps, schedule.steps
+    if steps and warmup >= steps:
+        text = (
+            f"learning rates rise over {warmup} steps, and there are {steps}: they end at {schedule.factor(steps):.2g} "
+            f"times their values; give fewer than {steps}"
+        )
+        yield (section, "lr_warmup_steps"), text
+
+
+def _of_steps(spec: Spec) -> Iterator[Item]:
+    """Numbers of training steps that the run does not have."""
+    steps, train, asynchrony = spec.train.steps, spec.train, spec.asynchrony
+    if train.critic_warmup_steps >= steps:
+        text = f"all {steps} steps train the critic alone, and the policy stays as it is; give fewer than {steps}"
+        yield ("train", "critic_warmup_steps"), text
+    if asynchrony.max_lag >= steps > 0:
+        text = f"rollouts run ahead of {steps} steps by {steps - 1} at most; more than that has no effect"
+        yield ("asynchrony", "max_lag"), text
+    if spec.rollout.lag >= steps:
+        text = f"the weights that the run begins with act in all its {steps} steps; give fewer than {steps}"
+        yield ("rollout", "lag"), text
+    if asynchrony.replay.uses > steps:
+        text = f"nothing is trained on more than once in each of {steps} steps; more uses than that have no effect"
+        yield ("asynchrony", "replay", "uses"), text
+
+
+def _limit(spec: Spec) -> int | None:
+    """Environment steps of a ticket at most; None: known only to the simulator."""
+    own = getattr(spec.env.config, "max_steps", None)
+    return spec.rollout.steps or spec.rollout.max_steps or (own if isinstance(own, int) else None)
+
+
+def _of_rollout(spec: Spec) -> Iterator[Item]:
+    rollout, limit = spec.rollout, _limit(spec)
+    if limit is not None and rollout.chunk > limit:
+        text = f"{rollout.chunk} actions are chosen at once, and an episode ends after {limit}: the rest is never done"
+        yield ("rollout", "chunk"), text
+
+
+def _of_samples(spec: Spec) -> Iterator[Item]:
+    limit, wanted = _limit(spec), spec.train.global_batch
+    if limit is None or wanted is None:
+        return
+    shape = RunShape.of(spec)
+    tickets = (shape.groups_per_step + shape.imagined_groups) * shape.group_size
+    chunks = -(-limit // shape.chunk)
+    samples = tickets * chunks * shape.uses
+    if wanted > samples:
+        text = (
+            f"an optimiser step takes {wanted} samples, and a training step has {samples} at most ({tickets} "
+            f"trajectories of {chunks} chunks): it is one optimiser step an epoch, as without global_batch"
+        )
+        yield ("train", "global_batch"), text
+
+
+def _of_replay(spec: Spec) -> Iterator[Item]:
+    replay, per_step = spec.asynchrony.replay, RunShape.of(spec).groups_per_step
+    if replay.uses == 1 or replay.sampling != "oldest":
+        return
+    needed = (replay.uses - 1) * per_step
+    if replay.capacity is not None and replay.capacity > needed:
+        text = f"sampling: oldest keeps {needed} groups ({replay.uses - 1} x {per_step}); room for more has no effect"
+        yield ("asynchrony", "replay", "capacity"), text
+
+
+def _of_algorithm(spec: Spec) -> Iterator[Item]:
+    config, asynchrony = spec.algorithm.config, spec.asynchrony
+    if isinstance(config, CriticSettings) and not config.value_coef:
+        text = (
+            "the critic is never trained, and advantages are those of the values that it begins with; give more than 0"
+        )
+        yield ("algorithm", "value_coef"), text
+    bounds = config.filter if isinstance(config, GroupSettings) else None
+    if bounds is not None and bounds.lower == 0 and bounds.upper == 1:
+        yield ("algorithm", "filter"), "0 to 1 keeps every group; remove it, or give narrower bounds"
+    old = asynchrony.max_lag or spec.rollout.lag or asynchrony.replay.uses > 1
+    if isinstance(config, CorrectionSettings) and config.correction != "none" and not old:
+        text = (
+            "nothing that is trained on is old (asynchrony.max_lag: 0, rollout.lag: 0, uses: 1), and so nothing is "
+            "corrected; set one of these, or correction: none"
+        )
+        yield ("algorithm", "correction"), text
+
+
+def _of_imagination(spec: Spec) -> Iterator[Item]:
+    section = spec.imagination
+    if section is None:
+        return
+    if section.warm_start >= spec.train.steps:
+        text = f"none of the {spec.train.steps} steps has imagined trajectories; give fewer than {spec.train.steps}"
+        yield ("imagination", "warm_start"), text
+    if section.recent > section.buffer:
+        text = f"{section.buffer} episodes are kept (buffer), so more than these have no effect"
+        yield ("imagination", "recent"), text
