@@ -32,6 +32,7 @@ def check_inputs(case: ModelCase, cameras: tuple[str, ...] | None) -> None:
         _cameras(case, cameras)
         _state(case)
         _each_row_its_value(case)
+    with case.f.section("black and white pictures"), case.moved(MOVED):
         _extremes(case)
     with case.f.section("actions of each number"):
         _numbers_alike(case)

@@ -88,8 +88,7 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     modes = [part.training for part in module.modules()]
     flags = [p.requires_grad for p in module.parameters()]
     switches = (torch.is_grad_enabled(), torch.get_default_dtype())
-    generators = generator_states()
-    call()
+    ran = run_from(11, call)
     now = module.state_dict()
     lost = [name for name, tensor in tensors.items() if name not in now or not _equal(now[name], tensor)]
     remedy = "only an optimiser may change them: policies in other processes would not know"
@@ -101,9 +100,9 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())
     f.expect(same, where, "torch's default dtype and grad mode left alone", "a change", "use the context managers")
     if where == "imitation_loss":  # dropout draws from torch's generator: that is no mistake
-        moved = seeded_generators(run_from(11, call), run_from(12, call))
+        moved = seeded_generators(ran, run_from(12, call))
     else:
-        moved = changed_generators(generators, generator_states())
+        moved = changed_generators(ran.start, ran.end)
     expected = "the global random generators left alone"
     f.expect(not moved, where, expected, f"a change of {' and '.join(moved)}'s", OWN)
 
