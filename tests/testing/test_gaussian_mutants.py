@@ -123,7 +123,7 @@ class Sees(Gaussian):
 @found_by("an answer that depends on the pictures of camera 'camera1'")
 class OneCamera(Sees):
     def look(self, obs):
-        return attrs.evolve(obs, images={name: obs.images["camera0"] for name in obs.images})
+        return attrs.evolve(obs, images=dict.fromkeys(obs.images, obs.images["camera0"]))
 
 
 @found_by("an answer that depends on the pictures of camera 'camera0'")
@@ -412,7 +412,7 @@ class SeedsTorch(Gaussian):
 @found_by("chunk_log_probs: expected the global random generators left alone, got a change of NumPy's")
 class SeedsNumpy(Changed):
     def scored(self, scores):
-        np.random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
         return scores
 
 
@@ -563,7 +563,7 @@ class FrontCamera(Sees):
     cameras_read = ("camera0",)
 
     def look(self, obs):
-        return attrs.evolve(obs, images={name: obs.images["camera0"] for name in obs.images})
+        return attrs.evolve(obs, images=dict.fromkeys(obs.images, obs.images["camera0"]))
 
 
 class Regression(Gaussian):
