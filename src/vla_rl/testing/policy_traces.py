@@ -17,6 +17,7 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Context
 from vla_rl.testing.model_case import ModelCase
 
+SEEDED = "seed by Context.seed inside torch.random.fork_rng(), or draw from vla_rl.generator"
 OWN = "draw from `noise`; seed a torch.Generator of your own, or work inside torch.random.fork_rng()"
 
 
@@ -119,8 +120,7 @@ def check_building(case: ModelCase, first: Ran, second: Ran) -> None:
     one, other = (ran.result.module.state_dict() for ran in (first, second))
     differ = [name for name in one if name not in other or not _equal(other[name], one[name])]
     expected = "the same weights in every process, whatever the global generators did before"
-    remedy = "seed by Context.seed inside torch.random.fork_rng(), or draw from vla_rl.generator"
-    case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", remedy)
+    case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
 
 
 def other_seed(told: Context) -> Context:
