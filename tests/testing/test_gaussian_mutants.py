@@ -434,17 +434,6 @@ class CountsWhatItScores(Gaussian):
         return super().chunk_log_probs(obs, chunk)
 
 
-@found_by("train and eval modes that stay as they are")
-class LeavesEvalMode(Gaussian):
-    def sample_chunk(self, obs, noise, greedy):
-        self.module.eval()
-        return super().sample_chunk(obs, noise, greedy)
-
-    def chunk_log_probs(self, obs, chunk):
-        self.module.train()
-        return super().chunk_log_probs(obs, chunk)
-
-
 @found_by("`requires_grad` that stays as it is")
 class FreezesWhileSampling(Gaussian):
     def sample_chunk(self, obs, noise, greedy):

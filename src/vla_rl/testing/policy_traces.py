@@ -1,5 +1,5 @@
-"""What `check_model` finds out about what a policy leaves behind: weights, modes and global generators stay as they
-were, whatever is asked of it."""
+"""What `check_model` finds out about what a policy leaves behind: weights and global generators stay as they were,
+whatever is asked of it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,6 @@ def check_traces(case: ModelCase) -> None:
 def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     module, f = case.model.module, case.f
     tensors = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    modes = [part.training for part in module.modules()]
     flags = [p.requires_grad for p in module.parameters()]
     switches = (torch.is_grad_enabled(), torch.get_default_dtype())
     ran = run_from(11, call)
@@ -94,8 +93,6 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     lost = [name for name, tensor in tensors.items() if name not in now or not _equal(now[name], tensor)]
     remedy = "only an optimiser may change them: policies in other processes would not know"
     f.expect(not lost, where, "weights and buffers that stay as they are", f"a change of {', '.join(lost[:4])}", remedy)
-    same = modes == [part.training for part in module.modules()]
-    f.expect(same, where, "train and eval modes that stay as they are", "a change", "put the mode back")
     same = flags == [p.requires_grad for p in module.parameters()]
     f.expect(same, where, "`requires_grad` that stays as it is", "a change", "put it back")
     same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())
