@@ -37,7 +37,8 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
     total and gradient in one piece as in micro-batches. Advantages rise with the rewards, at the right steps, and
     follow from the rollout alone (`advantages.py`); the loss makes likelier what had a positive advantage, each sample
-    by its weight (`losses.py`); metrics have names that are free (`toolkit/algorithms/metric_names.py`).
+    by its weight, with a gradient in every log-prob where a step has not gone too far yet (`losses.py`); old data count
+    as `corrects` says; metrics have names that are free (`toolkit/algorithms/metric_names.py`).
     `config`: of the plugin, when a `Plugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """

@@ -40,7 +40,8 @@ def check_model(
     Args:
         model: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
             `temperature`. A component is told these when it was built: pass the same.
-        env: default: two 64-px cameras, a state of 4 numbers, 3 action dimensions in [-1, 1], two tasks.
+        env: default: two 64-px cameras, a state of 4 numbers, two tasks, 3 action dimensions from -0.2 to 0.3, 0 to 1
+            and -3 to 3. There a `Plugin` is built for other bounds too, unless its config names a checkpoint.
         rows: batch size of the checks.   atol: tolerance of log-probs, values and actions; raise it below fp32.
         reload: folder -> config that loads what `save` wrote there. Default, for a `Plugin` whose config has
             a `checkpoint`: the config with it set.
