@@ -15,13 +15,17 @@ import torch
 from torch import nn
 from torch.distributions import Normal
 
+from vla_rl.core.types import Context
 from vla_rl.testing import CheckFailed, check_model
+from vla_rl.testing.synthetic import env_info
 
 PAGE = (Path(__file__).parents[2] / "docs" / "write-a-plugin.md").read_text()
 (SOURCE,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if text.startswith("# gauss"))
 page = types.ModuleType("gaussian")
 exec(SOURCE, page.__dict__)
 Gaussian = page.Gaussian
+ENV = env_info(pixels=16)
+"""The default of `check_model`, with smaller pictures."""
 
 MUTANTS: dict[type, str] = {}
 
@@ -38,7 +42,7 @@ def found_by(text):
 
 def findings(mutant, values="chunk"):
     with pytest.raises(CheckFailed) as failed:
-        check_model(attrs.evolve(page.plugin, build=mutant), page.Config(width=16), values=values)
+        check_model(attrs.evolve(page.plugin, build=mutant), page.Config(width=16), env=ENV, values=values)
     return str(failed.value)
 
 
@@ -513,13 +517,9 @@ def test_a_mistake_is_found(mutant) -> None:
 
 def test_clipped_actions_of_a_component_are_found_without_its_plugin() -> None:
     """Nothing can be built anew for other bounds."""
-    from vla_rl.core.types import Context
-    from vla_rl.testing.synthetic import env_info
-
-    info = env_info()
-    model = UnscaledButClipped(page.Config(width=16), Context(env=info, chunk=2))
+    model = UnscaledButClipped(page.Config(width=16), Context(env=ENV, chunk=2))
     with pytest.raises(CheckFailed, match="fill the ranges of all their numbers about alike"):
-        check_model(model, env=info)
+        check_model(model, env=ENV)
 
 
 # ------------------------------------------------------------------------------------------------ unusual, and right
@@ -589,4 +589,4 @@ class DropoutWhileCloning(Gaussian):
 @pytest.mark.parametrize("values", ["none", "chunk"])
 def test_unusual_models_pass(model, values) -> None:
     plugin = attrs.evolve(page.plugin, build=model)
-    check_model(plugin, page.Config(width=16), values=values)
+    check_model(plugin, page.Config(width=16), env=ENV, values=values)
