@@ -467,6 +467,25 @@ class CorrectsInSecret(Decoupled):
     corrects = False
 
 
+IMPORTANCE = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5"
+
+
+@found_by(IMPORTANCE)
+class WeightInverted(Impala):
+    def loss(self, scores, batch):
+        log_probs = scores.log_probs.sum(-1)
+        weight = (batch.log_probs.sum(-1) - log_probs.detach()).exp().clamp(max=2.0)
+        return done(-(weight * log_probs * batch.advantages * batch.weights).sum())
+
+
+@found_by(IMPORTANCE)
+class BehaviourInverted(Decoupled):
+    def loss(self, scores, batch):
+        advantages, weights = batch.advantages[..., None], batch.weights[..., None]
+        behaviour = (batch.log_probs - batch.fresh_log_probs).exp()
+        return done((behaviour * self.surrogate(self.log_ratio(scores, batch), advantages) * weights).sum())
+
+
 # ----------------------------------------------------------------------------------------------- masks and entropies
 
 

@@ -130,6 +130,8 @@ def check_behaviour(case: LossCase) -> None:
         _nothing,
         _invalid,
     ]
+    if case.algorithm.corrects:
+        checks.append(_importance)
     if case.batch.values is not None:
         checks.append(_critic)
     if case.batch.reference_log_probs is not None:
@@ -294,6 +296,26 @@ def _tokens_of_a_ratio(case: LossCase, batch: Batch) -> Tensor:
     if bool(shared[:, 1:].any()):
         return (batch.valid.sum(-1).float() * tokens).clamp_min(1)[:, None, None]
     return torch.full((len(batch.valid), 1, 1), float(tokens if bool(shared[:, 0, 1:].any()) else 1))
+
+
+def _importance(case: LossCase) -> None:
+    """What the current policy does more often than the one that acted counts no less than what it does more rarely,
+    unless it is dropped."""
+    batch = case.probe
+    current, tokens = batch.log_probs, _tokens_of_a_ratio(case, batch)
+    for sign in (1, -1):
+        sizes = []
+        for ratio in (0.5, 2.0):
+            older = attrs.evolve(batch, log_probs=current - math.log(ratio) / tokens)
+            judged, neutral = (case.of(_judged(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0))
+            sizes.append(float((judged - neutral).abs().sum()))
+        fine = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
+        expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as corrects is True"
+        got, remedy = (
+            f"{sizes[1]:.3g}, and {sizes[0]:.3g}",
+            "weigh by exp(log_probs - batch.log_probs), not its inverse",
+        )
+        case.expect(fine, expected, got, remedy)
 
 
 def _old_policy(case: LossCase) -> None:
