@@ -30,6 +30,8 @@ NUDGE = 3e-3
 """By which weights are moved, either way, for Fisher's information."""
 LEAST, MOST = 0.5, 1.9
 """Its two definitions, as a ratio: 1, from 0.67 to 1.2 by chance; a mean of three numbers gives 0.33, twice a sum 2."""
+TURNED = 0.75
+"""Cosine from which a clone in the opposite order fits: 0.89 of a Gaussian policy, up to 0.5 of a flow by chance."""
 KERNELS = 10.0
 """Times `atol`: batches of other sizes run other kernels."""
 
@@ -357,7 +359,8 @@ def _same_order(case: ModelCase, chunk: Chunk, likelier: Tensor, cosine: float) 
     swapped = float(other @ likelier / (other.norm() * likelier.norm()).clamp_min(1e-12))
     expected = "actions of a chunk in the order in which they are sampled"
     got = f"a better fit in the opposite order (cosine {swapped:.2f}, and {cosine:.2f})"
-    case.f.expect(swapped < cosine + 0.3 or swapped < 0.5, "imitation_loss", expected, got, "keep them in order")
+    fine = swapped < max(TURNED, cosine + 0.4)
+    case.f.expect(fine, "imitation_loss", expected, got, "keep them in order")
 
 
 def _flat(case: ModelCase, total: Tensor) -> Tensor:
