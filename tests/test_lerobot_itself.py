@@ -86,7 +86,7 @@ def test_a_recorded_data_set_is_opened(tmp_path: Path, rows: str) -> None:
 )
 def test_an_exported_checkpoint_acts_alike(tmp_path: Path, model: str, keys: dict[str, Any]) -> None:
     """With the same noise, to 1e-5 of the actions' range, which is [-1, 1]."""
-    env, plugin = synthetic.env_info(), load("model", model)
+    env, plugin = synthetic.env_info(bounds=((-1.0, 1.0),)), load("model", model)
     config = plugin.config(preset="tiny", greedy_start="zeros", denoise_steps=10, **keys)
     policy = plugin.build(config, Context(env=env, chunk=CHUNK))
     policy.save(tmp_path / "model")

@@ -332,15 +332,6 @@ class PenalisedEntropy(Ppo):
         return super().loss(attrs.evolve(scores, entropy=-scores.entropy), batch)
 
 
-@found_by("finite numbers at log-ratios of 100")
-class UnboundedRatio(Reinforce):
-    def loss(self, scores, batch):
-        ratio = (scores.log_probs.sum(-1) - batch.log_probs.sum(-1)).exp()
-        total = torch.max(-batch.advantages * ratio, -batch.advantages * ratio.clamp(0.8, 1.2))
-        total = (total * batch.weights).sum()
-        return Loss(total=total, metrics={"loss/policy": total.detach()})
-
-
 @found_by("a total of 0 where all weights are 0")
 class ConstantPart(Reinforce):
     def loss(self, scores, batch):
@@ -476,7 +467,7 @@ class GroupStandardised(Grpo):
 
     def advantages(self, rollout):
         made = GRPO(GRPOConfig(normalize_by_std=False)).advantages(rollout)
-        return attrs.evolve(made, advantages=made.advantages / (made.advantages.std() + 1e-6))
+        return attrs.evolve(made, advantages=made.advantages / (made.advantages[rollout.samples].std() + 1e-6))
 
 
 SETTINGS = [

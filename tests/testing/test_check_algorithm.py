@@ -28,7 +28,8 @@ class Critic(Reinforce):
 
     def advantages(self, rollout):
         base = super().advantages(rollout)
-        return attrs.evolve(base, returns=rollout.rewards, value_weights=base.weights)
+        advantages = base.advantages - rollout.values * base.weights
+        return attrs.evolve(base, advantages=advantages, returns=rollout.rewards, value_weights=base.weights)
 
     def loss(self, scores, batch):
         base = super().loss(scores, batch)

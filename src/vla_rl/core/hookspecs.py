@@ -53,6 +53,8 @@ class VLAModel(ABC):
     """The part of `module` that only `values` come from: it has a learning rate and a warm-up of its own."""
     tokens_per_action: int
     """M."""
+    cameras_read: tuple[str, ...] | None = None
+    """Cameras that it looks at; None: all of the simulator's."""
 
     @hookspec(firstresult=True)
     def encode_actions(self, actions: ArrayOrTensor) -> torch.Tensor:

@@ -82,9 +82,10 @@ def check_advantages(case: AdvantageCase) -> None:
         _credit,
         _groups,
         _invalid,
+        _longer,
     ]
     if case.values != "none":
-        checks.append(_baseline)
+        checks += [_baseline, _unfinished]
     if case.algorithm.scope == "group":
         checks.append(_scope)
     for check in checks:
@@ -92,7 +93,7 @@ def check_advantages(case: AdvantageCase) -> None:
             check(case)
 
 
-def _same(one: Tensor | None, other: Tensor | None, tolerance: float = 0.0) -> bool:
+def same_tensor(one: Tensor | None, other: Tensor | None, tolerance: float = 0.0) -> bool:
     if one is None or other is None:
         return one is other
     return one.shape == other.shape and bool(((one - other).abs() <= tolerance * (1 + other.abs())).all())
@@ -102,13 +103,13 @@ def _repeats(case: AdvantageCase) -> None:
     rollout, remedy = case.rollout(), "no random numbers, and no state: a resumed run would not have it"
     algorithm, f = case.algorithm, case.f
     shaped = [algorithm.shape_rewards(rollout) for _ in range(2)]
-    same = _same(shaped[0].rewards, shaped[1].rewards)
+    same = same_tensor(shaped[0].rewards, shaped[1].rewards)
     f.expect(same, "shape_rewards", "the same rewards for the same rollout", "others the second time", remedy)
     kept = [algorithm.select(part) for part in shaped]
     f.expect(torch.equal(*kept), "select", "the same choice for the same rollout", "another the second time", remedy)
     made = [algorithm.advantages(part) for part in shaped]
     for name in TENSORS:
-        same = _same(getattr(made[0], name), getattr(made[1], name))
+        same = same_tensor(getattr(made[0], name), getattr(made[1], name))
         f.expect(same, f"advantages: {name}", "the same for the same rollout", "others the second time", remedy)
 
 
@@ -149,7 +150,7 @@ def _order(case: AdvantageCase) -> None:
     one, other, index = case.advantages(rollout), case.advantages(turned), torch.from_numpy(columns)
     for name in TENSORS:
         tensor = getattr(one, name)
-        same = _same(None if tensor is None else tensor[:, index], getattr(other, name), 1e-4)
+        same = same_tensor(None if tensor is None else tensor[:, index], getattr(other, name), 1e-4)
         expected = "the same for a trajectory wherever it stands, and whatever number its group has"
         case.f.expect(same, f"advantages: {name}", expected, "others", "find members by `rollout.groups == number`")
 
@@ -169,6 +170,13 @@ def _credit(case: AdvantageCase) -> None:
     remedy = "let them rise with the rewards, at the step where these are paid"
     got = f"{float(before[e, n]):.3g}, then {float(after[e, n]):.3g}"
     case.f.expect(fine, "advantages", "a higher advantage of an action that is paid more", got, remedy)
+    grown = float(after[0, n] - after[e, n])
+    expected, remedy = (
+        "no more credit for an early action than for one that is paid",
+        "discount by the steps between both",
+    )
+    got = f"{float(after[0, n]):.3g} for the first, {float(after[e, n]):.3g}"
+    case.f.expect(grown <= NOISE * abs(peak) + 1e-6, "advantages", expected, got, remedy)
     leaks = float(after[e + 1 :, n].max() - after[: e + 1, n].min())
     remedy = "sum rewards from an action on, not up to it"
     expected = "as much credit for actions up to a reward as for those after it"
@@ -180,7 +188,14 @@ def _credit(case: AdvantageCase) -> None:
     fine = float(rises[e]) > 0 and bool((rises >= -room).all())
     got = f"a change of {float(rises[e]):.3g}"
     case.f.expect(fine, "advantages: returns", "a higher target where more is paid", got, "add the rewards")
+    fine = bool((rises <= rises[e] + room).all())
+    expected, got = (
+        "a target that rises most where more is paid",
+        f"{float(rises.max()):.3g}, and {float(rises[e]):.3g}",
+    )
+    case.f.expect(fine, "advantages: returns", expected, got, "discount by the steps between both")
     fine = bool((rises[e + 1 :].abs() <= room + 1e-6).all())
+    remedy = "sum rewards from an action on, not up to it, and take advantages before they are normalised"
     case.f.expect(fine, "advantages: returns", "targets that know of later rewards only", "earlier ones too", remedy)
     if float(after[e + 1 :, n].max() - after.median()) <= NOISE * peak:  # each action has its own credit
         _episodes_apart(case)
@@ -195,7 +210,7 @@ def _groups(case: AdvantageCase) -> None:
         f.expect(found < 1e-4, where, expected, f"up to {found:.3g}", "compare a score with its own group's")
         return
     apart = rollout.evolve(groups=torch.arange(len(WON)))
-    same = _same(case.advantages(rollout).advantages, case.advantages(apart).advantages, 1e-5)
+    same = same_tensor(case.advantages(rollout).advantages, case.advantages(apart).advantages, 1e-5)
     f.expect(same, where, "no use of groups, which `needs` lacks", "some", "add 'groups' to needs")
 
 
@@ -216,7 +231,7 @@ def _scope(case: AdvantageCase) -> None:
         for name in ("advantages", "weights", "returns", "value_weights"):
             tensor = getattr(whole, name)
             part = None if tensor is None else tensor[: STEPS - g, columns]
-            same = _same(part, getattr(made, name), 1e-4)
+            same = same_tensor(part, getattr(made, name), 1e-4)
             case.f.expect(same, f"advantages: {name}", expected, "others", remedy)
 
 
@@ -237,7 +252,7 @@ def _invalid(case: AdvantageCase) -> None:
         changed = changed.evolve(values=torch.where(of_value, torch.tensor(77.0), ragged.values))
     one, other = case.advantages(ragged), case.advantages(changed)
     for name in TENSORS:
-        same = _same(getattr(one, name), getattr(other, name), 1e-5)
+        same = same_tensor(getattr(one, name), getattr(other, name), 1e-5)
         expected = "the same whatever stands where `valid` is False"
         case.f.expect(same, f"advantages: {name}", expected, "others", "mask before sums, means and deviations")
 
@@ -253,6 +268,50 @@ def _baseline(case: AdvantageCase) -> None:
     got = f"{float(one[e, n]):.3g}, then {float(other[e, n]):.3g}"
     expected = "no higher advantage where the critic expected more"
     case.f.expect(bool(other[e, n] <= one[e, n]), "advantages", expected, got, "subtract the values")
+    expected = "a lower advantage where the critic expected more, as `needs` has values"
+    case.f.expect(not bool(other[e, n] == one[e, n]), "advantages", expected, "the same", "subtract the values")
+    targets = case.returns(rollout.evolve(values=values)) - case.returns(rollout)
+    fine = bool(targets[e, n] >= -NOISE * HUGE)
+    expected = "no lower target where the critic expected more"
+    remedy = "returns are advantages plus values, before any normalisation"
+    case.f.expect(fine, "advantages: returns", expected, f"a change of {float(targets[e, n]):.3g}", remedy)
+
+
+def _longer(case: AdvantageCase) -> None:
+    """The same episodes in a rollout that goes on, for other episodes, by two chunk steps."""
+    rollout = case.rollout(ends=[1 + n % (STEPS * CHUNK) for n in range(len(WON))])
+    longer = rollout.evolve(
+        **{
+            name: torch.cat([tensor, torch.zeros_like(tensor[:2])])
+            for name, tensor in attrs.asdict(rollout, recurse=False).items()
+            if isinstance(tensor, Tensor) and name not in PER_COLUMN
+        }
+    )
+    one, other = case.advantages(rollout), case.advantages(longer)
+    for name in ("advantages", "returns"):
+        tensor, extended = getattr(one, name), getattr(other, name)
+        same = same_tensor(tensor, None if extended is None else extended[:STEPS], 1e-4)
+        expected = "the same however many steps follow in which nothing is valid"
+        case.f.expect(same, f"advantages: {name}", expected, "others", "mask before sums, means and deviations")
+
+
+def _unfinished(case: AdvantageCase) -> None:
+    """Episodes that go on behind the rollout have the value of what follows, where values inside it are used."""
+    n, t = WON.index(False), STEPS // 2
+    rollout: Any = case.rollout(ends=STEPS * CHUNK + 1)
+    before = case.returns(rollout)
+
+    def change(name: str, at: int) -> Tensor:
+        changed = getattr(rollout, name).clone()
+        changed[at, n] += HUGE
+        return case.returns(rollout.evolve(**{name: changed}))[:, n] - before[:, n]
+
+    if float(change("values", t)[t * CHUNK - 1].abs()) <= 1e-3 * HUGE:
+        return  # targets of rewards alone
+    got = float(change("next_values", -1)[-1])
+    expected = "a higher target before the end of the rollout where what follows is worth more"
+    remedy = "go on with rollout.next_values where an episode has not terminated"
+    case.f.expect(got > NOISE * HUGE, "advantages: returns", expected, f"a change of {got:.3g}", remedy)
 
 
 def _episodes_apart(case: AdvantageCase) -> None:

@@ -15,7 +15,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
-from vla_rl.testing.advantages import AdvantageCase, check_advantages
+from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
 from vla_rl.testing.findings import Findings, built
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
 from vla_rl.toolkit.algorithms.result_checks import SAID, reserved
@@ -37,7 +37,8 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
     total and gradient in one piece as in micro-batches. Advantages rise with the rewards, at the right steps, and
     follow from the rollout alone (`advantages.py`); the loss makes likelier what had a positive advantage, each sample
-    by its weight (`losses.py`); metrics have names that are free (`toolkit/algorithms/result_checks.py`).
+    by its weight, with a gradient in every log-prob where a step has not gone too far yet (`losses.py`); old data count
+    as `corrects` says; metrics have names that are free (`toolkit/algorithms/result_checks.py`).
     `config`: of the plugin, when a `Plugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """
@@ -69,9 +70,48 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
             rollout = synthetic.rollout(values=values, features=features, fresh=fresh, **options)
             made.append(_whole_path(case, kind, rollout))
     if made and made[0] is not None:
-        check_advantages(AdvantageCase(chosen, f, values, features))
+        advantages = AdvantageCase(chosen, f, values, features)
+        check_advantages(advantages)
         check_behaviour(made[0])
+        with f.section("old data"):
+            _check_old_data(advantages, made[0])
     f.close()
+
+
+def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
+    """What an algorithm says of old data is what it does with them."""
+    algorithm, f = loss.algorithm, loss.f
+    by_age = _matters(advantages, loss, "log_probs") or _matters_by_lag(loss)
+    if algorithm.corrects:
+        remedy = "weigh by exp(log_ratio) to batch.log_probs, by fresh_log_probs or by lag; or leave corrects False"
+        f.expect(by_age, "corrects", "old data that count otherwise than new ones", "the same loss", remedy)
+    if "fresh-log-probs" not in algorithm.needs:
+        return
+    used = _matters(advantages, loss, "fresh_log_probs")
+    f.expect(used, "needs", "a use of fresh_log_probs, as it has fresh-log-probs", "none", "leave it out of needs")
+    told = algorithm.corrects or not (used and by_age)
+    remedy = "say so, or the runtime refuses to train on data more than once"
+    f.expect(told, "corrects", "True where fresh and recorded log_probs are compared", "False", remedy)
+
+
+def _matters(advantages: AdvantageCase, loss: LossCase, name: str) -> bool:
+    """Whether these log-probs of a rollout, and of its batches, change anything."""
+    rollout, batch = advantages.rollout(), loss.batch
+    moved: dict[str, Any] = {name: getattr(rollout, name) + _drift(getattr(rollout, name))}
+    one, other = advantages.advantages(rollout), advantages.advantages(rollout.evolve(**moved))
+    if any(not same_tensor(getattr(one, part), getattr(other, part)) for part in TENSORS):
+        return True
+    changed = attrs.evolve(batch, **{name: getattr(batch, name) + _drift(getattr(batch, name))})
+    return any(not torch.equal(a, b) for a, b in zip(loss.of()[1], loss.of(changed)[1], strict=True))
+
+
+def _matters_by_lag(loss: LossCase) -> bool:
+    older = attrs.evolve(loss.batch, lag=loss.batch.lag + 1 + torch.arange(len(loss.batch.lag)) % 3)
+    return any(not torch.equal(a, b) for a, b in zip(loss.of()[1], loss.of(older)[1], strict=True))
+
+
+def _drift(tensor: torch.Tensor) -> torch.Tensor:
+    return 0.3 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(4))
 
 
 def _check_features(f: Findings, algorithm: Algorithm) -> int:

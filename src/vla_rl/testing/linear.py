@@ -55,6 +55,7 @@ class LinearModel(VLAModel):
         self._sample_latency = sample_latency or Latency(0.0)
         self.tokens_per_action = env.action_dim
         self._cameras, self._has_state = tuple(env.cameras), env.state_dim > 0
+        self.cameras_read = () if self._has_state else self._cameras
         inputs = env.state_dim or 3 * POOL * POOL * len(env.cameras)
         self._shape = {"inputs": inputs, "chunk": chunk, "action_dim": env.action_dim, "bins": bins}
         critic = {"none": 0, "chunk": 1, "action": chunk}[values]

@@ -20,8 +20,11 @@ from vla_rl.toolkit.algorithms.statistics import read_all
 
 EXACT = 1e-5
 SPLIT = "divide by nothing that depends on the micro-batch: weights carry the normalisation"
-EXTREME = 100.0
-"""Log-ratio whose exponential is infinite in float32."""
+EXTREME = 20.0
+"""Log-ratio of a whole chunk, whose exponential is 5e8. That of 100 is infinite in float32: where it is not clamped, as
+in the textbook's PPO, so is the loss, and no policy gets there."""
+RATIOS = (0.5, 1.0, 2.0)
+CLIP = "clip only what went too far already: -min(r A, clip(r, 1 - low, 1 + high) A), with the ratio r = exp(log_ratio)"
 
 
 @frozen(eq=False)
@@ -42,6 +45,12 @@ class LossCase:
         if batch.values is not None:
             leaves.append(batch.values + 0.3 * torch.randn(batch.values.shape, generator=draws))
         object.__setattr__(self, "leaves", tuple(leaves))
+
+    @property
+    def probe(self) -> Batch:
+        """The batch with one old policy: what acted is what the training step began with."""
+        batch = self.batch
+        return batch if batch.fresh_log_probs is None else attrs.evolve(batch, log_probs=batch.fresh_log_probs)
 
     @property
     def at_the_old_policy(self) -> tuple[Tensor, ...]:
@@ -113,12 +122,16 @@ def check_behaviour(case: LossCase) -> None:
         _repeats,
         _weights,
         _advantages,
+        _ratios,
+        _old_policy,
         _actions_apart,
         _entropy,
         _extremes,
         _nothing,
         _invalid,
     ]
+    if case.algorithm.corrects:
+        checks.append(_importance)
     if case.batch.values is not None:
         checks.append(_critic)
     if case.batch.reference_log_probs is not None:
@@ -229,6 +242,97 @@ def _advantages(case: LossCase) -> None:
     case.expect(fine, "no gradient in log_probs from advantages of 0", "one", "multiply by batch.advantages as it is")
 
 
+def _ratios(case: LossCase) -> None:
+    """At ratios of 0.5, 1 and 2, with advantages of both signs: no log-prob goes the wrong way, and each has a gradient
+    where a step has not gone too far yet."""
+    batch = case.probe
+    counted = _entries(batch)
+    signs = (1, -1) if case.signed else (1,)
+    tokens = _tokens_of_a_ratio(case, batch)
+    for ratio in RATIOS:
+        leaves = list(case.at_the_old_policy)
+        leaves[0] = batch.log_probs + math.log(ratio) / tokens
+        if batch.reference_log_probs is not None:  # no divergence, beside which small gradients would be lost
+            batch = attrs.evolve(batch, reference_log_probs=leaves[0])
+        neutral = case.of(_judged(batch, 0), leaves)[1][0]
+        for sign in signs:
+            gradient = case.of(_judged(batch, sign), leaves)[1][0] - neutral
+            up = (-sign * gradient)[counted]
+            kind = "positive" if sign > 0 else "negative"
+            direction = "likelier" if sign > 0 else "less likely"
+            wrong = float((up < -1e-3 * up.abs().max()).float().mean())
+            expected = f"a step at a ratio of {ratio:g} that makes actions of {kind} advantage {direction}"
+            case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
+            open_side = ratio <= 1 if sign > 0 else ratio >= 1
+            if open_side and case.signed:
+                none = float((up == 0).float().mean())
+                expected = f"a gradient in every log-prob of {kind} advantage at a ratio of {ratio:g}"
+                case.expect(none == 0, expected, f"none in {none:.0%} of them", CLIP)
+
+
+def _judged(batch: Batch, sign: int) -> Batch:
+    """The batch with this advantage wherever there is an action."""
+    acted = batch.valid if batch.advantages.dim() > 1 else batch.valid.any(-1)
+    return attrs.evolve(batch, advantages=torch.where(acted, float(sign), 0.0))
+
+
+def _entries(batch: Batch) -> Tensor:
+    """bool [B, C, M]: log-probs of actions that count and have a weight."""
+    weighted = batch.weights > 0
+    counted = batch.valid & (weighted if weighted.dim() > 1 else weighted[:, None])
+    return counted[..., None].expand(batch.log_probs.shape)
+
+
+def _tokens_of_a_ratio(case: LossCase, batch: Batch) -> Tensor:
+    """float [B, 1, 1]: how many tokens a ratio is taken of. The log-ratio of one token is changed: where gradients of
+    others change too, they share a ratio."""
+    leaves = list(case.at_the_old_policy)
+    leaves[0] = batch.log_probs.clone()
+    before = case.of(_judged(batch, 1), leaves)[1][0]
+    leaves[0][:, 0, 0] -= 0.05
+    moved = (case.of(_judged(batch, 1), leaves)[1][0] - before).abs() > 1e-4 * before.abs().max()
+    shared = moved & _entries(batch)
+    tokens = batch.log_probs.shape[-1]
+    if bool(shared[:, 1:].any()):
+        return (batch.valid.sum(-1).float() * tokens).clamp_min(1)[:, None, None]
+    return torch.full((len(batch.valid), 1, 1), float(tokens if bool(shared[:, 0, 1:].any()) else 1))
+
+
+def _importance(case: LossCase) -> None:
+    """What the current policy does more often than the one that acted counts no less than what it does more rarely,
+    unless it is dropped."""
+    batch = case.probe
+    current, tokens = batch.log_probs, _tokens_of_a_ratio(case, batch)
+    for sign in (1, -1):
+        sizes = []
+        for ratio in (0.5, 2.0):
+            older = attrs.evolve(batch, log_probs=current - math.log(ratio) / tokens)
+            judged, neutral = (case.of(_judged(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0))
+            sizes.append(float((judged - neutral).abs().sum()))
+        fine = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
+        expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as corrects is True"
+        got, remedy = (
+            f"{sizes[1]:.3g}, and {sizes[0]:.3g}",
+            "weigh by exp(log_probs - batch.log_probs), not its inverse",
+        )
+        case.expect(fine, expected, got, remedy)
+
+
+def _old_policy(case: LossCase) -> None:
+    """Without advantages, nothing pushes log-probs further up that have risen already."""
+    if not case.signed:
+        return  # it may look at weights alone
+    batch = _judged(case.probe, 0)
+    if batch.reference_log_probs is not None:
+        batch = attrs.evolve(batch, reference_log_probs=batch.log_probs)
+    leaves = list(case.at_the_old_policy)
+    leaves[0] = batch.log_probs + math.log(2.0)
+    gradient = case.of(batch, leaves)[1][0]
+    fine = (gradient >= -1e-6).all()
+    expected = "no push away from the old policy, without advantages"
+    case.expect(fine, expected, "one for log-probs that have risen", "add a divergence, do not subtract it")
+
+
 def _counted(batch: Batch) -> Tensor:
     """bool [B]: samples with an advantage and a weight."""
     size = len(batch.valid)
@@ -260,6 +364,7 @@ def _entropy(case: LossCase) -> None:
 
 def _extremes(case: LossCase) -> None:
     shift = torch.where(torch.arange(len(case.batch.valid)) % 2 == 0, EXTREME, -EXTREME)
+    shift = shift / case.batch.log_probs[0].numel()
     for sign in (1, -1):
         leaves = list(case.at_the_old_policy)
         leaves[0] = leaves[0] + sign * _like(shift, leaves[0])
@@ -307,6 +412,13 @@ def _critic(case: LossCase) -> None:
     wrong = float((towards[weights > 0] <= 0).float().mean())
     remedy = "penalise scores.values - batch.returns, times value_weights"
     case.expect(fine, "a step of the values towards batch.returns", f"another for {wrong:.0%} of them", remedy)
+    far = list(case.at_the_old_policy)
+    far[2] = values - 3 * sides
+    gradient = case.of(attrs.evolve(case.batch, returns=values + 3 * sides), far)[1][2]
+    wrong = float(((-gradient * sides)[weights > 0] <= 0).float().mean())
+    expected = "a step towards batch.returns of values that went the other way"
+    remedy = "with a clip, take the larger of both losses: max(loss(v), loss(v_old + clip(v - v_old, -c, c)))"
+    case.expect(wrong == 0, expected, f"none for {wrong:.0%} of them", remedy)
 
 
 def _reference(case: LossCase) -> None:

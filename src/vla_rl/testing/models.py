@@ -13,11 +13,13 @@ import torch
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.types import Context, EnvInfo, Plugin, ValueGranularity, to_numpy
+from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.findings import Findings, built
 from vla_rl.testing.model_case import ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take
+from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
+from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
 
 
 def check_model(
@@ -38,7 +40,8 @@ def check_model(
     Args:
         model: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
             `temperature`. A component is told these when it was built: pass the same.
-        env: default: two 64-px cameras, a state of 4 numbers, 3 action dimensions in [-1, 1], two tasks.
+        env: default: two 64-px cameras, a state of 4 numbers, two tasks, 3 action dimensions from -0.2 to 0.3, 0 to 1
+            and -3 to 3. There a `Plugin` is built for other bounds too, unless its config names a checkpoint.
         rows: batch size of the checks.   atol: tolerance of log-probs, values and actions; raise it below fp32.
         reload: folder -> config that loads what `save` wrote there. Default, for a `Plugin` whose config has
             a `checkpoint`: the config with it set.
@@ -46,23 +49,34 @@ def check_model(
     """
     env = synthetic.env_info() if env is None else env
     context = Context(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
+    building = run_from(11, lambda: built("model", model, config, context))
     policy: VLAModel
-    policy, name = built("model", model, config, context)
+    policy, name = building.result
     f = Findings(f"check_model of {name}")
     case = ModelCase(policy, f, env, chunk, values, synthetic.observation(env, rows), atol)
+    plugin = model if isinstance(model, Plugin) else None
+    given = plugin.config() if plugin is not None and config is None else config
     with f.section("sample_chunk"):
         if _sampling(case):
-            for check in (_scores, _noise, _critic, _tokens, _gradients, _publishing):
+            if plugin is not None:  # before anything moves its weights
+                with f.section("build"):
+                    hot = attrs.evolve(context, temperature=2 * temperature)
+                    again = run_from(12, lambda: plugin.build(given, hot))
+                    check_building(case, attrs.evolve(building, result=policy), again)
+            for check in (_scores, _noise, _critic, _tokens, _gradients, check_traces):
                 with f.section(check.__name__.strip("_")):
                     check(case)
+            check_inputs(case, getattr(given, "cameras", None))
             check_policy(case)
-            plugin = model if isinstance(model, Plugin) else None
-            with f.section("save"):
-                _save(case, plugin, config, context, reload)
             if plugin is not None:
                 with f.section("temperature"):
-                    hot = attrs.evolve(context, temperature=2 * temperature)
-                    check_temperature(case, plugin.build(plugin.config() if config is None else config, hot))
+                    check_temperature(case, again.result)
+                with f.section("other bounds"):
+                    check_other_bounds(case, plugin.build, given, context)
+            with f.section("publishing"):
+                _publishing(case)
+            with f.section("save"):
+                _save(case, plugin, given, context, reload)
     f.close()
 
 
@@ -81,29 +95,44 @@ def _value_shape(case: ModelCase) -> tuple[int, ...]:
 
 
 def _sampling(case: ModelCase) -> bool:
-    model, f = case.model, case.f
-    per_action = model.tokens_per_action
-    f.expect(per_action >= 1, "tokens_per_action", "M >= 1", per_action, "log-probs of one action")
-    sampled, fine = case.sample(), True
-    shape = (case.rows, case.chunk, case.env.action_dim)
-    fine &= _array(case, sampled.actions, shape, "sample_chunk: actions")
-    fine &= _array(case, sampled.log_probs, (case.rows, case.chunk, per_action), "sample_chunk: log_probs")
-    if case.values == "none":
-        f.expect(sampled.values is None, "sample_chunk: values", "None", "values", "Context.values is none")
-    elif f.expect(sampled.values is not None, "sample_chunk: values", _value_shape(case), "None", "add a value head"):
-        fine &= _array(case, sampled.values, _value_shape(case), "sample_chunk: values")
-    for name, array in sampled.replay.items():
-        fine &= f.expect(len(array) == case.rows, f"sample_chunk: replay {name!r}", f"batch first ({case.rows} rows)",
-                         list(array.shape), "one entry for each row")  # fmt: skip
-    graph = any(getattr(array, "requires_grad", False) for array in (sampled.actions, sampled.log_probs))
-    f.expect(not graph, "sample_chunk", "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")
-    if fine:
-        low, high = np.array(case.env.action_low), np.array(case.env.action_high)
-        outside = np.maximum(low - to_numpy(sampled.actions), to_numpy(sampled.actions) - high) / (high - low)
-        worst = float(outside.max())
-        f.expect(worst <= 1e-4, "sample_chunk: actions", "within the environment's bounds",
-                 f"{worst:.1%} of the range outside", "check statistics, or clip")  # fmt: skip
+    per_action = case.model.tokens_per_action
+    case.f.expect(per_action >= 1, "tokens_per_action", "M >= 1", per_action, "log-probs of one action")
+    fine = True
+    for where, greedy in (("sample_chunk", False), ("sample_chunk (greedy)", True)):
+        chunk = case.sample(greedy)
+        if _chunk(case, chunk, where):
+            _within_bounds(case, chunk, where)
+        else:
+            fine = False
     return fine
+
+
+def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
+    """Types and shapes of what was sampled."""
+    f, per_action = case.f, case.model.tokens_per_action
+    fine = _array(case, chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
+    fine &= _array(case, chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
+    if case.values == "none":
+        f.expect(chunk.values is None, f"{where}: values", "None", "values", "Context.values is none")
+    elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
+        fine &= _array(case, chunk.values, _value_shape(case), f"{where}: values")
+    for name, array in chunk.replay.items():
+        fine &= f.expect(len(array) == case.rows, f"{where}: replay {name!r}", f"batch first ({case.rows} rows)",
+                         list(array.shape), "one entry for each row")  # fmt: skip
+    graph = any(getattr(array, "requires_grad", False) for array in (chunk.actions, chunk.log_probs))
+    f.expect(not graph, where, "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")
+    return fine
+
+
+def _within_bounds(case: ModelCase, chunk: Chunk, where: str) -> None:
+    low, high = np.array(case.env.action_low), np.array(case.env.action_high)
+    actions = to_numpy(chunk.actions)
+    outside = np.maximum(low - actions, actions - high) / (high - low)
+    worst = float(outside.max())
+    at = [i for i in range(case.env.action_dim) if float(outside[..., i].max()) > 1e-4]
+    got = f"{worst:.1%} of the range outside (number {', '.join(map(str, at))} of an action)"
+    remedy = "scale each number by its own Context.env.action_low and action_high, or clip"
+    case.f.expect(worst <= 1e-4, f"{where}: actions", "within the environment's bounds", got, remedy)
 
 
 def _scores(case: ModelCase) -> None:
@@ -116,14 +145,19 @@ def _scores(case: ModelCase) -> None:
                "same temperature, same mode (no dropout), same precision")  # fmt: skip
     has_gradient = scores.log_probs.requires_grad
     case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
-    if _array(case, scores.entropy, shape, f"{where}: entropy"):
-        case.f.expect(scores.entropy.requires_grad, where, "entropy with gradient", "none", "drop detach")
+    if _array(case, scores.entropy, shape, f"{where}: entropy") and not scores.entropy.requires_grad:
+        with case.moved(0.3):
+            moved = case.model.chunk_log_probs(case.obs, sampled).entropy
+        fixed = bool(torch.equal(moved, scores.entropy))  # as that of a Gaussian of fixed deviation
+        expected = "an entropy with gradient, as it moves with the weights"
+        case.f.expect(fixed, where, expected, "none", "compute it without detach or no_grad")
     if case.values != "none":
         if not case.f.expect(scores.values is not None, where, "values", "None", "score the critic too"):
             return
         if _array(case, scores.values, _value_shape(case), f"{where}: values"):
             case.near(scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass")
     loss = case.model.imitation_loss(case.obs, sampled.actions)
+    case.f.expect(loss.dtype == torch.float32, "imitation_loss", "float32", loss.dtype, "convert it")
     scalar = loss.ndim == 0 and bool(torch.isfinite(loss)) and loss.requires_grad
     case.f.expect(scalar, "imitation_loss", "a finite scalar with gradient", loss, "take the mean over the batch")
     what, remedy = "the same log_probs as before an imitation_loss", "put dropout and mode back"
@@ -132,7 +166,14 @@ def _scores(case: ModelCase) -> None:
 
 def _noise(case: ModelCase) -> None:
     where = "sample_chunk"
-    one, same, other = case.sample(seed=1), case.sample(seed=1), case.sample(seed=2)
+    one = case.sample(seed=1)
+    kept = take(one, np.arange(case.rows))
+    kept = attrs.evolve(kept, actions=np.array(kept.actions), log_probs=np.array(kept.log_probs))
+    same, other = case.sample(seed=1), case.sample(seed=2)
+    unchanged = np.array_equal(to_numpy(one.actions), kept.actions)
+    unchanged &= np.array_equal(to_numpy(one.log_probs), kept.log_probs)
+    expected, got = "a chunk that stays as it is", "one that the next call wrote into"
+    case.f.expect(unchanged, where, expected, got, "return new arrays")
     case.near(one.actions, same.actions, where, "the same chunk from the same noise",
            "draw from `noise` only, never from torch or NumPy's own generators")  # fmt: skip
     moved = not np.array_equal(to_numpy(one.actions), to_numpy(other.actions))
@@ -223,8 +264,19 @@ def _publishing(case: ModelCase) -> None:
     draws = torch.Generator().manual_seed(0)
     noise = [(0.1 * torch.randn(tensor.shape, generator=draws)).to(tensor) for _, tensor in pairs]
     sent = [(name, tensor + more) for (name, tensor), more in zip(pairs, noise, strict=True)]
-    model.load_weights(sent)
-    _holds(f, model, sent, "load_weights", "the weights that were loaded")
+    kept = [(name, tensor.clone()) for name, tensor in sent]
+    parameters, flags = dict(model.module.named_parameters()), [p.requires_grad for p in model.module.parameters()]
+    model.load_weights(pair for pair in sent)  # an iterable, which can be gone through once
+    _holds(f, model, kept, "load_weights", "the weights that were loaded")
+    now = dict(model.module.named_parameters())
+    renewed = [name for name, p in parameters.items() if now.get(name) is not p]
+    expected, remedy = "the same parameters, with other numbers", "an optimiser holds the old ones: use p.copy_(tensor)"
+    f.expect(not renewed, "load_weights", expected, f"new ones for {_some(renewed)}", remedy)
+    same = flags == [p.requires_grad for p in model.module.parameters()]
+    f.expect(same, "load_weights", "`requires_grad` that stays as it is", "a change", "copy under torch.no_grad()")
+    for _, tensor in sent:
+        tensor.zero_()
+    _holds(f, model, kept, "load_weights", "numbers of its own after the sender wrote into the loaded tensors")
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
@@ -249,7 +301,7 @@ def _holds(f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], 
 def _save(
     case: ModelCase, plugin: Plugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
 ) -> None:
-    """At moved weights, so that a model which begins with the same ones by its seed does not hide what is lost."""
+    """At moved weights, and with another seed, so that weights which begin alike do not hide what is lost."""
     with tempfile.TemporaryDirectory() as folder, case.moved(0.02):
         target = Path(folder) / "model"
         target.mkdir()
@@ -261,9 +313,8 @@ def _save(
         if reload is None:
             if "checkpoint" not in {a.name for a in attrs.fields(plugin.config)}:
                 return
-            given = plugin.config() if config is None else config
-            reload = lambda path: attrs.evolve(given, checkpoint=str(path))  # noqa: E731
-        loaded: VLAModel = plugin.build(reload(target), context)
+            reload = lambda path: attrs.evolve(config, checkpoint=str(path))  # noqa: E731
+        loaded: VLAModel = plugin.build(reload(target), other_seed(context))
         remedy = "save everything that `checkpoint:` reads"
         again = loaded.sample_chunk(case.obs, case.noise(), True)
         case.near(again.actions, case.sample(greedy=True).actions, "save", "the same greedy actions once loaded",

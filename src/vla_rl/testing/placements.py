@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
 from vla_rl.core.types import Context, Plugin
 from vla_rl.testing.findings import Findings, built
-from vla_rl.toolkit.placement.checks import check_acts
+from vla_rl.toolkit.placement.checks import ROLES, checked
 
 GIB = 2**30
-ROLES = ("sim", "policy", "learner")
 CLUSTERS = (
     Cluster(cpus=8, gpus=0, memory=32 * GIB),
     Cluster(cpus=32, gpus=1, memory=128 * GIB),
@@ -24,6 +25,16 @@ def forecast(plan: Plan) -> float:
     return 10.0 / len(plan.slots)
 
 
+RACK = Cluster(
+    cpus=96,
+    gpus=6,
+    memory=768 * GIB,
+    nodes=(
+        Node(name="box-a", cpus=32, gpus=4, memory=256 * GIB),
+        Node(name="box-b", cpus=64, gpus=2, memory=512 * GIB),
+    ),
+)
+"""Unlike machines, for strategies that say which one a worker is on."""
 JOB = Job(num_envs=64, group_size=4, env="scripted", row_memory=2**20, forecast=forecast)
 ABSURD = Job(num_envs=10**9, group_size=1, env="scripted", row_memory=2**40, forecast=forecast)
 
@@ -37,14 +48,16 @@ def check_placement(
 ) -> None:
     """Plan `job` on every cluster; it must fit on one of them at least. Raises CheckFailed with all findings.
 
-    A plan hosts every role, uses no more than there is, has sane stages, window and lag, and is a pure function of
-    its arguments. A job that fits nowhere (a thousand million simulators of a TiB) raises `DoesNotFit` with numbers.
+    A plan hosts every role, uses no more than there is, has sane stages and window, passes what the runtime checks
+    before a run (`vla_rl.toolkit.placement.checks.checked`), and is a pure function of its arguments. So do plans of
+    other numbers of simulators, batches and machines, where they are not refused with `DoesNotFit`. A job that fits
+    nowhere (a thousand million simulators of a TiB) raises `DoesNotFit` with numbers.
     `config`: of the plugin, when a `Plugin` is given.
     """
     strategy: Placement
     strategy, name = built("placement", placement, config, Context())
     f = Findings(f"check_placement of {name}")
-    refusals = []
+    refusals, plans = [], []
     for cluster in clusters:
         with f.section(f"plan on {_name(cluster)}"):
             try:
@@ -53,8 +66,12 @@ def check_placement(
                 refusals.append(f"{_name(cluster)}: {exc}")
                 continue
             _check_plan(f, plan, cluster, job)
-            again = strategy.plan(cluster, job)
+            plans.append((cluster, plan))
+    with f.section("plan again"):
+        for cluster, plan in reversed(plans):
+            again = strategy.plan(attrs.evolve(cluster), attrs.evolve(job))
             f.expect(again == plan, "plan", "equal plans for equal arguments", "two different ones", "keep no state")
+    _check_variants(f, strategy, clusters, job)
     f.expect(
         len(refusals) < len(clusters),
         "plan",
@@ -105,8 +122,39 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
         window.max_batch is None or window.max_batch >= 1, on, "max_batch None or >= 1", window, "None is all rows"
     )
     f.expect(window.max_wait is None or window.max_wait >= 0, on, "max_wait None or >= 0", window, "None: wait for all")
-    try:
-        check_acts(plan)
-    except DoesNotFit as exc:
-        f.expect(False, on, "a plan that can be carried out", str(exc), "leave it out")
     f.expect(plan.offload <= set(ROLES), on, f"offload among {ROLES}", sorted(plan.offload), "correct the name")
+    try:
+        checked(plan, cluster, job)
+    except DoesNotFit as exc:
+        remedy = "plan what the runtime can carry out, or raise DoesNotFit"
+        f.expect(False, on, "a plan that can be carried out", str(exc), remedy)
+
+
+def _check_variants(f: Findings, strategy: Placement, clusters: tuple[Cluster, ...], job: Job) -> None:
+    """Other jobs and machines: what is not refused can be carried out."""
+    jobs = {
+        **{f"{rows} rows": attrs.evolve(job, num_envs=rows) for rows in (1, 6, 7, 48, 100)},
+        "a global batch of 30": attrs.evolve(job, global_batch=30),
+        "rows that fill half of the memory": attrs.evolve(job, row_memory=clusters[-1].memory // (2 * job.num_envs)),
+        "no measurement": attrs.evolve(job, forecast=None),
+    }
+    for what, other in jobs.items():
+        for cluster in clusters:
+            with f.section(f"plan of {what}"):
+                _check_variant(f, strategy, cluster, other, f"plan of {what} on {_name(cluster)}")
+    with f.section("plan on two machines"):
+        _check_variant(f, strategy, RACK, job, "plan on machines of 32 and 64 CPUs, 4 and 2 GPUs")
+
+
+def _check_variant(f: Findings, strategy: Placement, cluster: Cluster, job: Job, where: str) -> None:
+    try:
+        plan = strategy.plan(cluster, job)
+    except DoesNotFit:  # MeasureFirst is one
+        return
+    if len(cluster.nodes) > 1 and all(slot.node is None for slot in plan.slots):
+        return  # a strategy for one machine
+    try:
+        checked(plan, cluster, job)
+    except DoesNotFit as exc:
+        remedy = "raise DoesNotFit with what is needed and there, or place what fits"
+        f.expect(False, where, "DoesNotFit, or a plan that can be carried out", str(exc), remedy)

@@ -26,6 +26,14 @@ SCALES = (0.1, 0.3, 1.0)
 SIGMAS = 6.0
 OPPOSITE = -0.7
 """Cosine of gradients that go against each other. Those of a flow's loss and of its log-probs just differ."""
+NUDGE = 3e-3
+"""By which weights are moved, either way, for Fisher's information."""
+CALM = 0.02
+"""Variance of the log-probs' change, in nats squared, within which that is small."""
+LEAST, MOST = 0.5, 1.9
+"""Its two definitions, as a ratio: 1, from 0.67 to 1.2 by chance; a mean of three numbers gives 0.33, twice a sum 2."""
+TURNED = 0.75
+"""Cosine from which a clone in the opposite order fits: 0.89 of a Gaussian policy, up to 0.5 of a flow by chance."""
 KERNELS = 10.0
 """Times `atol`: batches of other sizes run other kernels."""
 
@@ -35,8 +43,11 @@ def check_policy(case: ModelCase) -> None:
     checks: tuple[Callable[[ModelCase], None], ...] = (
         _rows_apart,
         _likelihoods,
+        _densities,
+        _each_entry,
         _steps,
         _cloning,
+        _demonstrations,
         _arguments,
         _reference,
     )
@@ -134,6 +145,8 @@ def _sampled_from(case: ModelCase, where: str) -> None:
         fixed = bool((log_probs.unflatten(0, (case.rows, COPIES)).std(1) < 1e-7).all())
         expected = "log_probs that differ with what was sampled"
         case.f.expect(not fixed, "chunk_log_probs", expected, "the same for all", "gather those of the chunk")
+        _entries_apart(case, log_probs)
+        _in_order(case, chunk)
     if case.has_tokens:
         fine = bool((log_probs <= 1e-5).all())
         case.f.expect(fine, "log_probs", "at most 0, as of tokens", f"{float(log_probs.max()):.3g}", "mind the sign")
@@ -153,6 +166,87 @@ def _draws_apart(case: ModelCase, actions: Array) -> None:
     case.f.expect(least < 0.95, "sample_chunk", expected, got, "draw noise of the shape of the chunk")
 
 
+def _entries_apart(case: ModelCase, log_probs: Tensor) -> None:
+    """[rows, C, M]: an action has a log-prob of its own, not that of the whole chunk."""
+    for axis, what in ((1, "action"), (2, "token")):
+        if log_probs.shape[axis] > 1:
+            alike = bool((log_probs.diff(dim=axis).abs() < 1e-7).all())
+            expected, got = f"a log-prob of its own for each {what}", "the same for all of a chunk"
+            case.f.expect(not alike, "chunk_log_probs", expected, got, "sum over the numbers of one action only")
+
+
+def _densities(case: ModelCase) -> None:
+    """Log-probs of a distribution vary, near the weights that sampled, by twice as much as they fall on average
+    (Fisher's information, by its two definitions). Their mean over numbers, or twice their sum, do not.
+
+    One direction is enough for most models; where chance may have misled it, others are asked too."""
+    if case.model.tokens_per_action >= case.env.action_dim:
+        return
+    with case.moved(SCALES[0]):
+        obs, chunk = case.many(COPIES)
+        nudge = NUDGE
+        varied, fallen = _information(case, obs, chunk, nudge, seed=5)
+        if varied > CALM:  # too far for both definitions to agree
+            nudge *= (CALM / varied) ** 0.5
+            varied, fallen = _information(case, obs, chunk, nudge, seed=5)
+        for seed in range(6, 10):
+            if fallen > 0 and LEAST < varied / fallen < MOST:
+                return
+            more = _information(case, obs, chunk, nudge, seed)
+            varied, fallen = varied + more[0], fallen + more[1]
+    ratio = varied / fallen if fallen > 0 else float("nan")
+    fine = varied == 0 or LEAST < ratio < MOST
+    expected = "log_probs of a probability density, summed over all numbers of an action"
+    got = f"ones that are {ratio:.2f} times as large" if fallen > 0 else "ones that rise where they should fall"
+    case.f.expect(fine, "log_probs", expected, got, "use .sum(-1) over the numbers, not .mean(-1)")
+
+
+def _information(case: ModelCase, obs: Observation, chunk: Chunk, nudge: float, seed: int) -> tuple[float, float]:
+    """Along a direction by chance: (variance of the log-probs' change, -2 times its mean)."""
+    trained, draws = list(case.trained.values()), torch.Generator().manual_seed(seed)
+    steps = [(nudge * torch.randn(p.shape, generator=draws)).to(p) for p in trained]
+
+    def scores(times: int) -> Tensor:
+        for p, step in zip(trained, steps, strict=True):
+            p.add_(times * step)
+        return case.model.chunk_log_probs(obs, chunk).log_probs.double()
+
+    with torch.no_grad():
+        centre, up, down = scores(0), scores(1), scores(-2)
+        scores(1)
+    odd, even = (up - down) / 2, (up + down) / 2 - centre
+    varied = float(odd.unflatten(0, (case.rows, COPIES)).var(1).mean())
+    return varied, float(-2 * even.mean())
+
+
+def _in_order(case: ModelCase, chunk: Chunk) -> None:
+    """The log-probs of an action follow from its own numbers, where they follow from any action's."""
+    steps = case.chunk
+    if steps < 2:
+        return
+    log_probs = to_numpy(torch.as_tensor(chunk.log_probs).double().sum(-1)).reshape(case.rows, COPIES, steps)
+    actions = to_numpy(chunk.actions).astype(np.float64).reshape(case.rows, COPIES, steps, -1)
+    pairs = [[_explained(log_probs[..., c], actions[:, :, k]) for k in range(steps)] for c in range(steps)]
+    explained = np.array(pairs)
+    own = np.diag(explained)
+    wrong = [c for c in range(steps) if explained[c].max() > own[c] + 0.4]
+    expected = "log_probs of an action that follow from that action"
+    got = ", ".join(f"those of action {c} from action {int(explained[c].argmax())}" for c in wrong)
+    case.f.expect(not wrong, "log_probs", expected, got, "keep the actions of a chunk in order")
+
+
+def _explained(target: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> float:
+    """Part of the variance of [rows, copies] within rows that numbers [rows, copies, A] and their squares explain."""
+    features = np.concatenate([numbers, numbers**2], -1)
+    features = (features - features.mean(1, keepdims=True)).reshape(-1, features.shape[-1])
+    wanted = (target - target.mean(1, keepdims=True)).reshape(-1)
+    total = float((wanted**2).sum())
+    if total == 0:
+        return 0.0
+    fitted = features @ np.linalg.lstsq(features, wanted, rcond=None)[0]
+    return 1 - float(((wanted - fitted) ** 2).sum()) / total
+
+
 def _greedy(case: ModelCase) -> None:
     if not case.has_tokens:
         return
@@ -166,6 +260,46 @@ def _greedy(case: ModelCase) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- small steps
+
+
+def _each_entry(case: ModelCase) -> None:
+    """Each row, each action of a chunk and each token has a gradient; one entry for each of them is looked at."""
+    with case.moved(0.02):
+        scores = case.model.chunk_log_probs(case.obs, case.sample())
+        for name in ("log_probs", "values"):
+            tensor = getattr(scores, name)
+            if tensor is None or not tensor.requires_grad:
+                continue
+            without = []
+            for i in range(max(tensor.shape)):
+                at = tuple(i % size for size in tensor.shape)
+                gradient = torch.autograd.grad(
+                    tensor[at], list(case.trained.values()), retain_graph=True, allow_unused=True
+                )
+                if not any(g is not None and bool((g != 0).any()) for g in gradient):
+                    without.append(str(list(at)))
+            expected, got = f"a gradient of every entry of {name}", f"none of entry {', '.join(without[:4])}"
+            case.f.expect(not without, "chunk_log_probs", expected, got, "detach none of them")
+
+
+def _demonstrations(case: ModelCase) -> None:
+    """Each row, each action of a chunk and each number of an action counts in the loss."""
+    low, high = np.array(case.env.action_low), np.array(case.env.action_high)
+    with case.moved(0.02), torch.no_grad():
+        actions = np.array(to_numpy(case.sample().actions))
+        before = float(case.model.imitation_loss(case.obs, actions))
+        unread = []
+        for i in range(max(actions.shape)):
+            at = tuple(i % size for size in actions.shape)
+            number = at[2]
+            changed = actions.copy()
+            above = actions[at] > (low[number] + high[number]) / 2
+            changed[at] = low[number] if above else high[number]
+            if float(case.model.imitation_loss(case.obs, changed)) == before:
+                unread.append("row {}, action {}, number {}".format(*at))
+    expected = "another loss for another number anywhere in the demonstrated actions"
+    got = f"the same for {'; '.join(unread[:4])}"
+    case.f.expect(not unread, "imitation_loss", expected, got, "compare all of them")
 
 
 def _steps(case: ModelCase) -> None:
@@ -212,6 +346,7 @@ def _cloning(case: ModelCase) -> None:
         cosine = float(towards @ likelier / (towards.norm() * likelier.norm()).clamp_min(1e-12))
         expected = "a step that makes demonstrated actions likelier"
         case.f.expect(cosine > OPPOSITE, where, expected, f"the opposite (cosine {cosine:.2f})", "mind the sign")
+        _same_order(case, chunk, likelier, cosine)
         elsewhere = _flat(case, -case.model.imitation_loss(case.obs, other.actions))
         moved = not torch.equal(towards, elsewhere)
         case.f.expect(moved, where, "another gradient for other actions", "the same", "compare with `actions`")
@@ -219,6 +354,19 @@ def _cloning(case: ModelCase) -> None:
         longer = _flat(case, -case.model.imitation_loss(case.obs.take(rows), to_numpy(chunk.actions)[rows]))
         ratio = float(longer.norm() / towards.norm().clamp_min(1e-12))
         case.f.expect(ratio < 2.5, where, "a mean over the batch", f"{ratio:.1f} times as much of 4 batches", "divide")
+
+
+def _same_order(case: ModelCase, chunk: Chunk, likelier: Tensor, cosine: float) -> None:
+    """Demonstrated actions are cloned as actions are sampled, not turned round in time."""
+    if case.chunk < 2 or cosine > 0.5:
+        return
+    turned = np.ascontiguousarray(to_numpy(chunk.actions)[:, ::-1])
+    other = _flat(case, -case.model.imitation_loss(case.obs, turned))
+    swapped = float(other @ likelier / (other.norm() * likelier.norm()).clamp_min(1e-12))
+    expected = "actions of a chunk in the order in which they are sampled"
+    got = f"a better fit in the opposite order (cosine {swapped:.2f}, and {cosine:.2f})"
+    fine = swapped < max(TURNED, cosine + 0.4)
+    case.f.expect(fine, "imitation_loss", expected, got, "keep them in order")
 
 
 def _flat(case: ModelCase, total: Tensor) -> Tensor:
@@ -275,11 +423,18 @@ def _reference(case: ModelCase) -> None:
 
 def check_temperature(case: ModelCase, hotter: VLAModel) -> None:
     """`hotter`: the same model, built for twice the temperature."""
+    remedy = "divide logits (or multiply deviations) by Context.temperature, in sampling and in scoring alike"
     with case.moved(SCALES[1]):
         hotter.load_weights([(name, tensor.clone()) for name, tensor in case.model.weights()])
         chunk = case.sample()
         with torch.no_grad():
             cold, hot = (float(m.chunk_log_probs(case.obs, chunk).entropy.mean()) for m in (case.model, hotter))
     got = f"{hot:.3g} nats, and {cold:.3g} without"
-    remedy = "divide logits by Context.temperature"
     case.f.expect(hot > cold, "temperature", "a higher entropy at twice the temperature", got, remedy)
+    heated = attrs.evolve(case, model=hotter)
+    sampled = heated.sample()
+    with torch.no_grad():
+        scores = hotter.chunk_log_probs(case.obs, sampled)
+    what = "the log_probs recorded at sampling, at twice the temperature"
+    case.near(scores.log_probs, sampled.log_probs, "chunk_log_probs", what, remedy, KERNELS)
+    _sampled_from(heated, " (at twice the temperature)")

@@ -21,14 +21,25 @@ from vla_rl.core.types import (
     ValueGranularity,
 )
 
+BOUNDS = ((-0.2, 0.3), (0.0, 1.0), (-3.0, 3.0))
+"""Of the numbers of a made-up action, in turn: unequal and not symmetric, so that a model that does not scale shows."""
 
-def env_info(cameras: int = 2, pixels: int = 64, state_dim: int = 4, action_dim: int = 3) -> EnvInfo:
-    """An environment to build a model for."""
+
+def env_info(
+    cameras: int = 2,
+    pixels: int = 64,
+    state_dim: int = 4,
+    action_dim: int = 3,
+    bounds: Sequence[tuple[float, float]] = BOUNDS,
+) -> EnvInfo:
+    """Build the description of an environment to build a model for. `bounds` are those of an action's numbers, in turn;
+    by default -0.2 to 0.3, 0 to 1 and -3 to 3."""
+    each = [bounds[i % len(bounds)] for i in range(action_dim)]
     return EnvInfo(
         cameras={f"camera{i}": (pixels, pixels) for i in range(cameras)},
         state_dim=state_dim,
-        action_low=(-1.0,) * action_dim,
-        action_high=(1.0,) * action_dim,
+        action_low=tuple(low for low, _ in each),
+        action_high=tuple(high for _, high in each),
         tasks=(
             TaskInfo(name="red", instruction="push the red block", max_steps=20),
             TaskInfo(name="blue", instruction="pick up the blue bowl on the left", max_steps=20),

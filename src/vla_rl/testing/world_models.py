@@ -3,41 +3,124 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
+import attrs
 import numpy as np
+import torch
+from attrs import frozen
 
 from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import Context, EnvInfo, Observation, Plugin, to_numpy
+from vla_rl.core.types import Array, Context, EnvInfo, Observation, Plugin, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.testing.env_checks.values import check_array, check_observation
 from vla_rl.testing.findings import Findings, built
+from vla_rl.testing.policy_traces import OWN, SEEDED, changed_generators, other_seed, run_from, seeded_generators
 from vla_rl.toolkit.world_models.windows import ROWS as ARRAYS
 from vla_rl.toolkit.world_models.windows import part, take_rows
 
 ROWS = 4
 ROLLOUT = 2
+FITS = 20
+"""Optimiser steps on one window, with the same noise, after which a model has to be better at it."""
+LOSS_WORDS = ("loss", "mse", "mae", "nll", "error", "cross_entropy")
+"""Metrics of `fit` with one of these in their names are losses, where `measure` names none."""
+
+
+@frozen(eq=False)
+class _Case:
+    """A world model, windows for it, and findings."""
+
+    mind: WorldModel
+    f: Findings
+    env: EnvInfo
+    windows: Windows
+    """Of history + 2 frames."""
+
+    @property
+    def rows(self) -> Array:
+        return np.arange(len(self.windows.instructions))
+
+    @property
+    def past(self) -> Windows:
+        """What is imagined from; copies."""
+        return take_rows(part(self.windows, 0, self.mind.history), self.rows)
+
+    @property
+    def actions(self) -> Array:
+        """The chunk that followed, as it was recorded."""
+        return np.array(self.windows.actions[:, self.mind.history - 1])
+
+    @property
+    def mirrored(self) -> Array:
+        """Other chunks: the actions on the other side of the middle of their bounds, and off it."""
+        low, high = (np.array(bound, np.float32) for bound in (self.env.action_low, self.env.action_high))
+        turned = low + high - self.actions
+        near = np.abs(turned - self.actions) < 0.1 * (high - low)
+        other: Array = np.where(near, low + 0.9 * (high - low), turned).astype(np.float32)
+        return other
+
+    def fit(self, number: int = 0) -> dict[str, float]:
+        return {name: float(value) for name, value in self.mind.fit(self.windows, _noise(self.rows, number)).items()}
+
+    def imagine(self, past: Windows, actions: Array) -> Observation:
+        return self.mind.imagine(past, actions, _noise(np.arange(len(actions)))).numpy()
 
 
 def check_world_model(
     model: WorldModel | Plugin, config: Any = None, *, env: EnvInfo, chunk: int = 2, windows: Windows | None = None
 ) -> None:
-    """Fit a world model a few times and imagine with it; raises CheckFailed with all findings.
+    """Fit a world model some thirty times and imagine with it; raises CheckFailed with all findings.
+
+    Twenty fits on one window lower its losses (those that `measure` names, or else metrics with "loss" and the like in
+    their names); what is imagined then is new, and other actions lead elsewhere; a model that is restored goes on
+    exactly. Models that never learn (no `module`, no metrics of `fit`) are not asked what learning brings.
 
     Args:
         model: a component that was built for `env` and `chunk`, or a `Plugin` that is built with `config` for them.
         windows: at least 4 recorded ones of history + 2 frames; none: noise, which most models can do with.
     """
+    told = Context(env=env, chunk=chunk)
+    building = run_from(11, lambda: built("world_model", model, config, told))
     mind: WorldModel
-    mind, name = built("world_model", model, config, Context(env=env, chunk=chunk))
+    mind, name = building.result
     f = Findings(f"check_world_model of {name}")
     with f.section("history"):
         f.expect(mind.history >= 1, "history", "at least 1", mind.history, "the last frame is part of it")
     given = made_up_windows(env, ROWS, mind.history + ROLLOUT, chunk) if windows is None else windows
+    case = _Case(mind, f, env, given)
+    twin: WorldModel | None = None
+    if isinstance(model, Plugin):
+        with f.section("build"):
+            again = run_from(12, lambda: built("world_model", model, config, told))
+            moved = seeded_generators(building, again)
+            got = f"a seed that stays set in {' and '.join(moved)}"
+            f.expect(not moved, "build", "the global random generators left alone", got, OWN)
+            one, other = _weights(mind), _weights(again.result[0])
+            differ = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
+            expected = "the same weights in every process, whatever the global generators did before"
+            f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
+            twin = built("world_model", model, config, other_seed(told))[0]
+    learns = False
     with f.section("fit"):
         _check_fit(f, mind, given)
+        learns = mind.module is not None or bool(case.fit())
+    if learns:
+        with f.section("learning"):
+            _check_learning(case)
+        if twin is not None:
+            with f.section("restoring"):
+                _check_restoring(case, twin)
     with f.section("imagine and outcome"):
-        _check_imagination(f, mind, given, env)
+        if _check_imagination(case):
+            with f.section("what is imagined"):
+                _check_contents(case, learns)
+            with f.section("rows apart"):
+                _check_rows_apart(case)
+            with f.section("traces"):
+                _check_traces(case)
     f.close()
 
 
@@ -86,28 +169,173 @@ def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
     f.expect(again == found, "load_training_state", f"to go on exactly: {found}", again, remedy)
 
 
-def _check_imagination(f: Findings, mind: WorldModel, windows: Windows, env: EnvInfo) -> None:
-    chosen = np.arange(len(windows.instructions))
-    start = part(windows, 0, mind.history)
-    past, actions = take_rows(start, chosen), np.array(windows.actions[:, mind.history - 1])
-    kept = copy.deepcopy(past)
-    after = mind.imagine(past, actions, _noise(chosen)).numpy()
-    if not check_observation(f, env, after, len(chosen), "imagine"):
+def _check_learning(case: _Case) -> None:
+    """Twenty fits on one window."""
+    f, mind = case.f, case.mind
+    before = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
+    found = [case.fit() for _ in range(FITS)]
+    if mind.module is not None:
+        now = mind.module.state_dict()
+        changed = any(not torch.equal(tensor, now[name]) for name, tensor in before.items())
+        f.expect(changed, "fit", "other weights after it", "the same", "step the optimiser on what is in `module`")
+    measured = list(mind.measure(case.windows, _noise(case.rows)))
+    names = [name for name in found[0] if name in measured]
+    names = names or [name for name in found[0] if any(word in name.lower() for word in LOSS_WORDS)]
+    if not names:
         return
+    first, last = (sum(metrics[name] for name in names) for metrics in (found[0], found[-1]))
+    said = ", ".join(names)
+    expected = f"lower losses ({said}) after {FITS} fits on one window"
+    f.expect(last < first, "fit", expected, f"{first:.4g}, then {last:.4g}", "mind the sign, and the learning rate")
+    for name in names:
+        rises = all(one[name] < other[name] for one, other in pairwise(found))
+        got = f"{found[0][name]:.4g}, then {found[-1][name]:.4g}"
+        f.expect(not rises, "fit", f"a {name} that falls sometimes", f"one that rises at every fit: {got}", "descend")
+
+
+def _check_restoring(case: _Case, twin: WorldModel) -> None:
+    """A model that was newly built, by another seed, goes on from weights and training state."""
+    mind, f = case.mind, case.f
+    if mind.module is not None and twin.module is not None:
+        twin.module.load_state_dict(copy.deepcopy(mind.module.state_dict()))
+    twin.load_training_state(copy.deepcopy(mind.training_state()))
+    restored = attrs.evolve(case, mind=twin)
+    gap = _gap(case.imagine(case.past, case.actions), restored.imagine(case.past, case.actions))
+    remedy = "keep all that is trained in `module`, and the rest in training_state"
+    f.expect(gap == 0, "load_training_state", "the same frames of a restored model", f"{gap:.3g} of 255 apart", remedy)
+    one, other = case.fit(), restored.fit()
+    f.expect(one == other, "load_training_state", f"a restored model to go on exactly: {one}", other, remedy)
+
+
+def _check_imagination(case: _Case) -> bool:
+    """-> whether there are frames to look at."""
+    f, mind, env, chosen = case.f, case.mind, case.env, case.rows
+    past, actions = case.past, case.actions
+    kept, asked = copy.deepcopy(past), actions.copy()
+    after = case.imagine(past, actions)
+    if not check_observation(f, env, after, len(chosen), "imagine"):
+        return False
     told = f"{list(past.instructions)}"
     f.expect(after.instructions == past.instructions, "imagine", told, list(after.instructions), "those of the windows")
+    shown = copy.deepcopy(after)
     chances = to_numpy(mind.outcome(past, actions, after))
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):
-        fine = bool((chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
+        fine = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
         f.expect(fine, "outcome", "probabilities", chances.sum(1).round(3).tolist(), "use a softmax")
     same = all(np.array_equal(a, b) for a, b in zip(_arrays(past), _arrays(kept), strict=True))
+    same &= np.array_equal(actions, asked)
     f.expect(same, "imagine", "its windows unchanged", "others written into them", "copy before you write")
-    again = mind.imagine(past, actions, _noise(chosen)).numpy()
+    f.expect(_gap(after, shown) == 0, "outcome", "its `after` unchanged", "written into", "copy before you write")
+    again = case.imagine(past, actions)
     remedy = "draw from `noise` only, and keep nothing between calls"
     f.expect(_gap(after, again) == 0, "imagine", "the same for the same noise", f"{_gap(after, again):.3g}", remedy)
-    alone = mind.imagine(take_rows(start, chosen[1:2]), actions[1:2], _noise(chosen[1:2])).numpy()
-    got = _gap(after.take(chosen[1:2]), alone)
+    same = np.array_equal(chances, to_numpy(mind.outcome(past, actions, after)))
+    f.expect(same, "outcome", "the same for the same arguments", "another the second time", "no random numbers")
+    case.imagine(past, case.mirrored)
+    same = _gap(after, shown) == 0
+    f.expect(same, "imagine", "frames that stay as they are", "ones that the next call wrote into", "return new arrays")
+    return True
+
+
+def _check_contents(case: _Case, learns: bool) -> None:
+    """What is imagined follows from the actions and from what was seen last."""
+    f, past, actions = case.f, case.past, case.actions
+    after, elsewhere = case.imagine(past, actions), case.imagine(past, case.mirrored)
+    remedy = "give the network the actions of the chunk"
+    same = _same_images(after, elsewhere)
+    f.expect(not same, "imagine", "other frames for other actions", "the same", remedy)
+    last = Observation(
+        images={camera: frames[:, -1] for camera, frames in past.images.items()},
+        instructions=past.instructions,
+        state=past.state[:, -1] if past.state.shape[2] else None,
+    )
+    remedy = "predict what is seen after the chunk"
+    f.expect(not _same_images(after, last), "imagine", "what is seen next", "the last frame of the window", remedy)
+    if after.state is not None:
+        same = np.array_equal(to_numpy(after.state), to_numpy(elsewhere.state))
+        f.expect(not same, "imagine", "another state for other actions", "the same", "predict it, too")
+    _check_cameras(case, after)
+    if not learns:
+        return
+    turned = case.rows[::-1]
+    others = {camera: frames.copy() for camera, frames in past.images.items()}
+    state = past.state.copy()
+    for camera, frames in past.images.items():
+        others[camera][:, -1] = frames[turned, -1]
+    state[:, -1] = past.state[turned, -1]
+    there = case.imagine(attrs.evolve(past, images=others, state=state), actions)
+    got, remedy = "the same", "look at windows.images[camera][:, -1]"
+    f.expect(not _same_images(after, there), "imagine", "other frames after another last frame", got, remedy)
+    if case.mind.module is None:
+        return
+    chances = [to_numpy(case.mind.outcome(past, *pair)) for pair in ((actions, after), (case.mirrored, elsewhere))]
+    fixed = np.array_equal(chances[0], chances[1]) and bool((np.ptp(chances[0], axis=0) == 0).all())
+    remedy = "tell it from the window, the actions or what is seen after them"
+    f.expect(not fixed, "outcome", "probabilities that depend on what happened", "the same for everything", remedy)
+
+
+def _check_cameras(case: _Case, after: Observation) -> None:
+    """No camera shows what another one sees."""
+    names = list(after.images)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            windows = case.windows.images
+            if windows[one].shape != windows[other].shape or np.array_equal(windows[one], windows[other]):
+                continue
+            alike = np.array_equal(after.images[one], after.images[other])
+            expected, remedy = f"a picture of its own for camera {other!r}", "predict each camera"
+            case.f.expect(not alike, "imagine", expected, f"that of {one!r}", remedy)
+
+
+def _check_rows_apart(case: _Case) -> None:
+    f, mind, past, actions = case.f, case.mind, case.past, case.actions
+    after = case.imagine(past, actions)
+    one = case.rows[1:2]
+    alone = mind.imagine(take_rows(past, one), actions[1:2], _noise(one)).numpy()
+    got = _gap(after.take(one), alone)
     f.expect(got < 1.0, "imagine", "a row alone as among others", f"{got:.3g} of 255 apart", "let rows share nothing")
+    others = case.mirrored
+    others[1] = actions[1]
+    beside = case.imagine(past, others)
+    got = _gap(after.take(one), beside.take(one))
+    expected, remedy = "a row that does not depend on other rows' actions", "let rows share nothing"
+    f.expect(got < 0.1, "imagine", expected, f"{got:.3g} of 255 apart", remedy)
+    chances = to_numpy(mind.outcome(past, actions, after))[1:2]
+    single = to_numpy(mind.outcome(take_rows(past, one), actions[1:2], after.take(one)))
+    got = float(np.abs(chances - single).max())
+    f.expect(got < 1e-3, "outcome", "a row alone as among others", f"{got:.3g} apart", "let rows share nothing")
+
+
+def _check_traces(case: _Case) -> None:
+    """Nothing but `fit` changes a model, and nothing touches the global generators; `fit` may draw from them."""
+    f, mind, past, actions = case.f, case.mind, case.past, case.actions
+    after = case.imagine(past, actions)
+    calls: dict[str, Callable[[], Any]] = {
+        "imagine": lambda: case.imagine(past, actions),
+        "outcome": lambda: mind.outcome(past, actions, after),
+        "measure": lambda: mind.measure(case.windows, _noise(case.rows)),
+    }
+    for where, call in calls.items():
+        tensors = _weights(mind)
+        ran = run_from(11, call)
+        now = _weights(mind)
+        lost = [name for name, tensor in tensors.items() if name not in now or not torch.equal(now[name], tensor)]
+        got = f"a change of {', '.join(lost[:4])}"
+        f.expect(not lost, where, "weights that stay as they are", got, "let `fit` alone train")
+        moved = changed_generators(ran.start, ran.end)
+        got = f"a change of {' and '.join(moved)}'s"
+        f.expect(not moved, where, "the global random generators left alone", got, OWN)
+    moved = seeded_generators(*(run_from(seed, case.fit) for seed in (11, 12)))
+    got = f"a change of {' and '.join(moved)}'s"
+    f.expect(not moved, "fit", "the global random generators left alone", got, OWN)
+
+
+def _weights(mind: WorldModel) -> Mapping[str, torch.Tensor]:
+    return {} if mind.module is None else {n: t.detach().clone() for n, t in mind.module.state_dict().items()}
+
+
+def _same_images(one: Observation, other: Observation) -> bool:
+    return all(np.array_equal(one.images[name], other.images[name]) for name in one.images)
 
 
 def _arrays(windows: Windows) -> list[Any]:

@@ -11,7 +11,7 @@ from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig, b
 from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
 from vla_rl.testing import synthetic
 
-ENV = synthetic.env_info()
+ENV = synthetic.env_info(bounds=((-1.0, 1.0),))
 CHUNK = 4
 SMALL = NetworkConfig(channels=(8, 16), keypoints=4, words=64, instruction=8, hidden=(32,), bins=9)
 

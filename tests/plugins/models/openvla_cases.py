@@ -19,7 +19,7 @@ from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.networks import allocate, load_weights
 
-ENV = synthetic.env_info()
+ENV = synthetic.env_info(bounds=((-1.0, 1.0),))
 CHUNK = 4
 
 

@@ -19,7 +19,7 @@ from vla_rl.plugins.models.pi0.prompts import prompt_text
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
-ENV = synthetic.env_info()
+ENV = synthetic.env_info(bounds=((-1.0, 1.0),))
 CHUNK = 4
 REFERENCE_SIZES = Sizes(
     text_width=64, text_mlp=128, expert_width=32, expert_mlp=64, depth=3, heads=8, kv_heads=1, head_dim=16, vocab=512,

@@ -235,7 +235,7 @@ for name in sys.argv[1:]:
     config = openvla_oft.config(checkpoint=name)
     print(openvla_oft.action_dim(config), end=" ")
     try:
-        model = openvla_oft.build(config, Context(env=synthetic.env_info(), chunk=4))
+        model = openvla_oft.build(config, Context(env=synthetic.env_info(bounds=((-1.0, 1.0),)), chunk=4))
         print(sum(p.numel() for p in model.module.parameters()))
     except CheckpointError as error:
         print(json.dumps(str(error)))

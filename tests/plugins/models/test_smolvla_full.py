@@ -19,7 +19,7 @@ from vla_rl.runtime.workers.learner.optimizer import built
 from vla_rl.testing import synthetic
 
 torch.set_num_threads(1)
-env = synthetic.env_info(cameras=1, pixels=256, state_dim=8, action_dim=7)
+env = synthetic.env_info(cameras=1, pixels=256, state_dim=8, action_dim=7, bounds=((-1.0, 1.0),))
 model = plugin.build(SmolVLAConfig(preset="full", denoise_steps=2), Context(env=env, chunk=10, values="chunk"))
 network, obs = model.module.network, synthetic.observation(env, 1)
 chunk = model.sample_chunk(obs, Noise(0, "full", [0], [0], [0]), False)

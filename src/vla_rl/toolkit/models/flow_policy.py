@@ -59,6 +59,7 @@ class FlowPolicy(VLAModel):
         env = simulator_of(context, self.name)
         self.module, self.checkpoint, self.images = module, fit.checkpoint, images
         self.critic = module.value_head
+        self.cameras_read = tuple(fit.cameras)
         how = config.noise
         steps = "all" if how.method == "flow_noise" else how.steps or "one"
         self._schedule = Schedule(config.denoise_steps, how.level or 0.5, device, self.exact_time, how.method)

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
 
+ROLES = ("sim", "policy", "learner")
+DEVICES = ("cpu", "cuda", "cuda:0")
+"""What a worker calls its device: it sees its own GPU only, which is the first one to it."""
+
 
 def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
     """The plan, if its rows, lanes and ranks add up. Raises DoesNotFit with what is needed and what is there."""
-    sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
-    for role, slots in (("sim", sims), ("policy", policies), ("learner", learners)):
-        if not slots:
+    sims, learners = plan.hosting("sim"), plan.hosting("learner")
+    for role in ROLES:
+        if not plan.hosting(role):
             raise DoesNotFit(f"the placement has no slot for the {role} role")
     check_lanes(job, len(sims), plan.stages)
     check_acts(plan)
@@ -34,8 +38,59 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
             "it out, or give policy and learner devices of their own (disaggregated)"
         )
     _check_shares(plan, cluster)
+    check_slots(plan, cluster)
     _check_memory(plan, cluster, job, len(sims))
     return plan
+
+
+def check_slots(plan: Plan, cluster: Cluster) -> None:
+    """Raise DoesNotFit for roles or devices that there are not, or that are given away twice."""
+    gpus_of = {node.name: node.gpus for node in cluster.nodes}
+    most = max(gpus_of.values(), default=0)
+    shares: dict[tuple[str | None, int], float] = {}
+    for number, slot in enumerate(plan.slots):
+        who = f"slot {number} ({', '.join(slot.roles)})"
+        unknown = [role for role in slot.roles if role not in ROLES]
+        if unknown or not slot.roles:
+            raise DoesNotFit(f"{who} has the roles {slot.roles!r}; give some of {', '.join(ROLES)}, as a tuple")
+        if len(set(slot.roles)) < len(slot.roles):
+            raise DoesNotFit(f"{who} names a role twice; a worker has each role once")
+        if slot.device not in DEVICES:
+            raise DoesNotFit(
+                f"{who} is on device {slot.device!r}; write cpu or cuda (a worker sees its own GPU only), and `index` "
+                f"for the number of that GPU on its node"
+            )
+        if not 0 <= slot.gpus <= 1 or slot.cpus < 0:
+            raise DoesNotFit(f"{who} asks for {slot.gpus:g} GPUs and {slot.cpus:g} CPUs; a worker has 0 to 1 GPU")
+        if (slot.device == "cpu") != (slot.gpus == 0):
+            raise DoesNotFit(f"{who} is on {slot.device} with {slot.gpus:g} GPUs; set `device` and `gpus` together")
+        if slot.index is None:
+            continue
+        there = most if slot.node is None else gpus_of.get(slot.node, 0)
+        if slot.index < 0 or (slot.gpus and slot.node in (None, *gpus_of) and slot.index >= there):
+            where = "" if slot.node is None else f" on node {slot.node!r}"
+            numbers = f", 0 to {there - 1}" if there else ""
+            raise DoesNotFit(f"{who} is on GPU {slot.index}, and there are {there}{where}{numbers}")
+        shares[slot.node, slot.index] = shares.get((slot.node, slot.index), 0.0) + slot.gpus
+    for (_, index), share in shares.items():
+        if share > 1 + 1e-6:
+            raise DoesNotFit(f"workers share GPU {index} and ask for {share:g} of it; their `gpus` add up to 1 at most")
+    large = sum(slot.gpus > 0.5 for slot in plan.slots)
+    if large > cluster.gpus:
+        raise DoesNotFit(f"{large} workers need more than half a GPU each, and there are {cluster.gpus} GPUs")
+
+
+def idle_policies(plan: Plan) -> list[int]:
+    """Slots with a policy that acts for nobody: simulators are served by a policy in their own worker, or else shared
+    out in turn (`vla_rl.runtime.assignments`)."""
+    sims, policies = plan.hosting("sim"), plan.hosting("policy")
+    by_worker = len(sims) >= len(policies)
+    serving = set()
+    for i, sim in enumerate(sims):
+        for stage in range(plan.stages):
+            turn = i if by_worker else i * plan.stages + stage
+            serving.add(sim if sim in policies else policies[turn % len(policies)])
+    return [policy for policy in policies if policy not in serving]
 
 
 def check_acts(plan: Plan) -> None:
@@ -47,6 +102,13 @@ def check_acts(plan: Plan) -> None:
         raise DoesNotFit(
             f"lanes that step at the same time need simulators in workers of their own, and {len(near)} of "
             f"{len(sims)} also act; choose disaggregated or hybrid, or let their rows step together"
+        )
+    idle = idle_policies(plan)
+    if idle:
+        raise DoesNotFit(
+            f"{len(policies)} policy workers need a lane each, and there are {len(sims) * plan.stages}, of which "
+            f"{len(idle)} would get none; give the simulators more workers (sim, sim_workers) or the policies fewer "
+            f"devices"
         )
     if plan.window.max_wait is not None and (together or len(sims) * plan.stages <= len(policies)):
         why = "simulates its own rows" if together else "acts for one lane"

@@ -188,12 +188,6 @@ def arrange(
     shares = {node.name: _shares(node, of_node[node.name], cluster) for node in cluster.nodes if node.name in of_node}
     sims = sum("sim" in roles for _, roles in workers)
     arranged = layout(job, sims, len(of["policy"]), stages, lanes, window)
-    count = sims * int(arranged["stages"])
-    if count < len(of["policy"]):
-        raise DoesNotFit(
-            f"{len(of['policy'])} policy workers need a lane each, and there are {count}; give the simulators more "
-            f"workers (sim, sim_workers) or the policies fewer devices"
-        )
     slots = []
     for device, roles in workers:
         gpu = bool(cluster.gpus) and device.index is not None

@@ -51,6 +51,7 @@ class FilmResnetPolicy(VLAModel):
     ) -> None:
         self.module, self.setup, self.statistics = module, setup, statistics
         self.critic = module.value_head
+        self.cameras_read = tuple(setup.cameras)
         self.tokens_per_action = setup.action_dim
         self.codec = BinCodec(statistics.action, setup.network.bins, device)
         self._state = None if statistics.state is None else Scaler(statistics.state, device)

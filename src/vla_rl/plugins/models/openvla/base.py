@@ -65,6 +65,7 @@ class FamilyPolicy(VLAModel):
         self.critic = self.module.value_head
         self.tokens_per_action = self.codec.action_dim
         self._state_scaler, self._cameras = parts.state_scaler, parts.cameras
+        self.cameras_read = parts.cameras
         self._chunk, self._temperature = parts.chunk, parts.temperature
         self._device, self._dtype, self._base = parts.device, parts.dtype, parts.base
         self._dropouts = [part for part in self.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]

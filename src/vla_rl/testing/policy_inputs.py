@@ -1,0 +1,174 @@
+"""What `check_model` finds out by changing what a policy sees, and the bounds that its actions have to keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, Scores, to_numpy
+from vla_rl.testing import synthetic
+from vla_rl.testing.model_case import ModelCase
+
+MOVED = 0.1
+"""By which weights are moved before inputs are compared: parts that begin at zero would hide what they are given."""
+FAR = ((20.0, 21.0), (-31.0, -30.0), (7.0, 12.0))
+"""Bounds that nobody gets right by chance."""
+WIDER, FULLER = 3.0, 0.3
+"""How many times as wide, and by how much more often at its bounds, one number of an action may be than another."""
+EDGE = 1e-4
+"""Part of the range within which an action counts as at its bound."""
+COPIES = 24
+
+
+def check_inputs(case: ModelCase, cameras: tuple[str, ...] | None) -> None:
+    """Findings on all of them. `cameras`: those that the configuration names, if it does."""
+    with case.f.section("inputs"), case.moved(MOVED):
+        _cameras(case, cameras)
+        _state(case)
+        _each_row_its_value(case)
+    with case.f.section("black and white pictures"), case.moved(MOVED):
+        _extremes(case)
+    with case.f.section("actions of each number"):
+        _numbers_alike(case)
+
+
+def _answers(case: ModelCase, obs: Observation, chunk: Chunk) -> list[Any]:
+    """All that a model says for an observation: scores of a recorded chunk, and the greedy chunk."""
+    with torch.no_grad():
+        scores: Scores = case.model.chunk_log_probs(obs, chunk)
+    answers = [scores.log_probs, scores.values, case.model.sample_chunk(obs, case.noise(), True).actions]
+    return [to_numpy(answer) for answer in answers if answer is not None]
+
+
+def _matters(case: ModelCase, obs: Observation, chunk: Chunk) -> bool:
+    """Whether a model says something else for this observation than for the case's."""
+    pairs = zip(_answers(case, obs, chunk), _answers(case, case.obs, chunk), strict=True)
+    return any(not np.array_equal(one, other) for one, other in pairs)
+
+
+def _cameras(case: ModelCase, named: tuple[str, ...] | None) -> None:
+    read = case.model.cameras_read if case.model.cameras_read is not None else named
+    unknown = sorted(set(read or ()) - set(case.env.cameras))
+    there = ", ".join(case.env.cameras)
+    case.f.expect(not unknown, "cameras_read", f"some of {there}", ", ".join(unknown), "correct the names")
+    chunk, others = case.sample(), synthetic.observation(case.env, case.rows, seed=1)
+    for camera in case.env.cameras if read is None else [name for name in case.env.cameras if name in read]:
+        obs = attrs.evolve(case.obs, images={**case.obs.images, camera: others.images[camera]})
+        expected = f"an answer that depends on the pictures of camera {camera!r}"
+        remedy = "read every camera of Context.env.cameras, or let `cameras_read` name those that the model reads"
+        case.f.expect(_matters(case, obs, chunk), "observation", expected, "the same for other pictures", remedy)
+
+
+def _state(case: ModelCase) -> None:
+    """A model may leave the state out. One that reads some of its numbers has to read all of them."""
+    if case.obs.state is None:
+        return
+    chunk, others = case.sample(), synthetic.observation(case.env, case.rows, seed=1)
+    unread = []
+    for i in range(case.env.state_dim):
+        state = np.array(case.obs.state)
+        state[:, i] = np.asarray(others.state)[:, i]
+        if not _matters(case, attrs.evolve(case.obs, state=state), chunk):
+            unread.append(i)
+    partly = 0 < len(unread) < case.env.state_dim
+    expected = f"an answer that depends on all {case.env.state_dim} numbers of the state"
+    case.f.expect(not partly, "observation", expected, f"none on number {unread}", "read the whole state")
+
+
+def _each_row_its_value(case: ModelCase) -> None:
+    if case.values == "none":
+        return
+    values = to_numpy(case.sample().values)
+    differ = case.rows < 2 or bool(np.ptp(values, axis=0).max() > 0)
+    remedy = "compute it of each row's own observation"
+    case.f.expect(differ, "values", "a value of its own for each row", "the same for all", remedy)
+
+
+def _extremes(case: ModelCase) -> None:
+    """Black and white pictures with a state of zeros: the first frame of many simulators, and of the runtime's own
+    stand-ins."""
+    for name, level in (("black", 0), ("white", 255)):
+        images = {camera: np.full_like(np.asarray(frames), level) for camera, frames in case.obs.images.items()}
+        state = None if case.obs.state is None else np.zeros_like(np.asarray(case.obs.state))
+        obs = attrs.evolve(case.obs, images=images, state=state)
+        chunk = case.model.sample_chunk(obs, case.noise(), False)
+        arrays = [to_numpy(array) for array in (chunk.actions, chunk.log_probs, chunk.values) if array is not None]
+        finite = all(bool(np.isfinite(array).all()) for array in arrays)
+        expected = f"finite numbers for {name} pictures and a state of zeros"
+        case.f.expect(finite, "sample_chunk", expected, "NaN or inf", "guard divisions by what can be 0")
+
+
+# ------------------------------------------------------------------------------------------------------------ bounds
+
+
+def share(actions: Any, env: EnvInfo) -> np.ndarray[Any, Any]:
+    """Actions as parts of their ranges: 0 at the lower bound, 1 at the upper one."""
+    low, high = np.array(env.action_low), np.array(env.action_high)
+    parts: np.ndarray[Any, Any] = (to_numpy(actions).astype(np.float64) - low) / (high - low)
+    return parts
+
+
+def _numbers_alike(case: ModelCase) -> None:
+    """In the made-up environment, whose numbers have unlike bounds and nothing else to tell them apart, random weights
+    fill all ranges about alike."""
+    if (case.env.action_low, case.env.action_high) != _made_up_bounds(case.env.action_dim) or case.env.action_dim < 2:
+        return
+    parts = share(case.many(COPIES)[1].actions, case.env).reshape(-1, case.env.action_dim)
+    spread = parts.std(0)
+    edges = ((parts < EDGE) | (parts > 1 - EDGE)).mean(0)
+    alike = bool(spread.max() <= WIDER * spread.min() + EDGE and edges.max() - edges.min() <= FULLER)
+    expected = "actions that fill the ranges of all their numbers about alike"
+    got = f"{_percent(spread)} of each range as deviations, {_percent(edges)} of samples at a bound"
+    remedy = "scale each number by its own Context.env.action_low and action_high"
+    case.f.expect(alike, "sample_chunk: actions", expected, got, remedy)
+
+
+def _made_up_bounds(action_dim: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    info = synthetic.env_info(action_dim=action_dim)
+    return info.action_low, info.action_high
+
+
+def _percent(parts: np.ndarray[Any, Any]) -> str:
+    return ", ".join(f"{part:.0%}" for part in parts)
+
+
+def check_other_bounds(case: ModelCase, build: Callable[[Any, Context], VLAModel], config: Any, told: Context) -> None:
+    """The same weights, built for an environment with other bounds, choose the same parts of the ranges, and clone
+    demonstrations there as well. A checkpoint's own statistics may be tied to one simulator: not asked of these."""
+    if (case.env.action_low, case.env.action_high) != _made_up_bounds(case.env.action_dim):
+        return
+    if getattr(config, "checkpoint", None) is not None or told.scaling is not None:
+        return
+    bounds = synthetic.env_info(action_dim=case.env.action_dim, bounds=FAR)
+    env = attrs.evolve(case.env, action_low=bounds.action_low, action_high=bounds.action_high)
+    try:
+        other: VLAModel = build(config, attrs.evolve(told, env=env))
+    except UserError:
+        return
+    with case.moved(MOVED):
+        other.load_weights([(name, tensor.clone()) for name, tensor in case.model.weights()])
+        worst = 0.0
+        for greedy in (False, True):
+            here = share(case.sample(greedy).actions, case.env)
+            there = share(other.sample_chunk(case.obs, case.noise(), greedy).actions, env)
+            worst = max(worst, float(np.abs(here - there).max()))
+        actions = case.sample().actions
+        low, high = np.array(env.action_low), np.array(env.action_high)
+        moved = (low + share(actions, case.env) * (high - low)).astype(np.float32)
+        losses = [
+            float(case.model.imitation_loss(case.obs, actions).detach()),
+            float(other.imitation_loss(case.obs, moved).detach()),
+        ]
+    expected = "the same parts of the ranges where bounds are others"
+    remedy = "scale each number by its own Context.env.action_low and action_high"
+    case.f.expect(worst < 1e-2, "sample_chunk: actions", expected, f"{worst:.0%} of a range apart", remedy)
+    fine = abs(losses[0] - losses[1]) <= 2 * (1 + abs(losses[0]))
+    expected = "about the same loss for the same parts of other ranges"
+    got, remedy = f"{losses[0]:.3g} and {losses[1]:.3g}", "scale demonstrated actions as sampled ones are scaled back"
+    case.f.expect(fine, "imitation_loss", expected, got, remedy)

@@ -1,0 +1,125 @@
+"""What `check_model` finds out about what a policy leaves behind: weights and global generators stay as they were,
+whatever is asked of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from attrs import frozen
+
+from vla_rl.core.errors import NotOffered
+from vla_rl.core.types import Context
+from vla_rl.testing.model_case import ModelCase
+
+SEEDED = "seed by Context.seed inside torch.random.fork_rng(), or draw from vla_rl.generator"
+OWN = "draw from `noise`; seed a torch.Generator of your own, or work inside torch.random.fork_rng()"
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Where the global generators of torch, NumPy and Python stand."""
+    name, keys, position, *rest = np.random.get_state()  # noqa: NPY002 - it is the old one that plugins may touch
+    numpy_state = (name, np.asarray(keys).tobytes(), position, *rest)
+    return torch.get_rng_state().numpy().tobytes(), numpy_state, random.getstate()
+
+
+LIBRARIES = ("torch", "NumPy", "Python")
+
+
+def changed_generators(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[str]:
+    """Libraries whose global generator moved."""
+    return [name for name, one, other in zip(LIBRARIES, before, after, strict=True) if one != other]
+
+
+@frozen
+class Ran:
+    """What a call returned, and where the global generators stood before and after it."""
+
+    result: Any
+    start: tuple[Any, ...]
+    end: tuple[Any, ...]
+
+
+def run_from(seed: int, call: Callable[[], Any]) -> Ran:
+    """Call with all global generators at this seed, and put them back."""
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        start = generator_states()
+        return Ran(call(), start, generator_states())
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
+        random.setstate(kept[2])
+
+
+def seeded_generators(one: Ran, other: Ran) -> list[str]:
+    """Libraries whose global generator stands at the same place after both, though they began at different ones: the
+    call seeds it."""
+    kept = set(changed_generators(one.end, other.end))
+    return [name for name in changed_generators(one.start, other.start) if name not in kept]
+
+
+def check_traces(case: ModelCase) -> None:
+    """Findings on every method that computes, each called once."""
+    chunk = case.sample()
+    calls: dict[str, Callable[[], Any]] = {
+        "sample_chunk": case.sample,
+        "sample_chunk (greedy)": lambda: case.sample(greedy=True),
+        "chunk_log_probs": lambda: case.model.chunk_log_probs(case.obs, chunk),
+        "values": lambda: case.model.values(case.obs),
+        "reference_log_probs": lambda: case.model.reference_log_probs(case.obs, chunk),
+        "imitation_loss": lambda: case.model.imitation_loss(case.obs, chunk.actions),
+    }
+    for name, call in calls.items():
+        with suppress(NotOffered):
+            _check_trace(case, name, call)
+
+
+def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
+    module, f = case.model.module, case.f
+    tensors = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    flags = [p.requires_grad for p in module.parameters()]
+    switches = (torch.is_grad_enabled(), torch.get_default_dtype())
+    ran = run_from(11, call)
+    now = module.state_dict()
+    lost = [name for name, tensor in tensors.items() if name not in now or not _equal(now[name], tensor)]
+    remedy = "only an optimiser may change them: policies in other processes would not know"
+    f.expect(not lost, where, "weights and buffers that stay as they are", f"a change of {', '.join(lost[:4])}", remedy)
+    same = flags == [p.requires_grad for p in module.parameters()]
+    f.expect(same, where, "`requires_grad` that stays as it is", "a change", "put it back")
+    same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())
+    f.expect(same, where, "torch's default dtype and grad mode left alone", "a change", "use the context managers")
+    if where == "imitation_loss":  # dropout draws from torch's generator: that is no mistake
+        moved = seeded_generators(ran, run_from(12, call))
+    else:
+        moved = changed_generators(ran.start, ran.end)
+    expected = "the global random generators left alone"
+    f.expect(not moved, where, expected, f"a change of {' and '.join(moved)}'s", OWN)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.equal(one, other.to(one.device)))
+
+
+def check_building(case: ModelCase, first: Ran, second: Ran) -> None:
+    """Findings on a model that was built twice by one seed; `second` may have another temperature."""
+    moved = seeded_generators(first, second)
+    expected = "the global random generators left alone"
+    case.f.expect(not moved, "build", expected, f"a seed that stays set in {' and '.join(moved)}", OWN)
+    one, other = (ran.result.module.state_dict() for ran in (first, second))
+    differ = [name for name in one if name not in other or not _equal(other[name], one[name])]
+    expected = "the same weights in every process, whatever the global generators did before"
+    case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
+
+
+def other_seed(told: Context) -> Context:
+    """The context of another run: what `save` leaves out does not come back by the same seed."""
+    return attrs.evolve(told, seed=told.seed + 1)
