@@ -230,8 +230,9 @@ class RowsEnv(SimEnv):
                 return f"its image {name!r} is {found}, expected uint8 {[height, width, 3]}"
         if not self.info.state_dim:
             return ""
-        if view.state is None or view.state.shape != (self.info.state_dim,):
-            return f"its state is {None if view.state is None else view.state.shape}, expected ({self.info.state_dim},)"
+        found = "nothing" if view.state is None else f"{view.state.dtype} {list(view.state.shape)}"
+        if view.state is None or found != f"float32 [{self.info.state_dim}]":
+            return f"its state is {found}, expected float32 [{self.info.state_dim}]"
         return "" if np.isfinite(view.state).all() else f"its state is not finite: {view.state.tolist()}"
 
     def _played_flaw(self, played: tuple[Array, Array, View]) -> str:
