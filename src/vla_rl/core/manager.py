@@ -339,7 +339,7 @@ def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> C
             lost = stop.value is None and result is not None and "None" not in expected
             if lost or (kind is not None and isinstance(stop.value, tuple)):
                 raise PluginError(
-                    f"wrapper {who}{_place(function)} returned {_told(stop.value)} in the place of what it went around; "
+                    f"wrapper {who}{_place(function)} returned {_told(stop.value)}, not what it went around; "
                     f"it must return {expected}: take the result with `result = yield`, and end with `return result`"
                 ) from None
             return stop.value

@@ -15,8 +15,7 @@ BOUND_TOLERANCE = 1e-4
 
 
 def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, method: str) -> Observation:
-    """The observation of `n` rows that `method` returned, contiguous in memory: simulators turn pictures with
-    `[:, ::-1]`, which torch does not read. Raises EnvError."""
+    """The observation of `n` rows that `method` returned, contiguous in memory. Raises EnvError."""
     if len(obs) != n:
         raise EnvError(f"env {env!r}: {method} returned {len(obs)} instructions for {n} rows")
     for camera, (height, width) in info.cameras.items():
@@ -32,12 +31,7 @@ def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, metho
         if not np.isfinite(state).all():
             row = int(np.argwhere(~np.isfinite(state))[0][0])
             raise EnvError(f"env {env!r}: {method} returned a state that is not finite in row {row}")
-    images = {name: _contiguous(image) for name, image in obs.images.items()}
-    return evolve(obs, images=images, state=None if obs.state is None else _contiguous(obs.state))
-
-
-def _contiguous(array: Any) -> Any:
-    return array.contiguous() if hasattr(array, "detach") else np.ascontiguousarray(array)
+    return obs.contiguous()
 
 
 def checked_result(env: str, info: EnvInfo, result: ChunkResult, rows: int, width: int) -> ChunkResult:
