@@ -169,6 +169,51 @@ def test_an_error_that_comes_everywhere_is_told_once() -> None:
     assert len(texts) < 5
 
 
+class CountsResets(broken_scenes.WidePictures):
+    """Counts how often rows are made and reset."""
+
+    resets = made = 0
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        CountsResets.made += 1
+
+    def reset(self, state: int, seed: int) -> None:
+        super().reset(state, seed)
+        CountsResets.resets += 1
+
+
+class BreaksOnEveryStep(Scene):
+    """Cannot be played at all."""
+
+    moves = 0
+
+    def move(self, action: Any) -> None:
+        BreaksOnEveryStep.moves += 1
+        raise RuntimeError("no torque")
+
+
+def test_what_fails_alike_everywhere_ends_the_check_soon() -> None:
+    check = examined(small_rows(CountsResets))
+    assert CountsResets.resets <= 6 and CountsResets.made <= 2, "a fresh row would not mend it"
+    texts = [text for section in check.sections for text in section.findings]
+    assert "row 1: its image 'top' is uint16 [8, 24, 3], expected uint8 [8, 24, 3]; correct `render`" in texts[0]
+    assert len(texts) == 2
+
+    check = examined(small_batch(BreaksOnEveryStep))
+    assert BreaksOnEveryStep.moves <= 5
+    skipped = {section.name: section.skipped for section in check.sections if section.skipped}
+    assert skipped["actions"].startswith("not done: chunk_step failed 3 times in a row in 0 s; see the findings above")
+
+
+def test_sections_are_told_as_they_begin() -> None:
+    told: list[str] = []
+    context = Context(num_envs=3, chunk=4)
+    findings = examine_env(small_batch(Scene), None, context, expert=False, seconds=0, on_section=told.append)
+    assert told[:2] == ["building the simulator", "info"]
+    assert told[1:] == [section.name for section in findings.sections]
+
+
 def test_a_finding_says_what_was_played_and_where() -> None:
     text = found(broken_batches.FirstActionOnly(), expert=False)
     assert "(row 0, state 0 with random actions)" in text

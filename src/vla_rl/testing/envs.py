@@ -51,11 +51,13 @@ def examine_env(
     expert: bool = True,
     expert_success: float = 0.5,
     seconds: float = SECONDS,
+    on_section: Callable[[str], None] = lambda name: None,
 ) -> Findings:
-    """`check_env` that returns what it found, section by section."""
+    """`check_env` that returns what it found, section by section. `on_section` is told which one begins."""
     sim: SimEnv
+    on_section("building the simulator")
     sim, name = built("env", env, config, context)
-    f = Findings(f"check_env of {name}")
+    f = Findings(f"check_env of {name}", on_section)
     another = None
     if isinstance(env, Plugin):
         another = partial(_built_again, env, config, context)

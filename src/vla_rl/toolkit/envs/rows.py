@@ -181,6 +181,9 @@ class RowsEnv(SimEnv):
             for row, (kind, answer) in got.items():
                 if kind in ("user error", "not offered"):
                     refused.append((UserError if kind == "user error" else NotOffered)(answer))
+                elif kind == "answer" and method in ("reset", "play") and (odd := self._odd(answer)):
+                    place = f"row {self._number(row)}"
+                    refused.append(UserError(f"{place}: {odd}; correct `render` of the row, or `EnvInfo`"))
                 elif wrong := answer if kind == "broken" else flaw(answer):
                     self._note(row, f"row {self._number(row)}: {wrong}")
                     mended &= process.mend(row)
@@ -221,8 +224,9 @@ class RowsEnv(SimEnv):
             state=np.stack([view.state for view in views if view.state is not None]) if self.info.state_dim else None,
         )
 
-    def _view_flaw(self, view: View) -> str:
-        """What is wrong with a view, in words; empty when nothing is."""
+    def _odd(self, answer: Any) -> str:
+        """What is of another type or shape than the simulator's info says, in words: no fresh row would mend it."""
+        view = answer if isinstance(answer, View) else answer[2]
         for name, (height, width) in self.info.cameras.items():
             image = view.images.get(name)
             found = "nothing" if image is None else f"{image.dtype} {list(image.shape)}"
@@ -231,9 +235,14 @@ class RowsEnv(SimEnv):
         if not self.info.state_dim:
             return ""
         found = "nothing" if view.state is None else f"{view.state.dtype} {list(view.state.shape)}"
-        if view.state is None or found != f"float32 [{self.info.state_dim}]":
-            return f"its state is {found}, expected float32 [{self.info.state_dim}]"
-        return "" if np.isfinite(view.state).all() else f"its state is not finite: {view.state.tolist()}"
+        wanted = f"float32 [{self.info.state_dim}]"
+        return "" if found == wanted else f"its state is {found}, expected {wanted}"
+
+    def _view_flaw(self, view: View) -> str:
+        """What is wrong with a view, in words; empty when nothing is."""
+        if not self.info.state_dim or np.isfinite(view.state).all():
+            return ""
+        return f"its state is not finite: {np.asarray(view.state).tolist()}"
 
     def _played_flaw(self, played: tuple[Array, Array, View]) -> str:
         rewards, _, view = played
