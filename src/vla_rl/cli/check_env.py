@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from threading import Event, Thread
 from time import monotonic
+from typing import Any
 
 import attrs
 
@@ -36,10 +37,11 @@ def main(
     device: str,
     expert: bool,
     seconds: float,
+    whole_range: bool,
 ) -> int:
     """Print the report. -> 0, or 1 with findings. Raises as `examine`."""
     with progress(f"check-env {name}") as on_section:
-        found = examine(name, overrides, modules, rows, chunk, device, expert, seconds, on_section)
+        found = examine(name, overrides, modules, rows, chunk, device, expert, seconds, whole_range, on_section)
     _print(f"{name}: {rows} rows, chunks of {chunk}, {device}", found)
     return int(any(section.findings for section in found.sections))
 
@@ -53,6 +55,7 @@ def examine(
     device: str,
     expert: bool,
     seconds: float,
+    whole_range: bool = True,
     on_section: Callable[[str], None] = lambda name: None,
 ) -> Findings:
     """Raises UserError for settings that are wrong or a machine that lacks something."""
@@ -68,8 +71,9 @@ def examine(
     if plugin.preflight is not None:
         plugin.preflight(env.config)
     context = Context(num_envs=rows, chunk=chunk, device=device)
+    options: dict[str, Any] = {"expert": expert, "seconds": seconds, "whole_range": whole_range}
     try:
-        return examine_env(plugin, env.config, context, expert=expert, seconds=seconds, on_section=on_section)
+        return examine_env(plugin, env.config, context, **options, on_section=on_section)
     except ModuleNotFoundError as exc:
         raise PluginError(f"env {name!r} needs {exc.name!r}; try: pip install 'vla-rl[{plugin.extra}]'") from exc
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -39,6 +40,9 @@ class End:
     steps: int
     limit: int
     """Of its task, in steps."""
+    truncated: bool = False
+    fresh: bool = False
+    """Success came with this action."""
 
 
 @define
@@ -52,6 +56,8 @@ class Seen:
     levels: dict[str, tuple[int, int]] = field(factory=dict)
     """Camera -> smallest and largest value of a pixel."""
     first: dict[str, Any] = field(factory=dict)
+    alike: dict[tuple[str, str], bool] = field(factory=dict)
+    """Two cameras of one size: whether their pictures have always been the same."""
     ends: list[End] = field(factory=list)
     rewarded: bool = False
     rewarded_between: bool = False
@@ -60,6 +66,8 @@ class Seen:
     lost: bool = False
     """Success, and its absence, after an action."""
     chunks: int = 0
+    longest: int = 0
+    """Actions of the longest episode, ended or not."""
     stride: Array | None = None
     """Largest change of each number of the state by a single action that ended no episode."""
 
@@ -81,6 +89,8 @@ class Player:
         self.seed_limit = 2**63 - 1
         self.seen = Seen()
         self.seconds_of = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
+        self.started_in = 0.0
+        """Seconds that the first reset took."""
         self.hopeless = ""
         """Why nothing is played any more."""
         self._failed: dict[str, tuple[str, int, float]] = {}
@@ -151,6 +161,8 @@ class Player:
             self.env.faults()  # what is raised says them too
             self._note_failure("reset", f"{type(exc).__name__}: {exc}", began)
             raise
+        if "reset" not in self._worked:
+            self.started_in = perf_counter() - began
         self._count("reset", began)
         self._broken("reset")
         self._unwritten("reset", zip(("rows", "state_ids", "seed"), given, kept, strict=True))
@@ -273,6 +285,10 @@ class Player:
         """What is known of the rows, for `remember` once they are back there."""
         return list(self._views), dict(self._told), dict(self._state)
 
+    def forget(self) -> None:
+        """Another simulator takes the place of the one that was played with: its rows have not been reset."""
+        self._views, self._told, self._state = [None] * len(self.rows), {}, {}
+
     def remember(self, known: tuple[Any, ...]) -> None:
         self._views, self._told, self._state = list(known[0]), dict(known[1]), dict(known[2])
 
@@ -342,6 +358,10 @@ class Player:
             else:
                 old = before.state if name == "state" else before.images[name]
                 seen.moved[name] |= old is not None and not np.array_equal(array, old)
+        for pair in itertools.combinations(view.images, 2):
+            one, two = (view.images[name] for name in pair)
+            if one.shape == two.shape and seen.alike.get(pair, True):
+                seen.alike[pair] = np.array_equal(one, two)
         for name, image in view.images.items():
             low, high = seen.levels.get(name, (255, 0))
             seen.levels[name] = min(low, int(image.min())), max(high, int(image.max()))
@@ -358,6 +378,8 @@ class Player:
         rewarded = result.rewards[row] != 0
         seen.rewarded |= bool(rewarded.any())
         seen.rewarded_between |= bool((rewarded & ~result.terminated[row] & ~result.truncated[row]).any())
+        if stop:
+            seen.longest = max(seen.longest, len(trace))
         seen.won |= success
         seen.lost |= not success
         end = trace.end
@@ -365,7 +387,10 @@ class Player:
             earlier = max((abs(r) for r in trace.rewards[: end - 1]), default=0.0)
             reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
             limit = self.limit(trace.script.state)
-            seen.ends.append(End(terminated, reward, success, earlier, end, limit))
+            held = trace.succeeded[:end]
+            fresh = held[-1] is True and not any(held[:-1])
+            truncated = trace.truncated[end - 1]
+            seen.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, fresh))
 
 
 def _draws(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:

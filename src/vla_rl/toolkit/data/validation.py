@@ -64,11 +64,12 @@ def sample_flaws(
         yield from _image_flaws(indices, camera, image, sizes)
     if env.state_dim:
         yield from _array_flaws(indices, obs.state, (count, env.state_dim), "states")
-    if not isinstance(obs.instructions, tuple | list) or len(obs.instructions) != count:
-        got = "one text" if isinstance(obs.instructions, str) else f"{len(obs.instructions)}"
+    texts: Any = obs.instructions  # which a plugin may have got wrong
+    if not isinstance(texts, tuple | list) or len(texts) != count:
+        got = "one text" if isinstance(texts, str) else f"{len(texts)}"
         yield Flaw(f"sample {indices[0]}, instructions", f"a tuple of {count} texts", got, "give one for each sample")
         return
-    for index, text in zip(indices, obs.instructions, strict=True):
+    for index, text in zip(indices, texts, strict=True):
         if not isinstance(text, str) or not text.strip():
             yield Flaw(f"sample {index}, instruction", "a text", repr(text), "say the task; decode bytes")
             break

@@ -205,11 +205,23 @@ class Apart:
         return answers
 
     def close(self) -> None:
+        begun = _begun_by(self.pid)
         self._process.kill()  # rows need no cleanup, and one that hangs would not answer
         self._process.join()
+        for process in begun:  # by rows, as the server of a game engine: nobody else would end them
+            with suppress(psutil.Error):
+                process.kill()
         self._vector.closed = True
         for pipe in self._vector.parent_pipes:
             pipe.close()
+
+
+def _begun_by(pid: int) -> list[psutil.Process]:
+    """What a process started, and what that did."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []
 
 
 @frozen

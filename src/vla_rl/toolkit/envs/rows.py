@@ -45,6 +45,7 @@ class RowsEnv(SimEnv):
         self.num_envs, self.info = context.num_envs, info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
         self._chunk, self._processes = context.chunk, processes
+        self._make_row, self._context = make_row, context
         instructions = {task.name: task.instruction for task in info.tasks}
         self._told = {state.id: instructions[state.task] for split in self._states.values() for state in split}
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
@@ -125,6 +126,16 @@ class RowsEnv(SimEnv):
     def close(self) -> None:
         for process in self._homes:
             process.discard()
+
+    @property
+    def apart(self) -> bool:
+        """Whether each row has a process of its own."""
+        return all(process.home is Apart and len(process.rows) == 1 for process in self._homes)
+
+    def in_one_process(self) -> RowsEnv:
+        """Another simulator of the same rows, which take turns in one process."""
+        processes = Processes(apart=True, rows_per_process=self.num_envs, deadline_s=self._processes.deadline_s)
+        return RowsEnv(self.info, self._states, self._make_row, self._context, processes)
 
     @property
     def pids(self) -> list[int]:
@@ -240,9 +251,9 @@ class RowsEnv(SimEnv):
 
     def _view_flaw(self, view: View) -> str:
         """What is wrong with a view, in words; empty when nothing is."""
-        if not self.info.state_dim or np.isfinite(view.state).all():
+        if view.state is None or not self.info.state_dim or np.isfinite(view.state).all():
             return ""
-        return f"its state is not finite: {np.asarray(view.state).tolist()}"
+        return f"its state is not finite: {view.state.tolist()}"
 
     def _played_flaw(self, played: tuple[Array, Array, View]) -> str:
         rewards, _, view = played
