@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,19 @@ def test_check_env_prints_a_table():
     assert "tabletop: 3 rows, chunks of 4, cpu" in result.output and "keeps to the contract" in result.output
     for section in ("reset_states", "determinism", "rows apart", "expert"):
         assert f"✓   {section}" in result.output
+
+
+def test_check_env_says_what_goes_on_where_it_takes_long(monkeypatch, capsys):
+    from vla_rl.cli import check_env
+
+    monkeypatch.setattr(check_env, "FIRST_S", 0.3)
+    with check_env.progress("check-env slow") as on_section:
+        on_section("states")
+        time.sleep(0.7)
+    assert capsys.readouterr().err == "check-env slow: states\n", "the next line comes half a minute later"
+    with check_env.progress("check-env quick") as on_section:
+        on_section("states")
+    assert capsys.readouterr().err == ""
 
 
 def test_check_env_reports_what_it_found():

@@ -249,10 +249,33 @@ def test_a_wrapper_that_is_none_is_refused(name, function, message):
 
 
 def test_no_result_is_an_error_where_the_contract_has_one():
-    with pytest.raises(
-        PluginError, match="plugin 'odd', hook 'advantages' of algorithm returned None; it must return Advantages"
-    ):
+    where = rf"plugin 'odd', hook 'advantages' of algorithm \({__file__}:\d+\)"
+    with pytest.raises(PluginError, match=f"{where} returned None; it must return Advantages"):
         wrap("algorithm", with_method(advantages=lambda self: None), "odd").advantages(1)
+    with pytest.raises(PluginError, match=f"{where} returned a tuple of 2; it must return Advantages"):
+        wrap("algorithm", with_method(advantages=lambda self: (1, 2)), "odd").advantages(1)
+
+
+def test_gymnasiums_tuples_are_told_apart():
+    env = type("Gym", (Still,), {"reset": lambda self: ("observation", {}), "chunk_step": lambda self: (0,) * 5})()
+    with pytest.raises(PluginError, match=r"reset' of env \(.*:\d+\) returned a tuple of 2; .*gymnasium's `reset`"):
+        wrap("env", env, "gym").reset(1, 2, 3)
+    with pytest.raises(PluginError, match=r"returned a tuple of 5; it must return ChunkResult .*gymnasium's `step`"):
+        wrap("env", env, "gym").chunk_step(1, 2, 3)
+
+
+@pytest.mark.parametrize("returned", [None, (1, 2)])
+def test_a_wrapper_that_loses_the_result_is_named(returned):
+    @hookimpl(wraps="algorithm")
+    def advantages():
+        yield
+        return returned
+
+    with pytest.raises(PluginError) as caught:
+        wrap("algorithm", Twice(), "toy", {"w": module(advantages=advantages)}).advantages(1)
+    text = str(caught.value)
+    assert f"wrapper 'w', hook 'advantages' of algorithm ({__file__}:" in text
+    assert "it must return Advantages: take the result with `result = yield`, and end with `return result`" in text
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -225,6 +227,57 @@ def test_a_broken_observation_is_named(fault, message):
     env = ScriptedEnv(1, {}, max_steps=4, chunk=2, fault=fault)
     with pytest.raises(EnvError, match=message):
         play(env, 2)
+
+
+class Turned(ScriptedEnv):
+    """Returns views of its pictures, upside down and mirrored, and of its numbers."""
+
+    def _observe(self, rows):
+        obs = super()._observe(rows)
+        return evolve(obs, images={"main": obs.images["main"][:, ::-1, ::-1]}, state=obs.state[:, ::-1])
+
+
+class TurnedTensors(ScriptedEnv):
+    """Returns tensors whose dimensions were permuted."""
+
+    def _observe(self, rows):
+        obs = super()._observe(rows)
+        image = torch.from_numpy(obs.images["main"]).permute(0, 2, 1, 3)
+        return evolve(obs, images={"main": image}, state=torch.from_numpy(obs.state).T.contiguous().T)
+
+
+@pytest.mark.parametrize("env_type", [Turned, TurnedTensors])
+def test_views_of_pictures_are_contiguous_for_whoever_reads_them(env_type):
+    requests, _ = play(env_type(2, {0: (3, "success")}, max_steps=4, chunk=2), 2)
+    seen_here = [request.obs for request in requests if request.obs is not None]
+    assert len(seen_here) == 2
+    for obs in seen_here:
+        for array in (obs.images["main"], obs.state):
+            assert array.is_contiguous() if isinstance(array, torch.Tensor) else array.flags.c_contiguous
+            torch.as_tensor(array)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("obs", lambda obs: evolve(obs, state=obs.state.astype(float)), "state of chunk_step is float64, expected fl"),
+        (
+            "obs",
+            lambda obs: evolve(obs, images={"main": obs.images["main"] / np.float32(255)}),
+            "image 'main' of chunk_step is float32, expected uint8; convert it in the simulator's plugin",
+        ),
+        ("executed", lambda flags: flags.astype(np.int64), "executed is int64, expected bool"),
+        ("success", lambda flags: list(flags), r"success is \[.*\], expected bool \(1,\)"),
+    ],
+)
+def test_an_array_of_another_type_is_refused(name, change, message):
+    class Env(ScriptedEnv):
+        def chunk_step(self, actions, active, stop_at_end):
+            result = super().chunk_step(actions, active, stop_at_end)
+            return evolve(result, **{name: change(getattr(result, name))})
+
+    with pytest.raises(EnvError, match=message):
+        play(Env(1, {}, max_steps=4, chunk=2), 2)
 
 
 def test_an_action_out_of_bounds_is_refused_with_its_place():

@@ -138,11 +138,14 @@ def test_what_a_spec_has_to_say(tmp_path):
         ("actions[:, :1]", r"the actions of a sample are \(1, 1, \d\), and \(1, 2, \d\) is wanted"),
         ("dict(state=None)", r"the states of a sample are None, and \(1, \d\) is wanted"),
         ("dict(images={'other': obs.images['main']})", r"the cameras of a sample are \['other'\], and"),
+        ("57 * actions", r"sample \d, actions: expected number \d within -1 and 1, the simulator's bounds, got"),
+        ("dict(state=obs.state * np.float32([[1], [1], [np.nan], [1]]))", "sample 2, states: expected finite states"),
     ],
 )
 def test_data_of_other_shapes_is_refused_before_there_is_a_model(tmp_path, change, message):
     (tmp_path / "odd.py").write_text(
         "import attrs\n"
+        "import numpy as np\n"
         "from recorded import RecordedConfig, build as right\n"
         "from vla_rl.toolkit.data.samples import Held\n"
         "from vla_rl.core.types import Plugin\n"

@@ -19,7 +19,7 @@ class NoEvalState(Scene):
     """expected eval state 100,"""
 
     def scene(self, state: int, seed: int) -> tuple[float, float]:
-        return [super().scene(i, seed) for i in range(100)][state]
+        return [Scene.scene(self, i, seed) for i in range(100)][state]
 
 
 class OneEvalStateMissing(Scene):
@@ -404,6 +404,13 @@ class BreaksAlways(Scene):
 
     def reset(self, state: int, seed: int) -> None:
         raise RuntimeError("nothing is installed")
+
+
+class WidePictures(Scene):
+    """got uint16|is uint16"""
+
+    def image(self) -> Any:
+        return super().image().astype(np.uint16)
 
 
 class BreaksInTheSecondEpisode(Scene):

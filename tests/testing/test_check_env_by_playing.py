@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import broken_batches
+import broken_ranges
 import broken_scenes
+import broken_surroundings
 import numpy as np
 import pytest
+import sharing_rows
+import torch
 import unusual_scenes
 from attrs import make_class
 from small_simulators import (
@@ -44,6 +50,17 @@ UNSOLVED = (
 """Their expert, which is that of a plain scene, does not solve them."""
 
 
+BROKEN = (*broken_scenes.SCENES, *broken_ranges.SCENES, *broken_surroundings.SCENES)
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """What broken simulators change for the whole process is put back."""
+    monkeypatch.chdir(Path.cwd())
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def found(env: SimEnv, expert: bool) -> str:
     with pytest.raises(CheckFailed) as failed:
         check_env(env, chunk=4, expert=expert)
@@ -65,7 +82,7 @@ def notices(findings: Findings) -> str:
 # ----------------------------------------------------------------------------------------------------- broken
 
 
-@pytest.mark.parametrize("scene", broken_scenes.SCENES, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("scene", BROKEN, ids=lambda scene: scene.__name__)
 def test_a_broken_scene_is_found_without_an_expert(scene: type[Scene]) -> None:
     assert says_one_of(text := found(small_batch(scene), expert=False), scene), text
 
@@ -79,7 +96,9 @@ def test_a_broken_row_is_found(scene: type[Scene]) -> None:
     assert says_one_of(text := found(small_rows(scene), expert=True), scene), text
 
 
-@pytest.mark.parametrize("batch", broken_batches.BATCHES, ids=lambda batch: batch.__name__)
+@pytest.mark.parametrize(
+    "batch", [*broken_batches.BATCHES, *broken_surroundings.BATCHES], ids=lambda batch: batch.__name__
+)
 def test_a_broken_batch_is_found_without_an_expert(batch: type[SmallEnv]) -> None:
     assert says_one_of(text := found(batch(), expert=False), batch), text
 
@@ -87,6 +106,14 @@ def test_a_broken_batch_is_found_without_an_expert(batch: type[SmallEnv]) -> Non
 @pytest.mark.parametrize("batch", broken_batches.EXPERTS, ids=lambda batch: batch.__name__)
 def test_a_broken_expert_is_found(batch: type[SmallEnv]) -> None:
     assert says_one_of(text := found(batch(), expert=True), batch), text
+
+
+@pytest.mark.parametrize("row", sharing_rows.ROWS, ids=lambda row: row.__name__)
+def test_rows_that_play_right_only_in_processes_of_their_own_are_found(row: type[SceneRow]) -> None:
+    with pytest.raises(CheckFailed) as failed:
+        check_env(rows_apart(row), num_envs=2, chunk=4, expert=False)
+    (text,) = failed.value.findings
+    assert "the same episodes in rows that share a process (processes: {rows_per_process: 2})" in text
 
 
 # ---------------------------------------------------------------------------------------------------- correct
@@ -116,6 +143,16 @@ def rows_apart(row: type[SceneRow]) -> RowsEnv:
 
 def test_rows_in_processes_pass() -> None:
     check_env(rows_apart(SceneRow), num_envs=2, chunk=4)
+
+
+def test_files_that_rows_leave_open_in_their_processes_are_found() -> None:
+    with pytest.raises(CheckFailed, match="as many open files after each episode") as failed:
+        check_env(rows_apart(sharing_rows.LeavesFilesOpen), num_envs=2, chunk=4, expert=False)
+    assert len(failed.value.findings) == 1
+
+
+def test_programs_that_rows_start_end_with_them() -> None:
+    check_env(rows_apart(sharing_rows.StartsAServer), num_envs=2, chunk=4, expert=False)
 
 
 def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
@@ -169,10 +206,71 @@ def test_an_error_that_comes_everywhere_is_told_once() -> None:
     assert len(texts) < 5
 
 
+class CountsResets(broken_scenes.WidePictures):
+    """Counts how often rows are made and reset."""
+
+    resets = made = 0
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        CountsResets.made += 1
+
+    def reset(self, state: int, seed: int) -> None:
+        super().reset(state, seed)
+        CountsResets.resets += 1
+
+
+class BreaksOnEveryStep(Scene):
+    """Cannot be played at all."""
+
+    moves = 0
+
+    def move(self, action: Any) -> None:
+        BreaksOnEveryStep.moves += 1
+        raise RuntimeError("no torque")
+
+
+def test_what_fails_alike_everywhere_ends_the_check_soon() -> None:
+    check = examined(small_rows(CountsResets))
+    assert CountsResets.resets <= 6 and CountsResets.made <= 2, "a fresh row would not mend it"
+    texts = [text for section in check.sections for text in section.findings]
+    assert "row 1: its image 'top' is uint16 [8, 24, 3], expected uint8 [8, 24, 3]; correct `render`" in texts[0]
+    assert len(texts) == 2
+
+    check = examined(small_batch(BreaksOnEveryStep))
+    assert BreaksOnEveryStep.moves <= 5
+    skipped = {section.name: section.skipped for section in check.sections if section.skipped}
+    assert skipped["actions"].startswith("not done: chunk_step failed 3 times in a row in 0 s; see the findings above")
+
+
+def test_sections_are_told_as_they_begin() -> None:
+    told: list[str] = []
+    context = Context(num_envs=3, chunk=4)
+    findings = examine_env(small_batch(Scene), None, context, expert=False, seconds=0, on_section=told.append)
+    assert told[:2] == ["building the simulator", "info"]
+    assert told[1:] == [section.name for section in findings.sections]
+
+
 def test_a_finding_says_what_was_played_and_where() -> None:
     text = found(broken_batches.FirstActionOnly(), expert=False)
     assert "(row 0, state 0 with random actions)" in text
     assert "apply every action of a chunk, in order" in text
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (broken_surroundings.LeavesAFolder, "as many temporary files or folders after each simulator that was closed"),
+        (broken_surroundings.SeedsWhereItIsBuilt, "build: expected the global generator of random left alone"),
+    ],
+)
+def test_what_building_leaves_behind_is_found(batch: type[SmallEnv], message: str) -> None:
+    def build(config: Any, context: Context) -> SimEnv:
+        return batch(context.num_envs, context.chunk)
+
+    with pytest.raises(CheckFailed, match=message) as failed:
+        check_env(Plugin(config=make_class("Config", []), build=build, summary="a broken one"), expert=False)
+    assert len(failed.value.findings) == 1
 
 
 def test_a_simulator_of_another_size_than_was_asked_for_is_found() -> None:

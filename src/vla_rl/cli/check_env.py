@@ -6,8 +6,12 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
 
 import attrs
 
@@ -15,8 +19,13 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.spec.spec import read_env
 from vla_rl.core.types import Context
+from vla_rl.runtime.comm.status_line import EVERY_S, StatusLine
 from vla_rl.testing.envs import examine_env
 from vla_rl.testing.findings import Findings
+from vla_rl.toolkit.waiting import summed, works_now
+
+FIRST_S = 10.0
+"""Where stderr is no terminal, seconds until the first line."""
 
 
 def main(
@@ -28,9 +37,11 @@ def main(
     device: str,
     expert: bool,
     seconds: float,
+    whole_range: bool,
 ) -> int:
     """Print the report. -> 0, or 1 with findings. Raises as `examine`."""
-    found = examine(name, overrides, modules, rows, chunk, device, expert, seconds)
+    with progress(f"check-env {name}") as on_section:
+        found = examine(name, overrides, modules, rows, chunk, device, expert, seconds, whole_range, on_section)
     _print(f"{name}: {rows} rows, chunks of {chunk}, {device}", found)
     return int(any(section.findings for section in found.sections))
 
@@ -44,6 +55,8 @@ def examine(
     device: str,
     expert: bool,
     seconds: float,
+    whole_range: bool = True,
+    on_section: Callable[[str], None] = lambda name: None,
 ) -> Findings:
     """Raises UserError for settings that are wrong or a machine that lacks something."""
     plugin = load("env", name, modules)
@@ -58,10 +71,38 @@ def examine(
     if plugin.preflight is not None:
         plugin.preflight(env.config)
     context = Context(num_envs=rows, chunk=chunk, device=device)
+    options: dict[str, Any] = {"expert": expert, "seconds": seconds, "whole_range": whole_range}
     try:
-        return examine_env(plugin, env.config, context, expert=expert, seconds=seconds)
+        return examine_env(plugin, env.config, context, **options, on_section=on_section)
     except ModuleNotFoundError as exc:
         raise PluginError(f"env {name!r} needs {exc.name!r}; try: pip install 'vla-rl[{plugin.extra}]'") from exc
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Say on stderr, from a thread, what goes on: on a terminal in one line, elsewhere in a line now and then.
+    -> a function that is told what has begun."""
+    now, over, line = ["starting"], Event(), StatusLine()
+
+    def show() -> None:
+        wanted = monotonic() + FIRST_S
+        while not over.wait(0.25):
+            work = summed(works_now())
+            about = now[0] + (f", {work.what}: {work.done} of {work.total}" if work and work.total else "")
+            if sys.stderr.isatty():
+                line.show(f"{title}: {about}", 0, 0)
+            elif monotonic() >= wanted:
+                print(f"{title}: {about}", file=sys.stderr, flush=True)
+                wanted = monotonic() + EVERY_S
+
+    thread = Thread(target=show, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield lambda name: now.__setitem__(0, name)
+    finally:
+        over.set()
+        thread.join()
+        line.clear()
 
 
 def _keys(config: type) -> Iterator[str]:

@@ -346,6 +346,9 @@ def check_env(
     seconds: Annotated[
         float, typer.Option(min=0, help="About how long to play; less means fewer, shorter episodes.")
     ] = 60,
+    whole_range: Annotated[
+        bool, typer.Option(help="Parts of an action's range that do nothing, as a throttle below 0, are findings.")
+    ] = True,
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="Where the simulator is, when it is not installed.")
     ] = None,
@@ -354,7 +357,7 @@ def check_env(
     """Play with a simulator and compare it with the contract: states, masks, chunks, ends, independent rows, expert."""
     from vla_rl.cli.check_env import main as examine
 
-    raise typer.Exit(examine(name, overrides or (), plugin or (), rows, chunk, device, expert, seconds))
+    raise typer.Exit(examine(name, overrides or (), plugin or (), rows, chunk, device, expert, seconds, whole_range))
 
 
 @app.command()

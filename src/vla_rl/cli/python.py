@@ -341,12 +341,13 @@ def check_env(
     device: str = "cpu",
     expert: bool = True,
     seconds: float = 60.0,
+    whole_range: bool = True,
 ) -> Findings:
     """`vla-rl check-env`: compare a simulator with the contract. -> what was found; nothing where it keeps to it."""
     leave_if_importing()
     from vla_rl.cli.check_env import examine
 
-    return examine(name, overrides, plugins, rows, chunk, device, expert, seconds)
+    return examine(name, overrides, plugins, rows, chunk, device, expert, seconds, whole_range)
 
 
 def list_plugins() -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast, overload
 
 import pluggy
 
+from vla_rl.core import types
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import HookFailed, PluginError, UserError, did_you_mean
 from vla_rl.core.events import ReadOnly
@@ -81,10 +82,14 @@ class Manager(pluggy.PluginManager):
         for caller in self.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
-                    guard = _guarded_wrapper if impl.wrapper else _guarded
-                    guarded = guard(impl.function, f"{self._plugin_name!r}, {self.said(caller.name)}")
+                    who = f"{self._plugin_name!r}, {self.said(caller.name)}"
+                    guarded = (
+                        _guarded_wrapper(impl.function, who, self.result_of(caller.name))
+                        if impl.wrapper
+                        else _guarded(impl.function, who)
+                    )
                     if self.failed is not None:
-                        guarded = _told(guarded, self._plugin_name, caller.name, self.failed)
+                        guarded = _reporting(guarded, self._plugin_name, caller.name, self.failed)
                     cast(Any, impl).function = guarded
         return result
 
@@ -117,6 +122,10 @@ class Manager(pluggy.PluginManager):
     def said(self, hook: str) -> str:
         """The hook in words: those of components with their kind, since another may have one of the same name."""
         return f"hook {hook!r}" + ("" if self.kind == "hook" else f" of {self.kind}")
+
+    def result_of(self, hook: str) -> str:
+        """The annotation of what the contract has a hook return."""
+        return str(inspect.signature(getattr(self.contract, hook)).return_annotation)
 
     def _elsewhere(self, hook: str) -> str:
         """What to do about a name that this kind does not have."""
@@ -163,7 +172,7 @@ class _Wrapped:
 def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
     """The component as its contract, with `wrappers` (objects with `@hookimpl(wraps=kind)` functions; the first is
     outermost) around its methods. Raises PluginError where signatures do not fit the contract.
-    A method that returns None where its contract has a result is an error too."""
+    A method that returns None, or a tuple, where its contract has an object is an error too."""
     manager = Manager(kind)
     manager.register(component, name, component=True)
     for wrapper_name, wrapper in reversed(_pairs(wrappers)):
@@ -267,18 +276,38 @@ def _bind(hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapp
 
 
 def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name: str) -> Callable[..., Any]:
-    expected = str(inspect.signature(getattr(manager.contract, hook)).return_annotation)
+    expected = manager.result_of(hook)
     if "None" in expected or "Any" in expected:
         return function
+    kind = getattr(types, expected, None)
 
     @functools.wraps(function)
     def checked(*args: Any) -> Any:
         result = function(*args)
-        if result is None:
-            raise PluginError(f"plugin {name!r}, {manager.said(hook)} returned None; it must return {expected}")
+        if result is None or (kind is not None and isinstance(result, tuple)):
+            who = f"plugin {name!r}, {manager.said(hook)}{_place(function)}"
+            raise PluginError(f"{who} returned {_returned(result)}; it must return {expected}{_hint(result, expected)}")
         return result
 
     return checked
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Where the author wrote it: " (FILE:LINE)"; nothing where that is not known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _returned(result: object) -> str:
+    """What a method returned instead of what it should have."""
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else "None"
+
+
+def _hint(result: object, expected: str) -> str:
+    if not isinstance(result, tuple) or expected not in ("Observation", "ChunkResult"):
+        return ""
+    method = "reset" if expected == "Observation" else "step"
+    return f" (gymnasium's `{method}` returns a tuple; vla-rl's objects have names: from vla_rl import {expected})"
 
 
 def _note(exc: BaseException, who: str) -> None:
@@ -298,7 +327,7 @@ def _guarded(function: Callable[..., Any], who: str) -> Callable[..., Any]:
     return guarded
 
 
-def _told(
+def _reporting(
     function: Callable[..., Any], name: str, hook: str, failed: Callable[[HookFailed], None]
 ) -> Callable[..., Any]:
     """Around a listener: what it raises is told, except for an interrupt by the user."""
@@ -336,12 +365,15 @@ def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseExcept
     return f"hook {name!r} failed in {hook} ({file}:{number}): {said}"
 
 
-def _guarded_wrapper(function: Callable[..., Any], who: str) -> Callable[..., Any]:
-    """Around a wrapper: notes what it raises itself, not what passes through it."""
+def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> Callable[..., Any]:
+    """Around a wrapper: notes what it raises itself, not what passes through it, and refuses one that loses the result.
+    `expected`: the annotation of what the contract has the method return."""
+    kind = getattr(types, expected, None)
 
     @functools.wraps(function)
     def guarded(*args: Any) -> Generator[None, Any, Any]:
         inner = function(*args)
+        result: Any = None
         try:
             try:
                 next(inner)
@@ -354,6 +386,12 @@ def _guarded_wrapper(function: Callable[..., Any], who: str) -> Callable[..., An
             else:
                 inner.send(result)
         except StopIteration as stop:
+            lost = stop.value is None and result is not None and "None" not in expected
+            if lost or (kind is not None and isinstance(stop.value, tuple)):
+                raise PluginError(
+                    f"wrapper {who}{_place(function)} returned {_returned(stop.value)}, not what it went around; "
+                    f"it must return {expected}: take the result with `result = yield`, and end with `return result`"
+                ) from None
             return stop.value
         except BaseException as exc:
             _note(exc, who)

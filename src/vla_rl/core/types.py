@@ -38,6 +38,15 @@ def pick(array: Any, indices: Any) -> Any:
     return array[indices]
 
 
+def contiguous(array: Any) -> Any:
+    """The same tensor or array; one that is a view with strides of its own is copied."""
+    if hasattr(array, "detach"):
+        return array.contiguous()
+    import numpy as np
+
+    return np.ascontiguousarray(array)
+
+
 def concat(parts: Sequence[Any]) -> Any:
     """Concatenate arrays of one kind (NumPy or torch) along the first dimension."""
     if hasattr(parts[0], "detach"):
@@ -189,6 +198,11 @@ class Observation:
     def numpy(self) -> Observation:
         """The same observation in host memory, ready to cross processes."""
         return self._each(to_numpy, self.instructions)
+
+    def contiguous(self) -> Observation:
+        """The same observation, where views with strides of their own are copied: pictures are turned with `[:, ::-1]`,
+        which torch does not read."""
+        return self._each(contiguous, self.instructions)
 
     def _each(self, change: Callable[[ArrayOrTensor], ArrayOrTensor], instructions: tuple[str, ...]) -> Observation:
         state, steps = (None if array is None else change(array) for array in (self.state, self.steps))

@@ -5,18 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from attrs import frozen
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Context, EnvInfo, Observation, Plugin, to_numpy
+from vla_rl.core.types import Array, Context, EnvInfo, Observation, Plugin, to_numpy
 from vla_rl.testing.findings import Findings, LeftOut, built
+from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unknown_instruction
 
-STATISTICS = ("mean", "std", "min", "max", "q01", "q99")
-READ = 5
+SAMPLES = 96
+"""Samples that are read: all where there are fewer, else the first ones, the last ones, and some in between."""
+BATCH = 8
+EXACT, RELATIVE = 1e-6, 1e-4
+"""Actions and states may lie outside of the statistics' min and max by this much."""
 
 
 def check_data(data: Demonstrations | Plugin, config: Any = None, *, env: EnvInfo, chunk: int = 4) -> None:
-    """Read a few samples and compare them with what `Demonstrations` promises. Raises CheckFailed with all findings.
+    """Read samples and compare them with what `Demonstrations` promises. Raises CheckFailed with all findings.
 
     Args:
         data: a component that was opened for `env` and `chunk`, or a `Plugin` that is opened with `config` for them.
@@ -26,64 +31,162 @@ def check_data(data: Demonstrations | Plugin, config: Any = None, *, env: EnvInf
     opened, name = built("data", data, config, Context(env=env, chunk=chunk))
     f = Findings(f"check_data of {name}")
     count = 0
+    parts: list[Read] = []
     with f.section("num_samples"):
         count = opened.num_samples()
         f.expect(count >= 1, "num_samples", "at least one sample", count, "refuse empty data when it is opened")
     if count:
         with f.section("read_samples"):
-            _check_samples(f, opened, env, chunk, np.linspace(0, count - 1, READ).astype(np.int64))
+            parts = _read_all(f, opened, env, chunk, _chosen(count))
+        with f.section("read_samples again"):
+            _read_again(f, opened, _chosen(count)[-BATCH:])
+        with f.section("what is shown"):
+            _check_variety(f, parts)
     with f.section("data_statistics"):
-        _check_statistics(f, opened, env)
+        _check_statistics(f, opened, env, parts)
     f.close()
 
 
-def _check_samples(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indices: Any) -> None:
+@frozen(eq=False)
+class Read:
+    """Samples that were read together, in NumPy, copied."""
+
+    indices: Any
+    obs: Observation
+    actions: Any
+
+
+def _chosen(count: int) -> Any:
+    """A run at the beginning, one at the end, and samples spread over the rest."""
+    if count <= SAMPLES:
+        return np.arange(count)
+    third = SAMPLES // 3
+    spread = np.linspace(third, count - third - 1, SAMPLES - 2 * third).astype(np.int64)
+    return np.concatenate([np.arange(third), spread, np.arange(count - third, count)])
+
+
+def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indices: Any) -> list[Read]:
+    """-> what has the right shapes. A flaw that repeats is told once, with the first sample that has it."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    told: set[tuple[str, str]] = set()
+    parts: list[Read] = []
+    for first in range(0, len(indices), BATCH):
+        some = indices[first : first + BATCH]
+        given = some.copy()
+        obs, actions = _read(data, given)
+        f.expect(
+            np.array_equal(given, some), "read_samples", "its indices unchanged", "others", "copy before you write"
+        )
+        flaws = list(sample_flaws(env, chunk, some, obs, actions, sizes))
+        for flaw in flaws:
+            what = flaw.where.partition(", ")[2], flaw.remedy
+            if what not in told:
+                told.add(what)
+                f.expect(False, f"read_samples, {flaw.where}", flaw.expected, flaw.got, flaw.remedy)
+        strange = [text for text in obs.instructions if isinstance(text, str) and unknown_instruction(env, text)]
+        for text in list(dict.fromkeys(strange))[:1]:
+            remedy = "give the instruction of the task as the simulator says it"
+            known = f"instructions of the simulator: {', '.join(repr(task.instruction) for task in env.tasks[:3])}"
+            f.expect(("instruction", text) in told, "read_samples", known, unknown_instruction(env, text), remedy)
+            told.add(("instruction", text))
+        if not flaws:
+            sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
+            parts.append(Read(some, _copied(obs), np.array(to_numpy(actions))))
+    return parts
+
+
+def _read(data: Demonstrations, indices: Any) -> tuple[Observation, Any]:
+    """Samples, those that raise one by one, so that they can be named."""
+    try:
+        return data.read_samples(indices)
+    except Exception:
+        for index in indices if len(indices) > 1 else ():
+            try:
+                data.read_samples(np.array([index]))
+            except Exception as exc:
+                exc.add_note(f"reading sample {index}")
+                raise
+        raise
+
+
+def _copied(obs: Observation) -> Observation:
+    images = {name: np.array(to_numpy(image)) for name, image in obs.images.items()}
+    state = None if obs.state is None else np.array(to_numpy(obs.state))
+    return Observation(images=images, instructions=tuple(obs.instructions), state=state)
+
+
+def _read_again(f: Findings, data: Demonstrations, indices: Any) -> None:
+    """The same samples, the other way round, and one of them twice."""
     where, count = "read_samples", len(indices)
-    obs, actions = data.read_samples(indices)
-    actions = to_numpy(actions)
-    wanted = (count, chunk, env.action_dim)
-    if f.expect(actions.shape == wanted, where, f"actions {wanted}", actions.shape, "return [B, C, A]"):
-        f.expect(actions.dtype == np.float32, where, "actions float32", actions.dtype, "convert them")
-        f.expect(bool(np.isfinite(actions).all()), where, "finite actions", "others", "leave those steps out")
-    f.expect(list(obs.images) == list(env.cameras), where, f"cameras {list(env.cameras)}", list(obs.images), "in order")
-    for camera, image in obs.images.items():
-        sane = image.dtype == np.uint8 and image.ndim == 4 and image.shape[0] == count and image.shape[3] == 3
-        found = f"{image.dtype} {image.shape}"
-        f.expect(sane, where, f"images of {camera!r} uint8 [{count}, H, W, 3]", found, "convert them")
-    f.expect(len(obs) == count, where, f"{count} instructions", len(obs), "one a sample")
-    f.expect(all(text.strip() for text in obs.instructions), where, "instructions", "an empty one", "say the task")
-    if env.state_dim:
-        shape = None if obs.state is None else tuple(obs.state.shape)
-        wanted_state = (count, env.state_dim)
-        if f.expect(shape == wanted_state, where, f"state {wanted_state}", shape, "as the simulator's"):
-            finite = bool(np.isfinite(to_numpy(obs.state)).all())
-            f.expect(finite, where, "finite states", "others", "leave those steps out")
+    raw, raw_actions = data.read_samples(indices)
+    obs, actions = _copied(raw), np.array(to_numpy(raw_actions))
     again, same = data.read_samples(indices)
-    f.expect(
-        _equal(obs, again) and np.array_equal(actions, same), where, "equal samples twice", "others", "keep no state"
-    )
-    mixed, turned = data.read_samples(indices[::-1])
-    same_order = _equal(obs.take(np.arange(count)[::-1]), mixed) and np.array_equal(actions[::-1], turned)
+    f.expect(_equal(obs, again) and _same(actions, same), where, "equal samples twice", "others", "keep no state")
+    mixed, turned = data.read_samples(indices[::-1].copy())
+    same_order = _equal(obs.take(np.arange(count)[::-1]), mixed) and _same(actions[::-1], turned)
     f.expect(same_order, where, "samples in the order of the indices", "another order", "follow `indices`")
+    twice, both = data.read_samples(indices[[0, 0]])
+    alike = _equal(obs.take(np.array([0, 0])), twice) and _same(actions[[0, 0]], both)
+    f.expect(alike, where, "a sample twice where its index comes twice", "others", "follow `indices`")
+    kept = _equal(obs, raw) and _same(actions, raw_actions)
+    f.expect(kept, where, "samples that stay as returned", "arrays that a later call changed", "return copies")
 
 
-def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo) -> None:
+def _check_variety(f: Findings, parts: list[Read]) -> None:
+    """Whether what differs between samples differs."""
+    if sum(len(part.indices) for part in parts) < BATCH:
+        raise LeftOut("there are few samples")
+    actions = np.concatenate([part.actions for part in parts])
+    moves = bool((actions != actions[:1]).any())
+    f.expect(moves, "read_samples", "actions that differ", f"the same in {len(actions)} samples", "read each step")
+    shown: dict[str, Any] = {}
+    for camera in parts[0].obs.images:
+        images = np.concatenate([part.obs.images[camera] for part in parts])
+        still = moves and not (images != images[:1]).any() and bool(images.min() < images.max())
+        got = f"the same in {len(images)} samples"
+        f.expect(not still, "read_samples", f"pictures of {camera!r} that differ", got, "read the frame of each step")
+        dark = 0 < images.max() <= 1
+        f.expect(not dark, f"image {camera!r}", "values from 0 to 255", "nothing above 1", "multiply by 255")
+        alike = [name for name, other in shown.items() if np.array_equal(other, images) and images.min() < images.max()]
+        got = f"the pictures of {alike[0]!r} in each of {len(images)} samples" if alike else ""
+        f.expect(not alike, f"image {camera!r}", "pictures of its own", got, "read each camera's")
+        shown[camera] = images
+
+
+def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: list[Read]) -> None:
     try:
         found = data.data_statistics()
     except NotOffered as exc:
         raise LeftOut(str(exc)) from exc
-    for part, dim in (("action", env.action_dim), ("state", env.state_dim)):
-        if part not in found:
-            f.expect(part == "state" and not dim, "data_statistics", f"statistics of the {part}s", "none", "add them")
+    flaws = list(statistics_flaws(env, found))
+    for flaw in flaws:
+        f.expect(False, flaw.where, flaw.expected, flaw.got, flaw.remedy)
+    if flaws:
+        return
+    for part in ("action", "state"):
+        values = [read.actions.reshape(-1, env.action_dim) if part == "action" else read.obs.state for read in parts]
+        if part not in found or not values or values[0] is None:
             continue
-        lengths = {name: len(found[part].get(name, ())) for name in STATISTICS}
-        sane = set(lengths.values()) == {dim}
-        f.expect(sane, "data_statistics", f"{dim} numbers each of the {part}s", lengths, "one a dimension")
+        rows: Array = np.concatenate([to_numpy(value) for value in values])
+        least, most = (np.asarray(found[part][name]) for name in ("min", "max"))
+        slack = EXACT + RELATIVE * np.maximum(np.abs(least), np.abs(most))
+        wrong = np.flatnonzero(((rows < least - slack) | (rows > most + slack)).any(0))
+        if len(wrong):
+            number = int(wrong[0])
+            column = rows[:, number]
+            got = f"{column.min():g} to {column.max():g} in number {number}"
+            expected = f"{part}s from min to max, {least[number]:g} to {most[number]:g}"
+            f.expect(False, "data_statistics", expected, got, "work them out over the numbers that samples give")
+
+
+def _same(one: Any, other: Any) -> bool:
+    return np.array_equal(to_numpy(one), to_numpy(other), equal_nan=True)
 
 
 def _equal(one: Observation, other: Observation) -> bool:
-    if one.instructions != other.instructions or (one.state is None) != (other.state is None):
+    if tuple(one.instructions) != tuple(other.instructions) or (one.state is None) != (other.state is None):
         return False
     pairs = [(one.images[name], other.images.get(name)) for name in one.images]
     pairs += [] if one.state is None else [(one.state, other.state)]
-    return all(np.array_equal(to_numpy(a), to_numpy(b)) for a, b in pairs)
+    arrays = [(to_numpy(a), to_numpy(b)) for a, b in pairs]
+    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in arrays)

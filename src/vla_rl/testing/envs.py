@@ -8,7 +8,7 @@ from typing import Any
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context, Plugin
-from vla_rl.testing.env_checks import arrangements, ends, experts, scenes, values, wandering
+from vla_rl.testing.env_checks import arrangements, ends, experts, first_action, scenes, surroundings, values, wandering
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.traces import Trace
 from vla_rl.testing.findings import Findings, built
@@ -25,6 +25,7 @@ def check_env(
     device: str = "cpu",
     expert: bool = True,
     expert_success: float = 0.5,
+    whole_range: bool = True,
     seconds: float = SECONDS,
 ) -> None:
     """Play with a simulator, and compare with what `SimEnv` promises. Raises CheckFailed with all findings.
@@ -36,11 +37,13 @@ def check_env(
             `chunk` and `device`. A component is told its own chunk when it was built: pass the same.
         expert: where `expert_chunk` is offered, play one episode in every row with it; at least `expert_success` of
             them must succeed. Costs a whole episode of simulation.
+        whole_range: parts of an action's range that do nothing, such as a throttle below 0, are findings.
         seconds: about how long to play. A slow simulator plays fewer states and shorter episodes; building it, about
             40 chunks and the expert's episode are never cut.
     """
     context = Context(num_envs=num_envs, chunk=chunk, device=device)
-    examine_env(env, config, context, expert=expert, expert_success=expert_success, seconds=seconds).close()
+    options: dict[str, Any] = {"expert": expert, "expert_success": expert_success, "whole_range": whole_range}
+    examine_env(env, config, context, **options, seconds=seconds).close()
 
 
 def examine_env(
@@ -50,12 +53,16 @@ def examine_env(
     *,
     expert: bool = True,
     expert_success: float = 0.5,
+    whole_range: bool = True,
     seconds: float = SECONDS,
+    on_section: Callable[[str], None] = lambda name: None,
 ) -> Findings:
-    """`check_env` that returns what it found, section by section."""
+    """`check_env` that returns what it found, section by section. `on_section` is told which one begins."""
     sim: SimEnv
+    before = surroundings.Surroundings.now()
+    on_section("building the simulator")
     sim, name = built("env", env, config, context)
-    f = Findings(f"check_env of {name}")
+    f = Findings(f"check_env of {name}", on_section)
     another = None
     if isinstance(env, Plugin):
         another = partial(_built_again, env, config, context)
@@ -68,15 +75,24 @@ def examine_env(
         with f.section("reset_states"):
             splits = values.check_states(f, sim)
         if splits and all(splits.values()):
-            _play(Player(sim, f, context.chunk, splits, seconds), expert, expert_success, another)
+            _play(Player(sim, f, context.chunk, splits, seconds), expert, expert_success, whole_range, another)
     finally:
+        started = surroundings.descendants()
         with f.section("close, twice"):
             sim.close()
             sim.close()
+        with f.section("after close"):
+            surroundings.check_surroundings(f, before, started)
     return f
 
 
-def _play(player: Player, expert: bool, expert_success: float, another: Callable[[], SimEnv] | None) -> None:
+def _play(
+    player: Player,
+    expert: bool,
+    expert_success: float,
+    whole_range: bool,
+    another: Callable[[], SimEnv] | None,
+) -> None:
     section, starts, reference = player.findings.section, scenes.Starts(), arrangements.Reference()
     first: dict[int, Trace] = {}
     ended: list[Trace] = []
@@ -91,9 +107,13 @@ def _play(player: Player, expert: bool, expert_success: float, another: Callable
         scenes.enter_again(player, starts)
         scenes.scenes_follow_ids(player, starts)
         scenes.splits_apart(player, starts)
+    with section("generators"):
+        surroundings.generators_left_alone(player)
     with section("actions"):
         first, ended = wandering.wander(player)
-        wandering.actions_count(player)
+        wandering.actions_count(player, whole_range)
+    with section("first action"):
+        first_action.first_actions(player)
     if expert:
         with section("expert"):
             ended += [trace for trace in experts.demonstrate(player, expert_success) if trace.end is not None]
@@ -113,8 +133,12 @@ def _play(player: Player, expert: bool, expert_success: float, another: Callable
             arrangements.expert_beside(player, reference)
     with section("ends"):
         ends.ends(player, ended, starts, reference.holds)
+    with section("rows of one process"):
+        surroundings.rows_of_one_process(player, reference)
     with section("offload"):
         arrangements.offload(player, reference, another)
+    with section("what is left behind"):
+        surroundings.nothing_piles_up(player, another)
 
 
 def _built_again(plugin: Plugin, config: Any, context: Context) -> SimEnv:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import attrs
 from attrs import frozen
 
+import vla_rl
 from vla_rl.core.catalogue import KINDS
-from vla_rl.core.errors import PluginError
+from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.manager import wrap
 from vla_rl.core.types import Context, Plugin
 
@@ -50,8 +52,10 @@ class Unfit(Exception):
 class Findings:
     """Collects findings; `close` raises them as one `CheckFailed`. A finding that repeats is kept once."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, on_section: Callable[[str], None] = lambda name: None) -> None:
+        """`on_section` is told the name of each section as it begins."""
         self._title = title
+        self._on_section = on_section
         self._found: dict[str, None] = {}
         self._notices: list[str] = []
         self._errors: dict[str, tuple[str, str]] = {}
@@ -72,7 +76,7 @@ class Findings:
 
     def raised(self, expected: str, error: str, remedy: str) -> None:
         """Record an error. One that came before is only named by where it did, so a traceback is read once."""
-        first = self._errors.setdefault(_body(error), (self._section, error))
+        first = self._errors.setdefault(error_body(error), (self._section, error))
         if first != (self._section, error):
             error = "the same error as " + ("above" if first[0] == self._section else f"in {first[0]!r}")
         self._found[f"{expected}, got {error}; {remedy}"] = None
@@ -82,6 +86,7 @@ class Findings:
         """An exception in here is a finding, and the check goes on after it."""
         known, before, skipped = len(self._found), perf_counter(), ""
         self._section, self._notices = what, []
+        self._on_section(what)
         try:
             yield
         except LeftOut as exc:
@@ -89,8 +94,7 @@ class Findings:
         except Unfit:
             skipped = "" if len(self._found) > known else "not done: see the findings above"
         except Exception as exc:
-            frame = traceback.extract_tb(exc.__traceback__)[-1]
-            at = f"{type(exc).__name__}: {str(exc).strip()} ({frame.filename}:{frame.lineno})"
+            at = f"{type(exc).__name__}: {str(exc).strip()}{_place(exc)}"
             self.raised(f"{what}: expected no exception", at, "fix what raises it")
         found = tuple(self._found)[known:]
         self.sections.append(Section(what, found, perf_counter() - before, skipped, tuple(self._notices)))
@@ -100,7 +104,18 @@ class Findings:
             raise CheckFailed(self._title, tuple(self._found))
 
 
-def _body(error: str) -> str:
+def _place(exc: Exception) -> str:
+    """The innermost line of the author's code, " (FILE:LINE)"; nothing for an error that is a sentence for users."""
+    if isinstance(exc, UserError):
+        return ""
+    frames = traceback.extract_tb(exc.__traceback__)
+    of_others = (str(Path(vla_rl.__file__).parent), "site-packages", "<")
+    written = [frame for frame in frames if not any(name in frame.filename for name in of_others)]
+    frame = (written or frames)[-1]
+    return f" ({frame.filename}:{frame.lineno})"
+
+
+def error_body(error: str) -> str:
     """What two tellings of an error have in common: its last traceback, or its words without numbers of rows."""
     traced = error.rfind("Traceback (most recent call last)")
     without_place = re.sub(r" \([^()\n]*\.py:\d+\)$", "", error[max(traced, 0) :])

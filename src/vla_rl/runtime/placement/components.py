@@ -10,6 +10,7 @@ from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.algorithms.result_checks import guard
 from vla_rl.toolkit.data.samples import check_sample
+from vla_rl.toolkit.data.validation import CheckedDemonstrations
 from vla_rl.toolkit.envs.settings import in_processes
 
 
@@ -52,5 +53,6 @@ def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demons
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
     opened: Demonstrations = build("data", name, config, context, spec.plugins)
     data = wrap("data", opened, name, wrappers)
-    check_sample(f"data {name!r}", data, f"env {spec.env.type!r}", info, spec.rollout.chunk)
-    return data
+    source, simulator = f"data {name!r}", f"env {spec.env.type!r}"
+    check_sample(source, data, simulator, info, spec.rollout.chunk)
+    return CheckedDemonstrations(data, source, simulator, info, spec.rollout.chunk)

@@ -68,17 +68,17 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Tra
         first, again = (player.play(scripts) for _ in range(2))
     elif length < limit:
         player.notice(f"not seen: whole episodes; compared {length} of up to {limit} actions, for want of time")
-    if not _compare(player, first, again, "equal observations for equal state ids and actions", KEYED):
+    if not compare(player, first, again, "equal observations for equal state ids and actions", KEYED):
         return
     _tighten(player, first, again)
     others = {row: evolve(s, actions=s.actions[::-1].copy()) for row, s in scripts.items()}
     player.play({row: others[(row + 1) % len(others)] for row in others}, stop=False)
     once_more = player.play(scripts)
     told = "the same episode again after other ones"
-    fine = _compare(player, first, once_more, told, RESET_ALL)
+    fine = compare(player, first, once_more, told, RESET_ALL)
     if earliest and not late:
         as_at_first = player.play({row: trace.script for row, trace in earliest.items()})
-        fine &= _compare(player, earliest, as_at_first, told, RESET_ALL)
+        fine &= compare(player, earliest, as_at_first, told, RESET_ALL)
     if fine:
         reference.scripts, reference.traces = scripts, first
 
@@ -91,15 +91,15 @@ def rows_apart(player: Player, reference: Reference) -> None:
     turned = player.play({(row + 1) % count: script for row, script in scripts.items()})
     for row, trace in first.items():
         told = "the same episode in another row, and observations in the order of `rows`"
-        _compare(player, {row: trace}, {row: turned[(row + 1) % count]}, told, NOTHING_SHARED)
+        compare(player, {row: trace}, {row: turned[(row + 1) % count]}, told, NOTHING_SHARED)
     same = player.play(dict.fromkeys(scripts, scripts[0]))
     for trace in same.values():
         told = "the same episode in rows that play the same state, seed and actions"
-        _compare(player, {0: first[0]}, {0: trace}, told, NOTHING_SHARED)
+        compare(player, {0: first[0]}, {0: trace}, told, NOTHING_SHARED)
     for row in (0, count - 1):
         waiting = {other: script for other, script in scripts.items() if other != row}
         alone = player.play({row: scripts[row]}, waiting=waiting)
-        _compare(player, first, alone, f"row {row} alone as with others", NOTHING_SHARED)
+        compare(player, first, alone, f"row {row} alone as with others", NOTHING_SHARED)
 
 
 def chunks(player: Player, reference: Reference) -> None:
@@ -113,15 +113,15 @@ def chunks(player: Player, reference: Reference) -> None:
     if player.chunk > 1:
         singly = player.play(short, widths=[1] * count, keep=lambda t: t % player.chunk == 0)
         told = f"the same episode with chunks of {player.chunk} as with single actions"
-        _compare(player, singly, cut, told, remedy, player.loose, cut_off=True)
+        compare(player, singly, cut, told, remedy, player.loose, cut_off=True)
         widths = [1, player.chunk, max(player.chunk - 1, 1), max(player.chunk // 2, 1)]
         mixed = player.play(scripts, widths=widths)
-        _compare(player, first, mixed, "the same episode with chunks of other lengths", remedy, player.loose)
+        compare(player, first, mixed, "the same episode with chunks of other lengths", remedy, player.loose)
     on = player.play(scripts, stop=False)
     remedy = "stop_at_end changes nothing before the end"
     for row, trace in first.items():
         told = "up to an end the same with stop_at_end=False"
-        _compare(player, {row: trace}, {row: on[row]}, told, remedy, upto=_before(trace))
+        compare(player, {row: trace}, {row: on[row]}, told, remedy, upto=_before(trace))
 
 
 def beside(player: Player, reference: Reference) -> None:
@@ -133,11 +133,11 @@ def beside(player: Player, reference: Reference) -> None:
         played = player.play(scripts, widths=widths, restart=(middle, row, other))
         told = "the other rows untouched by the reset of a row"
         rest = {r: played[r] for r in played if r != row}
-        _compare(player, first, rest, told, "reset only the rows that are asked for", player.loose, where="reset")
+        compare(player, first, rest, told, "reset only the rows that are asked for", player.loose, where="reset")
         told = "an episode that starts while other rows go on to be the same"
         if played[row].script is other:
             trace = {row: first[(row + 1) % count]}
-            _compare(player, trace, {row: played[row]}, told, RESET_ALL, player.loose, cut_off=True)
+            compare(player, trace, {row: played[row]}, told, RESET_ALL, player.loose, cut_off=True)
     nobody = np.zeros(count, bool)
 
     def idle(index: int) -> None:
@@ -145,7 +145,7 @@ def beside(player: Player, reference: Reference) -> None:
             player.step(np.tile(player.high, (count, player.chunk, 1)), nobody, stop)
 
     told = "no change by a call without active rows"
-    _compare(player, first, player.play(scripts, between=idle), told, "skip rows that are not active", player.loose)
+    compare(player, first, player.play(scripts, between=idle), told, "skip rows that are not active", player.loose)
 
 
 def expert_beside(player: Player, reference: Reference) -> None:
@@ -160,7 +160,7 @@ def expert_beside(player: Player, reference: Reference) -> None:
 
     asked = player.play(scripts, between=ask)
     told, remedy = "no effect on the rows", "work it out on copies, and put back what it moves"
-    _compare(player, reference.traces, asked, told, remedy, player.loose, where="expert_chunk")
+    compare(player, reference.traces, asked, told, remedy, player.loose, where="expert_chunk")
 
 
 def offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
@@ -189,11 +189,12 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
     told = "the same step after a restore"
     try:
         played = player.play(scripts, widths=widths, between=back)
-        _compare(player, reference.traces, played, told, "save all that a step changes", player.loose, where="restore")
+        compare(player, reference.traces, played, told, "save all that a step changes", player.loose, where="restore")
     finally:
         if player.env is not kept:
             player.env.close()
             player.env = kept
+            player.forget()
 
 
 # ------------------------------------------------------------------------------------------------------ inside
@@ -213,7 +214,7 @@ def _in_parts(player: Player, first: Mapping[int, Trace]) -> tuple[list[int], in
     return [width] * -(-most // width), min(max(1, shortest // width // 2), shortest - 1)
 
 
-def _compare(
+def compare(
     player: Player,
     first: Mapping[int, Trace],
     played: Mapping[int, Trace],

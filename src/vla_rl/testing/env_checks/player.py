@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -15,13 +16,15 @@ from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import Array, ChunkResult, Observation, ResetState, TaskInfo, to_numpy
 from vla_rl.testing.env_checks.traces import Script, Slack, Trace, View, gap, views
 from vla_rl.testing.env_checks.values import check_observation, check_result
-from vla_rl.testing.findings import Findings, Unfit
+from vla_rl.testing.findings import Findings, LeftOut, Unfit, error_body
 
 PIXELS = 0.5
 """Mean difference of images that is tolerated as long as it is not known whether the renderer repeats itself."""
 KINDS = ("random", "extreme", "held extreme", "held random", "lowest", "highest", "slowly changing")
 """Of actions: drawn anew each time between the bounds or at them; one for the whole episode; a new one now and then."""
 SMALL_SEEDS = 2**31
+HOPELESS = 3, 9
+"""Calls in a row that fail alike before the check stops: where none has worked yet, and later."""
 REMEDY_COPIES = "return copies, not the buffers that the next step writes"
 
 
@@ -37,6 +40,9 @@ class End:
     steps: int
     limit: int
     """Of its task, in steps."""
+    truncated: bool = False
+    fresh: bool = False
+    """Success came with this action."""
 
 
 @define
@@ -50,6 +56,8 @@ class Seen:
     levels: dict[str, tuple[int, int]] = field(factory=dict)
     """Camera -> smallest and largest value of a pixel."""
     first: dict[str, Any] = field(factory=dict)
+    alike: dict[tuple[str, str], bool] = field(factory=dict)
+    """Two cameras of one size: whether their pictures have always been the same."""
     ends: list[End] = field(factory=list)
     rewarded: bool = False
     rewarded_between: bool = False
@@ -58,6 +66,8 @@ class Seen:
     lost: bool = False
     """Success, and its absence, after an action."""
     chunks: int = 0
+    longest: int = 0
+    """Actions of the longest episode, ended or not."""
     stride: Array | None = None
     """Largest change of each number of the state by a single action that ended no episode."""
 
@@ -79,6 +89,13 @@ class Player:
         self.seed_limit = 2**63 - 1
         self.seen = Seen()
         self.seconds_of = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
+        self.started_in = 0.0
+        """Seconds that the first reset took."""
+        self.hopeless = ""
+        """Why nothing is played any more."""
+        self._failed: dict[str, tuple[str, int, float]] = {}
+        """Call -> what its last failures have in common, how many there were in a row, and seconds that they took."""
+        self._worked: set[str] = set()
         self._said: set[tuple[str, str]] = set()
         self._views: list[View | None] = [None] * env.num_envs
         self._told: dict[int, str] = {}
@@ -133,14 +150,19 @@ class Player:
 
     def reset(self, rows: Sequence[int] | Array, states: Sequence[int] | Array, seeds: Sequence[int]) -> list[View]:
         """-> what each of these rows shows, in that order."""
+        if self.hopeless:
+            raise LeftOut(self.hopeless)
         given = [np.array(values, np.int64) for values in (rows, states, seeds)]
         kept = [values.copy() for values in given]
         began = perf_counter()
         try:
             obs = self.env.reset(*given)
-        except Exception:
+        except Exception as exc:
             self.env.faults()  # what is raised says them too
+            self._note_failure("reset", f"{type(exc).__name__}: {exc}", began)
             raise
+        if "reset" not in self._worked:
+            self.started_in = perf_counter() - began
         self._count("reset", began)
         self._broken("reset")
         self._unwritten("reset", zip(("rows", "state_ids", "seed"), given, kept, strict=True))
@@ -160,10 +182,15 @@ class Player:
         given = [np.array(actions, np.float32), np.array(active, bool)]
         kept = [values.copy() for values in given]
         began = perf_counter()
-        result = self.env.chunk_step(given[0], given[1], stop)
-        self._count("chunk_step", began)
-        if self._broken("chunk_step"):
+        try:
+            result = self.env.chunk_step(given[0], given[1], stop)
+        except Exception as exc:
+            self._note_failure("chunk_step", f"{type(exc).__name__}: {exc}", began)
+            raise
+        if broken := self._broken("chunk_step"):
+            self._note_failure("chunk_step", broken[0], began)
             raise Unfit
+        self._count("chunk_step", began)
         self._unwritten("chunk_step", zip(("actions", "active"), given, kept, strict=True))
         fine = check_result(self, self.info, result, kept[1], actions.shape[1], stop)
         flags = {name: getattr(result, name) for name in ("rewards", "terminated", "truncated", "executed", "success")}
@@ -258,6 +285,10 @@ class Player:
         """What is known of the rows, for `remember` once they are back there."""
         return list(self._views), dict(self._told), dict(self._state)
 
+    def forget(self) -> None:
+        """Another simulator takes the place of the one that was played with: its rows have not been reset."""
+        self._views, self._told, self._state = [None] * len(self.rows), {}, {}
+
     def remember(self, known: tuple[Any, ...]) -> None:
         self._views, self._told, self._state = list(known[0]), dict(known[1]), dict(known[2])
 
@@ -271,15 +302,26 @@ class Player:
             actions[row] = trace.script.actions[len(trace) : len(trace) + width]
         return actions
 
+    def _note_failure(self, call: str, error: str, began: float) -> None:
+        """Give up where a call fails alike again and again, or where its failures have taken all of the time."""
+        body, (known, count, seconds) = error_body(error), self._failed.get(call, ("", 0, 0.0))
+        count, seconds = (count + 1 if body == known else 1), seconds + perf_counter() - began
+        self._failed[call] = body, count, seconds
+        if count >= HOPELESS[call in self._worked] or seconds > self.seconds > 0:
+            times = "once" if count == 1 else f"{count} times in a row"
+            self.hopeless = f"not done: {call} failed {times} in {seconds:.0f} s; see the findings above"
+
     def _count(self, call: str, began: float) -> None:
+        self._worked.add(call)
+        self._failed.pop(call, None)
         self.seconds_of[call][0] += perf_counter() - began
         self.seconds_of[call][1] += 1
 
-    def _broken(self, where: str) -> bool:
+    def _broken(self, where: str) -> list[str]:
         texts = [text for of_row in self.env.faults().values() for text in of_row]
         for text in texts:
             self.findings.raised(f"{where}: expected a row that works", text.strip(), "fix what breaks it")
-        return bool(texts)
+        return texts
 
     def _unwritten(self, where: str, arguments: Any) -> None:
         for name, given, copy in arguments:
@@ -316,6 +358,10 @@ class Player:
             else:
                 old = before.state if name == "state" else before.images[name]
                 seen.moved[name] |= old is not None and not np.array_equal(array, old)
+        for pair in itertools.combinations(view.images, 2):
+            one, two = (view.images[name] for name in pair)
+            if one.shape == two.shape and seen.alike.get(pair, True):
+                seen.alike[pair] = np.array_equal(one, two)
         for name, image in view.images.items():
             low, high = seen.levels.get(name, (255, 0))
             seen.levels[name] = min(low, int(image.min())), max(high, int(image.max()))
@@ -332,6 +378,8 @@ class Player:
         rewarded = result.rewards[row] != 0
         seen.rewarded |= bool(rewarded.any())
         seen.rewarded_between |= bool((rewarded & ~result.terminated[row] & ~result.truncated[row]).any())
+        if stop:
+            seen.longest = max(seen.longest, len(trace))
         seen.won |= success
         seen.lost |= not success
         end = trace.end
@@ -339,7 +387,10 @@ class Player:
             earlier = max((abs(r) for r in trace.rewards[: end - 1]), default=0.0)
             reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
             limit = self.limit(trace.script.state)
-            seen.ends.append(End(terminated, reward, success, earlier, end, limit))
+            held = trace.succeeded[:end]
+            fresh = held[-1] is True and not any(held[:-1])
+            truncated = trace.truncated[end - 1]
+            seen.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, fresh))
 
 
 def _draws(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:

@@ -15,7 +15,7 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Array, ResetState, to_numpy
 from vla_rl.testing.env_checks.player import SMALL_SEEDS, Player
 from vla_rl.testing.env_checks.traces import Slack, View, difference, gap
-from vla_rl.testing.findings import Unfit
+from vla_rl.testing.findings import LeftOut, Unfit
 
 T = TypeVar("T")
 SHARES = {"eval": (0.04, 0.15), "train": (0.02, 0.08)}
@@ -57,6 +57,8 @@ def first_contact(player: Player) -> None:
     try:
         player.reset([last], [state], [player.seed(state)])
     except Exception as exc:
+        if player.hopeless:
+            raise
         player.seed_limit = SMALL_SEEDS
         try:
             player.reset([last], [state], [player.seed(state)])
@@ -96,6 +98,8 @@ def enter_states(player: Player) -> Starts:
         entered: list[ResetState] = []
         failed: dict[int, str] = {}
         for some in _spread(states, len(player.rows)):
+            if player.hopeless:
+                break
             limit = soon if len(entered) >= FEW else late
             if entered and (perf_counter() - began > limit or len(failed) >= FAILURES):
                 break
@@ -104,7 +108,7 @@ def enter_states(player: Player) -> Starts:
         for error in dict.fromkeys(failed.values()):
             ids = ", ".join(str(state) for state, text in failed.items() if text == error)
             player.findings.raised(f"reset: expected {split} state {ids} to be entered", error, "fix what raises it")
-        if len(entered) < len(states):
+        if len(entered) < len(states) and not player.hopeless:
             tasks, seen = ({state.task for state in several} for several in (states, entered))
             of_tasks = f" ({len(seen)} of {len(tasks)} tasks)" if len(tasks) > 1 else ""
             player.notice(f"not seen: all {split} states; entered {len(entered)} of {len(states)}{of_tasks}")
@@ -118,12 +122,16 @@ def _enter(player: Player, starts: Starts, split: str, some: Sequence[ResetState
     ids = [state.id for state in some]
     try:
         shown = player.reset(rows, ids, [player.seed(0)] * len(ids))
-    except Unfit:
+    except (Unfit, LeftOut):
         raise
     except Exception as exc:
-        if len(some) == 1:
+        if len(some) == 1 or player.hopeless:
             return {some[0].id: f"{type(exc).__name__}: {str(exc).strip()}"}
-        return {k: v for state in some for k, v in _enter(player, starts, split, [state], 0).items()}
+        failed: dict[int, str] = {}
+        for state in some:
+            if not player.hopeless:
+                failed |= _enter(player, starts, split, [state], 0)
+        return failed
     for state, view in zip(some, shown, strict=True):
         kept = view if len(starts.of(split)) < AGAIN else None
         starts.every[state.id] = Start(state.id, split, view.mark, view.state, kept)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
-from attrs import evolve
 
 from vla_rl.testing.env_checks.player import KINDS, End, Player
+from vla_rl.testing.env_checks.ranges import ranges_count
 from vla_rl.testing.env_checks.scenes import spread
 from vla_rl.testing.env_checks.traces import Script, Slack, Trace, difference
 from vla_rl.testing.findings import LeftOut
@@ -44,8 +44,8 @@ def wander(player: Player) -> tuple[dict[int, Trace], list[Trace]]:
     return first, ended
 
 
-def actions_count(player: Player) -> None:
-    """Other actions lead to something else, be it seen, rewarded or an end."""
+def actions_count(player: Player, whole_range: bool) -> None:
+    """Other actions lead to something else, be it seen, rewarded or an end. `whole_range`: over all of their range."""
     states = [state.id for state in spread(player.splits["train"])[: len(player.rows)]]
     whole = min(player.limit(state) for state in states)
     length = min(whole, player.chunk * player.affordable(0.06, 4, whole))
@@ -58,29 +58,18 @@ def actions_count(player: Player) -> None:
         expected = "other observations, rewards or ends after other actions"
         player.expect(False, "chunk_step", expected, text, "apply the actions that are given")
         return
-    _each_number_counts(player, states, length, whole)
+    _each_number_counts(player, states, length, whole, whole_range)
 
 
-def _each_number_counts(player: Player, states: Sequence[int], length: int, whole: int) -> None:
+def _each_number_counts(player: Player, states: Sequence[int], length: int, whole: int, whole_range: bool) -> None:
     numbers = len(player.low)
     play = player.cost("reset") + -(-length // player.chunk) * player.cost("chunk_step")
-    if numbers < 2 or length < min(whole, ENOUGH) or 2 * numbers * play > 0.06 * player.seconds:
+    if length < min(whole, ENOUGH):
         return
-    idle = []
-    for number in range(numbers):
-        pair = []
-        for bound in (player.low, player.high):
-            scripts = {}
-            for row, state in enumerate(states):
-                script = player.script(state, "random", length)
-                actions = script.actions.copy()
-                actions[:, number] = bound[number]
-                scripts[row] = evolve(script, actions=actions)
-            pair.append(player.play(scripts))
-        if _all_equal(pair):
-            idle.append(str(number))
-    if idle:
-        player.notice(f"not seen: an effect of number {', '.join(idle)} of an action in {length} actions")
+    if 3 * numbers * play > 0.08 * player.seconds:
+        player.notice("not seen: whether each number of an action counts, for want of time")
+        return
+    ranges_count(player, states, length, whole_range)
 
 
 def _play(player: Player, states: Sequence[int], kind: str, length: int) -> dict[int, Trace]:
@@ -107,15 +96,62 @@ def success_is_told(player: Player) -> None:
         player.expect(False, "chunk_step: success", "False until the task is solved", got, "tell the task's predicate")
     elif not seen.won:
         player.notice(f"not seen: success; {seen.chunks} chunks were played")
-    late = [end for end in seen.ends if end.steps == end.limit > 1]
-    if len(late) > 2 and all(end.terminated and not end.success for end in late):
-        player.notice(
-            "episodes that last to the step limit are terminated there, not truncated: right only if the task is lost"
-        )
+    _rewards_success(player)
+    _limits_are_truncations(player)
     if not seen.ends:
         player.notice(f"not seen: an end; {seen.chunks} chunks were played")
     if not seen.rewarded:
         player.notice("not seen: a reward other than 0")
+
+
+def _rewards_success(player: Player) -> None:
+    """Success pays, and more than failure."""
+    seen = player.seen
+    won = [end for end in seen.ends if end.success]
+    if seen.won and not seen.rewarded and (won or len(seen.ends) > 2):
+        got = f"0 for every action of {seen.chunks} chunks, successes included"
+        player.expect(False, "chunk_step: rewards", "a reward where the task is solved", got, "reward success")
+    alone = [end for end in won if end.earlier == 0]
+    if alone and not seen.rewarded_between and all(end.reward < 0 for end in alone):
+        least = min(end.reward for end in alone)
+        got = f"{least:g} where it is solved, as the only reward of the episode"
+        player.expect(False, "chunk_step: rewards", "more for success than for failure", got, "mind the sign")
+
+
+def _limits_are_truncations(player: Player) -> None:
+    """What ends for want of time is truncated; what ends since the task is solved or lost is terminated."""
+    ends = player.seen.ends
+    expected = "truncated where an episode ends for want of time"
+    remedy = "leave the step limit to core, or report it as truncated: what would follow a failure is worth nothing"
+    late = [end for end in ends if end.steps == end.limit > 1]
+    if len(late) > 2 and all(end.terminated and not end.success for end in late):
+        got = f"terminated in each of {len(late)} episodes that lasted to the step limit of {late[0].limit} unsolved"
+        player.expect(False, "chunk_step: terminated", expected, got, remedy)
+        return
+    lost = [end for end in ends if end.terminated and not end.success]
+    longest = max((end.steps for end in ends), default=0)
+    last = [end for end in lost if end.steps == longest]
+    if (
+        len(last) > 3
+        and 2 * len(last) >= len(lost)
+        and longest > 2
+        and player.seen.longest <= longest
+        and all(end.steps < end.limit for end in last)
+        and not any(end.truncated for end in ends)
+        and sum(end.steps < longest for end in ends) > 1  # no game of fixed length, which is won or lost at its end
+    ):
+        got = f"terminated after {longest} actions in {len(last)} of {len(lost)} unsolved episodes, and none is longer"
+        player.expect(False, "chunk_step: terminated", expected, got, remedy)
+    cut = [end for end in ends if end.truncated]
+    if len(cut) > 2 and all(end.steps == end.limit - 1 > 1 for end in cut):
+        got = f"{cut[0].steps} of {cut[0].limit}, in each of {len(cut)} episodes"
+        told = "as many actions as the task's max_steps before it gives up"
+        player.expect(False, "chunk_step: truncated", told, got, "count from 1, or leave the step limit to core")
+    fresh = [end for end in ends if end.fresh]
+    if len(fresh) > 1 and not any(end.terminated for end in fresh):
+        got = f"truncated only, in each of {len(fresh)} episodes that success ended"
+        told = "terminated where an episode ends since the task is solved"
+        player.expect(False, "chunk_step: terminated", told, got, "say terminated=True there")
 
 
 def _opposite(ends: Sequence[End]) -> str:
@@ -134,6 +170,11 @@ def what_is_shown_changes(player: Player) -> None:
     else:
         for what in still:
             player.notice(f"not seen: a change of {what} by actions")
+    for (one, two), alike in seen.alike.items():
+        low, high = seen.levels[two]
+        got = f"the picture of camera {one!r} after each of {seen.chunks} chunks"
+        expected = "a view of its own"
+        player.expect(not alike or low == high, f"image {two!r}", expected, got, "render each camera, or leave one out")
     for name, (low, high) in seen.levels.items():
         if (low, high) == (0, 1):
             remedy = "multiply by 255 before the conversion"

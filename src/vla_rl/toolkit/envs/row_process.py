@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import multiprocessing
 import os
@@ -19,13 +20,14 @@ import psutil
 from attrs import Factory, define, frozen
 from gymnasium.vector import AsyncVectorEnv
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.types import Array
+from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent, unguarded_call
 
 if TYPE_CHECKING:
-    from vla_rl.toolkit.envs.row import MakeRow, Row, View
+    from vla_rl.toolkit.envs.row import MakeRow
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class _Served(gymnasium.Env[Any, Any]):
     def _answer(self, method: str, row: int, given: tuple[Any, ...]) -> Answer:
         try:
             if row not in self.rows:
-                self.rows[row] = self._make(self._first + row)
+                self.rows[row] = _made(self._make, self._first + row)
             return "answer", getattr(self, f"_{method}")(self.rows[row], *given)
         except NotOffered as exc:
             return "not offered", str(exc)
@@ -62,17 +64,19 @@ class _Served(gymnasium.Env[Any, Any]):
 
     def _reset(self, row: Row, state_id: int, seed: int) -> View:
         row.reset(state_id, seed)
-        return row.render()
+        return _rendered(row)
 
     def _play(self, row: Row, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
         """-> rewards float32 [C]; success, terminated, truncated, executed bool [4, C]; the view after them."""
         rewards, flags = np.zeros(len(actions), np.float32), np.zeros((4, len(actions)), bool)
         for i, action in enumerate(actions):
             outcome = row.step(action)
+            if not isinstance(outcome, Outcome):
+                raise PluginError(_wrong_type(row, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
             rewards[i], flags[:3, i], flags[3, i] = outcome.reward, outcome[1:], True
             if stop_at_end and (outcome.terminated or outcome.truncated):
                 break
-        return rewards, flags, row.render()
+        return rewards, flags, _rendered(row)
 
     def _expert_chunk(self, row: Row) -> Array:
         return np.asarray(row.expert_chunk(self._chunk), np.float32)
@@ -91,6 +95,58 @@ class _Served(gymnasium.Env[Any, Any]):
                 first = first or exc
         if first is not None:
             raise first
+
+
+def _made(make: MakeRow, number: int) -> Row:
+    """The row of this number. Raises PluginError for something else, or with a `reset` that takes other arguments."""
+    row = make(number)
+    if not isinstance(row, Row):
+        raise PluginError(
+            f"the rows of this simulator are made as {type(row).__name__} objects; "
+            "make objects of a subclass of vla_rl.toolkit.envs.row.Row"
+        )
+    for method, arguments in (("reset", ("state_id", "seed")), ("step", ("action",)), ("render", ())):
+        try:
+            inspect.signature(getattr(row, method)).bind(*arguments)
+        except TypeError as exc:
+            raise PluginError(
+                f"{_place(row, method)} cannot be called as {method}({', '.join(arguments)}): {exc}"
+            ) from None
+    return row
+
+
+def _rendered(row: Row) -> View:
+    view = row.render()
+    if not isinstance(view, View):
+        raise PluginError(_wrong_type(row, "render", view, "View(images, state)"))
+    if not isinstance(view.images, Mapping):
+        raise PluginError(
+            f"{_place(row, 'render')} returned a View whose images are {_told(view.images)}; "
+            "name them by camera: View({'main': image}, state)"
+        )
+    images = {name: np.asarray(image) for name, image in view.images.items()}
+    return View(images, None if view.state is None else np.asarray(view.state), view.instruction)
+
+
+def _wrong_type(row: Row, method: str, got: object, wanted: str) -> str:
+    gym = ", as gymnasium's does" if isinstance(got, tuple) else ""
+    return (
+        f"{_place(row, method)} returned {_told(got)}{gym}; "
+        f"return {wanted}, from vla_rl.toolkit.envs.row import {wanted.partition('(')[0]}"
+    )
+
+
+def _told(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _place(row: Row, method: str) -> str:
+    """A method of the author's, with file and line."""
+    code = getattr(inspect.unwrap(getattr(type(row), method)), "__code__", None)
+    where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+    return f"{type(row).__name__}.{method}{where}"
 
 
 class _Home(Protocol):
@@ -167,11 +223,23 @@ class Apart:
         return answers
 
     def close(self) -> None:
+        begun = _begun_by(self.pid)
         self._process.kill()  # rows need no cleanup, and one that hangs would not answer
         self._process.join()
+        for process in begun:  # by rows, as the server of a game engine: nobody else would end them
+            with suppress(psutil.Error):
+                process.kill()
         self._vector.closed = True
         for pipe in self._vector.parent_pipes:
             pipe.close()
+
+
+def _begun_by(pid: int) -> list[psutil.Process]:
+    """What a process started, and what that did."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []
 
 
 @frozen

@@ -44,6 +44,7 @@ class RowsEnv(SimEnv):
         self.num_envs, self.info = context.num_envs, info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
         self._chunk, self._processes = context.chunk, processes
+        self._make_row, self._context = make_row, context
         instructions = {task.name: task.instruction for task in info.tasks}
         self._told = {state.id: instructions[state.task] for split in self._states.values() for state in split}
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
@@ -126,6 +127,16 @@ class RowsEnv(SimEnv):
             process.discard()
 
     @property
+    def apart(self) -> bool:
+        """Whether each row has a process of its own."""
+        return all(process.home is Apart and len(process.rows) == 1 for process in self._homes)
+
+    def in_one_process(self) -> RowsEnv:
+        """Another simulator of the same rows, which take turns in one process."""
+        processes = Processes(apart=True, rows_per_process=self.num_envs, deadline_s=self._processes.deadline_s)
+        return RowsEnv(self.info, self._states, self._make_row, self._context, processes)
+
+    @property
     def pids(self) -> list[int]:
         """Of each row the process it lives in; 0: none, until it is reset."""
         return [process.pid for process in self._rows]
@@ -180,6 +191,9 @@ class RowsEnv(SimEnv):
             for row, (kind, answer) in got.items():
                 if kind in ("user error", "not offered"):
                     refused.append((UserError if kind == "user error" else NotOffered)(answer))
+                elif kind == "answer" and method in ("reset", "play") and (odd := self._odd(answer)):
+                    place = f"row {self._number(row)}"
+                    refused.append(UserError(f"{place}: {odd}; correct `render` of the row, or `EnvInfo`"))
                 elif wrong := answer if kind == "broken" else flaw(answer):
                     self._note(row, f"row {self._number(row)}: {wrong}")
                     mended &= process.mend(row)
@@ -220,8 +234,9 @@ class RowsEnv(SimEnv):
             state=np.stack([view.state for view in views if view.state is not None]) if self.info.state_dim else None,
         )
 
-    def _view_flaw(self, view: View) -> str:
-        """What is wrong with a view, in words; empty when nothing is."""
+    def _odd(self, answer: Any) -> str:
+        """What is of another type or shape than the simulator's info says, in words: no fresh row would mend it."""
+        view = answer if isinstance(answer, View) else answer[2]
         for name, (height, width) in self.info.cameras.items():
             image = view.images.get(name)
             found = "nothing" if image is None else f"{image.dtype} {list(image.shape)}"
@@ -229,9 +244,15 @@ class RowsEnv(SimEnv):
                 return f"its image {name!r} is {found}, expected uint8 {[height, width, 3]}"
         if not self.info.state_dim:
             return ""
-        if view.state is None or view.state.shape != (self.info.state_dim,):
-            return f"its state is {None if view.state is None else view.state.shape}, expected ({self.info.state_dim},)"
-        return "" if np.isfinite(view.state).all() else f"its state is not finite: {view.state.tolist()}"
+        found = "nothing" if view.state is None else f"{view.state.dtype} {list(view.state.shape)}"
+        wanted = f"float32 [{self.info.state_dim}]"
+        return "" if found == wanted else f"its state is {found}, expected {wanted}"
+
+    def _view_flaw(self, view: View) -> str:
+        """What is wrong with a view, in words; empty when nothing is."""
+        if view.state is None or not self.info.state_dim or np.isfinite(view.state).all():
+            return ""
+        return f"its state is not finite: {view.state.tolist()}"
 
     def _played_flaw(self, played: tuple[Array, Array, View]) -> str:
         rewards, _, view = played

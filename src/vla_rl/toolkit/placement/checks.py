@@ -82,7 +82,7 @@ def check_slots(plan: Plan, cluster: Cluster) -> None:
 
 def idle_policies(plan: Plan) -> list[int]:
     """Slots with a policy that acts for nobody: simulators are served by a policy in their own worker, or else shared
-    out in turn (`vla_rl.runtime.assignments`)."""
+    out in turn (`vla_rl.runtime.placement.assignments`)."""
     sims, policies = plan.hosting("sim"), plan.hosting("policy")
     by_worker = len(sims) >= len(policies)
     serving = set()

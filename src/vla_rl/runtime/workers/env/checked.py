@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 
 from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, Start
@@ -12,8 +13,8 @@ from vla_rl.runtime.messages.requests import EnvError, Start
 BOUND_TOLERANCE = 1e-4
 
 
-def check_observation(env: str, info: EnvInfo, obs: Observation, n: int, method: str) -> None:
-    """Of `n` rows, as `method` returned it. Raises EnvError."""
+def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, method: str) -> Observation:
+    """The observation of `n` rows that `method` returned, contiguous in memory. Raises EnvError."""
     if len(obs) != n:
         raise EnvError(f"env {env!r}: {method} returned {len(obs)} instructions for {n} rows")
     for camera, (height, width) in info.cameras.items():
@@ -22,25 +23,28 @@ def check_observation(env: str, info: EnvInfo, obs: Observation, n: int, method:
                 f"env {env!r}: {method} returned no image of camera {camera!r}; it returned: "
                 f"{', '.join(obs.images) or 'none'}"
             )
-        _check_shape(env, obs.images[camera], (n, height, width, 3), f"image {camera!r} of {method}")
+        _check_array(env, obs.images[camera], (n, height, width, 3), "uint8", f"image {camera!r} of {method}")
     if info.state_dim:
-        _check_shape(env, obs.state, (n, info.state_dim), f"state of {method}")
+        _check_array(env, obs.state, (n, info.state_dim), "float32", f"state of {method}")
         state = to_numpy(obs.state)
         if not np.isfinite(state).all():
             row = int(np.argwhere(~np.isfinite(state))[0][0])
             raise EnvError(f"env {env!r}: {method} returned a state that is not finite in row {row}")
+    return obs.contiguous()
 
 
-def check_result(env: str, info: EnvInfo, result: ChunkResult, rows: int, width: int) -> None:
-    """Of `width` actions in `rows` rows. Raises EnvError."""
-    check_observation(env, info, result.obs, rows, "chunk_step")
-    for field in ("rewards", "terminated", "truncated", "executed"):
-        _check_shape(env, getattr(result, field), (rows, width), field)
-    _check_shape(env, result.success, (rows,), "success")
+def checked_result(env: str, info: EnvInfo, result: ChunkResult, rows: int, width: int) -> ChunkResult:
+    """The result of `width` actions in `rows` rows, with a contiguous observation. Raises EnvError."""
+    obs = checked_observation(env, info, result.obs, rows, "chunk_step")
+    _check_array(env, result.rewards, (rows, width), "float32", "rewards")
+    for field in ("terminated", "truncated", "executed"):
+        _check_array(env, getattr(result, field), (rows, width), "bool", field)
+    _check_array(env, result.success, (rows,), "bool", "success")
     rewards = to_numpy(result.rewards)
     if not np.isfinite(rewards).all():
         row, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])
         raise EnvError(f"env {env!r} returned the reward {rewards[row, step]} in row {row}, action {step}")
+    return evolve(result, obs=obs)
 
 
 def checked_actions(env: str, info: EnvInfo, actions: Any, rows: Array, chunk: int) -> Array:
@@ -71,7 +75,11 @@ def not_deterministic(env: str, start: Start, chunks: str, paid: str) -> EnvErro
     )
 
 
-def _check_shape(env: str, array: Any, want: tuple[int, ...], what: str) -> None:
-    got = None if array is None else tuple(array.shape)
-    if got != want:
-        raise EnvError(f"env {env!r}: {what} has shape {got}, expected {want}")
+def _check_array(env: str, array: Any, shape: tuple[int, ...], dtype: str, what: str) -> None:
+    if not hasattr(array, "shape"):
+        raise EnvError(f"env {env!r}: {what} is {array!r:.80}, expected {dtype} {shape}")
+    if tuple(array.shape) != shape:
+        raise EnvError(f"env {env!r}: {what} has shape {tuple(array.shape)}, expected {shape}")
+    found = str(array.dtype).removeprefix("torch.")
+    if found != dtype:
+        raise EnvError(f"env {env!r}: {what} is {found}, expected {dtype}; convert it in the simulator's plugin")

@@ -33,7 +33,12 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ChunkResult, Episode, Observation, to_numpy
 from vla_rl.runtime.messages.requests import Finished, Request, Start
-from vla_rl.runtime.workers.env.checked import check_observation, check_result, checked_actions, not_deterministic
+from vla_rl.runtime.workers.env.checked import (
+    checked_actions,
+    checked_observation,
+    checked_result,
+    not_deterministic,
+)
 from vla_rl.runtime.workers.env.observer import Watch
 from vla_rl.runtime.workers.env.one_by_one import one_by_one
 from vla_rl.runtime.workers.env.recording import Spool, Takes
@@ -235,7 +240,7 @@ class Episodes:
         obs = self.env.reset(rows, ids, seeds)
         self._broken(self.active)  # and repaired: these faults are only counted
         self.seconds += perf_counter() - before
-        check_observation(self.name, self.env.info, obs, len(rows), "reset")
+        obs = checked_observation(self.name, self.env.info, obs, len(rows), "reset")
         if self.watch is not None:
             self.watch.began(rows, starts, seeds, obs)
         for position, (row, start) in enumerate(zip(rows, starts, strict=True)):
@@ -254,8 +259,7 @@ class Episodes:
         else:
             result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
         self.seconds += perf_counter() - before
-        check_result(self.name, self.env.info, result, self.rows, actions.shape[1])
-        return result
+        return checked_result(self.name, self.env.info, result, self.rows, actions.shape[1])
 
     def _replay(self, rows: Array) -> Observation:
         """Execute the actions of running episodes again, from the rows' resets. -> Observation of these rows."""

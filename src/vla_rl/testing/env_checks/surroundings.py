@@ -1,0 +1,293 @@
+"""What a simulator does to the process it lives in: generators, processes, threads, files, settings; and whether rows
+that share a process share anything else."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import psutil
+from attrs import frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.manager import wrap
+from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare
+from vla_rl.testing.env_checks.player import Player
+from vla_rl.testing.findings import Findings, LeftOut
+from vla_rl.toolkit.envs.rows import RowsEnv
+
+RESETS = 6
+"""Of which is looked what each of them leaves behind."""
+OWN_GENERATOR = "make a generator of your own: np.random.default_rng(seed); others draw from the global one too"
+PYTHONS_OWN = ("forkserver", "resource_tracker", "semaphore_tracker")
+"""Processes that multiprocessing starts once and keeps, by their command lines."""
+
+
+# -------------------------------------------------------------------------------------------------- generators
+
+
+def generators_left_alone(player: Player) -> None:
+    """Neither a reset nor a chunk seeds a generator that belongs to all: others would draw the same each time."""
+    state = player.splits["train"][0].id
+    script = player.script(state, "random", player.chunk)
+    active = np.arange(len(player.rows)) == 0
+    actions = np.tile(player.high, (len(player.rows), player.chunk, 1))
+    actions[0, : len(script)] = script.actions
+
+    def reset() -> None:
+        player.reset([0], [state], [script.seed])
+
+    def step() -> None:
+        player.step(actions, active, True)
+
+    for where, before, call in (("reset", lambda: None, reset), ("chunk_step", reset, step)):
+        for name in seeded(before, call):
+            got = "seeded, so that what others draw next is the same each time"
+            player.expect(False, where, f"the global generator of {name} left alone", got, OWN_GENERATOR)
+
+
+def seeded(before: Callable[[], None], call: Callable[[], Any]) -> list[str]:
+    """The libraries whose global generator is the same after a call, wherever it was before; it is put back."""
+    kept, after = _generators(), []
+    try:
+        for key in (1, 2):
+            before()
+            _seed(key)
+            call()
+            after.append(_generators())
+    finally:
+        _restore(kept)
+    return [name for name in kept if _bytes(after[0][name]) == _bytes(after[1][name])]
+
+
+def _generators() -> dict[str, Any]:
+    found: dict[str, Any] = {"numpy": np.random.get_state(), "random": random.getstate()}  # noqa: NPY002
+    if "torch" in sys.modules:
+        found["torch"] = sys.modules["torch"].get_rng_state()
+    return found
+
+
+def _seed(key: int) -> None:
+    np.random.seed(key)  # noqa: NPY002 - the global one is what is looked at
+    random.seed(key)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(key)
+
+
+def _restore(states: Mapping[str, Any]) -> None:
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    random.setstate(states["random"])
+    if "torch" in states:
+        sys.modules["torch"].set_rng_state(states["torch"])
+
+
+def _bytes(state: Any) -> bytes:
+    if isinstance(state, tuple):
+        return b"".join(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode() for part in state)
+    return bytes(state.numpy().tobytes())
+
+
+# -------------------------------------------------------------------------------------------- what is left behind
+
+
+@frozen
+class Surroundings:
+    """What there is beside a simulator, before it is built and after it is closed."""
+
+    children: frozenset[int]
+    threads: frozenset[threading.Thread]
+    settings: Mapping[str, str]
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        return cls(frozenset(descendants()), frozenset(threading.enumerate()), _settings())
+
+
+def check_surroundings(f: Findings, before: Surroundings, started: Mapping[int, psutil.Process]) -> None:
+    """After a simulator was closed.
+
+    Args:
+        started: processes that there were before it was closed.
+    """
+    new = [process for pid, process in started.items() if pid not in before.children]
+    _, alive = psutil.wait_procs(new, timeout=2)
+    running = [process for process in alive if _is_running(process)]
+    if running:
+        got = ", ".join(f"{process.pid} ({_command(process)})" for process in running[:3])
+        f.expect(False, "close", "no process left", got, "end in `close` what you started")
+    until = monotonic() + 1
+    while (left := _new_threads(before)) and monotonic() < until:
+        sleep(0.02)
+    if left:
+        got = ", ".join(f"{thread.name!r}" for thread in left[:3])
+        f.expect(False, "close", "no thread left", got, "stop and join in `close` what you started")
+    for name, value in _settings().items():
+        was = before.settings.get(name, value)
+        f.expect(was == value, name, was, value, "put back what you change for the whole process")
+
+
+def _new_threads(before: Surroundings) -> list[threading.Thread]:
+    known = ("tqdm", "ray", "IPython", "debugpy")  # which start some for good, when they are first used
+    new = [thread for thread in threading.enumerate() if thread not in before.threads]
+    return [thread for thread in new if type(thread).__module__.partition(".")[0] not in known]
+
+
+def _settings() -> dict[str, str]:
+    """Of the whole process; what others rely on."""
+    try:
+        folder = str(Path.cwd())
+    except FileNotFoundError:
+        folder = "one that is gone"
+    found = {"working folder": folder, "np.geterr()": str(np.geterr())}
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        found["torch.get_default_dtype()"] = str(torch.get_default_dtype())
+        found["torch.is_grad_enabled()"] = str(torch.is_grad_enabled())
+    return found
+
+
+def descendants() -> dict[int, psutil.Process]:
+    """The processes that this one started, and those that these started; without those that Python keeps."""
+    own = psutil.Process()
+    return {p.pid: p for p in own.children(recursive=True) if not _is_pythons_own(p, own.pid)}
+
+
+def _is_pythons_own(process: psutil.Process, parent: int) -> bool:
+    try:
+        return process.ppid() == parent and any(name in _command(process) for name in PYTHONS_OWN)
+    except psutil.Error:
+        return False
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:80] or process.name()
+    except psutil.Error:
+        return ""
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> None:
+    """What each episode, and each simulator that is built and closed, leaves behind: open files, processes, threads,
+    files in the folder for temporary ones."""
+    state = player.splits["train"][0].id
+    if RESETS * player.cost("reset") > 0.02 * player.seconds:
+        raise LeftOut("for want of time")
+
+    def episode() -> None:
+        player.play({0: player.script(state, "random", player.chunk)})
+
+    with _own_temporary_folder() as folder:
+        episode()
+        counts = [_counts(folder)]
+        for _ in range(2):
+            for _ in range(RESETS // 2):
+                episode()
+            counts.append(_counts(folder))
+        _say_what_grew(player, counts, "after each episode", "close in `reset` what the last episode opened")
+        if another is None or player.started_in > 0.02 * player.seconds:
+            return
+        counts, after = [], []
+        kept, generators = player.env, _generators()
+        remembered = player.remembered()
+        try:
+            for key in (1, 2, 3):
+                _seed(key)
+                player.env = another()
+                player.forget()
+                after.append(_generators())
+                try:
+                    episode()
+                finally:
+                    player.env.close()
+                counts.append(_counts(folder))
+        finally:
+            player.env = kept
+            player.remember(remembered)
+            _restore(generators)
+    _say_what_grew(player, counts, "after each simulator that was closed", "free in `close` what you opened")
+    for name in generators:
+        same = len({_bytes(states[name]) for states in after if name in states}) == 1 and name in after[0]
+        expected = f"the global generator of {name} left alone"
+        player.expect(not same, "build", expected, "seeded when the simulator is built", OWN_GENERATOR)
+
+
+def _counts(folder: Path) -> dict[str, int]:
+    processes = [psutil.Process(), *descendants().values()]
+    files = 0
+    for process in processes:
+        try:
+            files += process.num_fds()
+        except (psutil.Error, AttributeError):
+            continue
+    return {
+        "open files": files,
+        "processes": len(processes),
+        "threads": len(threading.enumerate()),
+        "temporary files or folders": len(list(folder.iterdir())),
+    }
+
+
+def _say_what_grew(player: Player, counts: list[dict[str, int]], when: str, remedy: str) -> None:
+    for what in counts[0]:
+        rising = [after[what] - before[what] for before, after in pairwise(counts)]
+        got = f"{counts[0][what]}, then {', '.join(str(later[what]) for later in counts[1:])}"
+        player.expect(not min(rising) > 0, "close", f"as many {what} {when}", got, remedy)
+
+
+@contextmanager
+def _own_temporary_folder() -> Generator[Path]:
+    known = tempfile.tempdir
+    folder = Path(tempfile.mkdtemp(prefix="check_env_"))
+    tempfile.tempdir = str(folder)
+    try:
+        yield folder
+    finally:
+        tempfile.tempdir = known
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------- rows of one process
+
+
+def rows_of_one_process(player: Player, reference: Reference) -> None:
+    """Rows that take turns in a process play as each does in its own (`processes: {rows_per_process: ...}`)."""
+    env = getattr(player.env, "_component", None)
+    if not isinstance(env, RowsEnv) or not env.apart or len(player.rows) < 2:
+        raise LeftOut("rows do not live in processes of their own")
+    if not reference.holds:
+        raise LeftOut("it needs episodes that come twice alike; see determinism")
+    if player.started_in > 0.1 * player.seconds:
+        player.notice(f"not seen: rows that share a process; they take {player.started_in:.0f} s to start")
+        return
+    kept, remembered = player.env, player.remembered()
+    shared = env.in_one_process()
+    try:
+        player.env = wrap("env", shared, "rows of one process")
+        player.forget()
+        played = player.play(reference.scripts)
+        told = "the same episodes in rows that share a process (processes: {rows_per_process: 2})"
+        compare(player, reference.traces, played, told, f"{NOTHING_SHARED}; module-level variables are shared too")
+    except UserError as exc:
+        player.notice(f"not done: rows that share a process; {exc}")
+    finally:
+        player.env = kept
+        player.remember(remembered)
+        shared.close()

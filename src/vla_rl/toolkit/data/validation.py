@@ -1,0 +1,235 @@
+"""Compares what a data plugin reads with the simulator that it is for: types, shapes, bounds, finite numbers, texts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.types import Array, EnvInfo, Observation, contiguous, to_numpy
+
+Sizes = Mapping[str, tuple[int, ...]]
+"""Camera -> height and width of its pictures."""
+STATISTICS = ("mean", "std", "min", "max", "q01", "q99")
+ROUNDING = 0.01
+"""Actions may lie outside of the simulator's bounds by this share of a range: what was recorded was rounded."""
+FAR_OUTSIDE = 0.25
+"""A training refuses actions that lie farther outside than this share: their units are others, or their numbers."""
+PROBES = 8
+"""Samples that are looked at before a training begins."""
+WARNINGS = 5
+"""Instructions that a training warns of, at most."""
+logger = logging.getLogger(__name__)
+
+
+@frozen
+class Flaw:
+    """What is wrong with samples, or with statistics."""
+
+    where: str
+    """Which sample and which of its keys."""
+    expected: str
+    got: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: expected {self.expected}, got {self.got}; {self.remedy}"
+
+
+def sample_flaws(
+    env: EnvInfo, chunk: int, indices: Array, obs: Observation, actions: Any, sizes: Sizes, outside: float = ROUNDING
+) -> Iterator[Flaw]:
+    """What is wrong with samples that were read, each kind of flaw once, with the first sample that has it.
+
+    Args:
+        sizes: of the pictures of other samples.
+        outside: how far actions may lie outside of the bounds, as a share of the range.
+    """
+    count = len(indices)
+    yield from _array_flaws(indices, actions, (count, chunk, env.action_dim), "actions")
+    if tuple(actions.shape) == (count, chunk, env.action_dim):
+        yield from _bounds_flaws(env, indices, to_numpy(actions), outside)
+    missing = [camera for camera in env.cameras if camera not in obs.images]
+    if missing:
+        got = f"only {list(obs.images)}"
+        yield Flaw(f"sample {indices[0]}, images", f"cameras {list(env.cameras)}", got, "name them as the simulator")
+    for camera, image in obs.images.items():
+        yield from _image_flaws(indices, camera, image, sizes)
+    if env.state_dim:
+        yield from _array_flaws(indices, obs.state, (count, env.state_dim), "states")
+    texts: Any = obs.instructions  # which a plugin may have got wrong
+    if not isinstance(texts, tuple | list) or len(texts) != count:
+        got = "one text" if isinstance(texts, str) else f"{len(texts)}"
+        yield Flaw(f"sample {indices[0]}, instructions", f"a tuple of {count} texts", got, "give one for each sample")
+        return
+    for index, text in zip(indices, texts, strict=True):
+        if not isinstance(text, str) or not text.strip():
+            yield Flaw(f"sample {index}, instruction", "a text", repr(text), "say the task; decode bytes")
+            break
+
+
+def _array_flaws(indices: Array, array: Any, shape: tuple[int, ...], what: str) -> Iterator[Flaw]:
+    """`what`: actions or states."""
+    found = None if array is None else f"{_dtype(array)} {list(np.shape(to_numpy(array)))}"
+    wanted = f"float32 {list(shape)}"
+    if found != wanted:
+        yield Flaw(
+            f"samples {indices[0]} to {indices[-1]}, {what}", f"{what} {wanted}", str(found), "convert or reshape"
+        )
+        if found is None or list(np.shape(to_numpy(array))) != list(shape):
+            return
+    values = to_numpy(array)
+    broken = np.argwhere(~np.isfinite(values))
+    if len(broken):
+        first, *place = (int(i) for i in broken[0])
+        got = f"{values[tuple(broken[0])]} (number {place[-1]}); {len(set(broken[:, 0].tolist()))} of {len(indices)} so"
+        yield Flaw(f"sample {indices[first]}, {what}", f"finite {what}", got, "repair or leave out those steps")
+
+
+def _bounds_flaws(env: EnvInfo, indices: Array, actions: Array, outside: float) -> Iterator[Flaw]:
+    low, high = (np.asarray(bound, np.float64) for bound in (env.action_low, env.action_high))
+    excess = np.maximum(actions - high, low - actions) / (high - low)
+    if not len(excess) or np.nanmax(excess, initial=0.0) <= outside:
+        return
+    sample, step, number = (int(i) for i in np.unravel_index(np.nanargmax(excess), excess.shape))
+    many = int((excess > outside).any((1, 2)).sum())
+    yield Flaw(
+        f"sample {indices[sample]}, actions",
+        f"number {number} within {low[number]:g} and {high[number]:g}, the simulator's bounds",
+        f"{actions[sample, step, number]:g} ({many} of {len(indices)} samples lie outside)",
+        "give actions in the simulator's units, scale them or choose its data set",
+    )
+
+
+def _image_flaws(indices: Array, camera: str, image: Any, sizes: Sizes) -> Iterator[Flaw]:
+    where = f"samples {indices[0]} to {indices[-1]}, images of {camera!r}"
+    shape, count = tuple(np.shape(to_numpy(image))), len(indices)
+    found = f"{_dtype(image)} {list(shape)}"
+    if _dtype(image) != "uint8" or len(shape) != 4 or shape[0] != count or shape[3] != 3:
+        yield Flaw(where, f"uint8 [{count}, H, W, 3]", found, "convert or turn them")
+    elif camera in sizes and shape[1:3] != sizes[camera]:
+        wanted = f"{sizes[camera][0]} x {sizes[camera][1]} pixels as in other samples"
+        got = f"{shape[1]} x {shape[2]}"
+        yield Flaw(where, wanted, got, "resize them, or leave out those episodes")
+
+
+def _dtype(array: Any) -> str:
+    return str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
+
+
+def statistics_flaws(env: EnvInfo, statistics: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[Flaw]:
+    """What is wrong with statistics: numbers that are missing, not finite, or in an order that cannot be."""
+    for part, dim in (("action", env.action_dim), ("state", env.state_dim)):
+        where = f"data_statistics, {part}"
+        if part not in statistics:
+            if part == "action" or dim:
+                yield Flaw(where, f"statistics of the {part}s", "none", "add them")
+            continue
+        rows = {name: np.asarray(statistics[part].get(name, ()), np.float64) for name in STATISTICS}
+        lengths = {name: row.size for name, row in rows.items()}
+        if set(lengths.values()) != {dim}:
+            yield Flaw(where, f"{dim} numbers each", str(lengths), "give one for each dimension")
+            continue
+        yield from _order_flaws(where, rows)
+
+
+def _order_flaws(where: str, rows: Mapping[str, Array]) -> Iterator[Flaw]:
+    for name, row in rows.items():
+        if not np.isfinite(row).all():
+            number = int(np.flatnonzero(~np.isfinite(row))[0])
+            yield Flaw(where, f"finite numbers in {name!r}", f"{row[number]} (number {number})", "leave out such steps")
+            return
+    least, most = rows["min"], rows["max"]
+    slack = 1e-6 + 1e-5 * np.maximum(np.abs(least), np.abs(most))
+    order = ("min", "q01", "q99", "max")
+    pairs = [("min", "max"), ("q01", "q99"), *pairwise(order), ("min", "mean"), ("mean", "max")]
+    for low, high in pairs:
+        wrong = np.flatnonzero(rows[low] > rows[high] + slack)
+        if len(wrong):
+            number = int(wrong[0])
+            got = f"{rows[low][number]:g} and {rows[high][number]:g} (number {number})"
+            yield Flaw(where, f"{low} <= {high}", got, "work them out anew over all steps")
+            return
+    std = rows["std"]
+    wrong = np.flatnonzero((std < 0) | ((std == 0) & (most > least + slack)) | (std > most - least + slack))
+    if len(wrong):
+        number = int(wrong[0])
+        got = f"std {std[number]:g} with min {least[number]:g} and max {most[number]:g} (number {number})"
+        yield Flaw(where, "a deviation above 0 and no larger than the range", got, "work them out anew over all steps")
+
+
+def unknown_instruction(env: EnvInfo, text: str) -> str:
+    """What to say of an instruction that no task of the simulator gives; nothing where one does."""
+    known = [task.instruction for task in env.tasks]
+    if text in known or any(task.instruction_varies for task in env.tasks):
+        return ""
+    return f"{text!r}, which the simulator never says{did_you_mean(text, known)}"
+
+
+class CheckedDemonstrations(Demonstrations):
+    """Demonstrations that are compared with the simulator as they are read: what does not fit is refused with the
+    sample's number and key, before the model sees it."""
+
+    def __init__(self, data: Demonstrations, source: str, simulator: str, env: EnvInfo, chunk: int) -> None:
+        """Reads a few samples. Raises UserError where one of them does not fit.
+
+        Args:
+            source: the data set in words, for messages; `simulator`: the same of the simulator.
+        """
+        self._data, self._source, self._simulator, self._env, self._chunk = data, source, simulator, env, chunk
+        self._sizes: dict[str, tuple[int, ...]] = {}
+        self._warned: set[str] = set()
+        probes = np.unique(np.linspace(0, data.num_samples() - 1, PROBES).astype(np.int64))
+        told = {index: self._read(np.array([index]))[0].instructions[0] for index in probes.tolist()}
+        strange = {index: text for index, text in told.items() if unknown_instruction(env, text)}
+        if len(strange) == len(told):
+            index, text = next(iter(strange.items()))
+            known = ", ".join(repr(task.instruction) for task in env.tasks[:3]) + ", ..." * (len(env.tasks) > 3)
+            raise UserError(
+                f"{source} does not go with {simulator}: sample {index} is told {unknown_instruction(env, text)}; nor "
+                f"what the other {len(told) - 1} that were looked at are told\n  {simulator} says: {known}\n"
+                "  choose its data set, or let the data plugin give the simulator's instruction for each task"
+            )
+        self._warn(told)
+
+    def num_samples(self) -> int:
+        return self._data.num_samples()
+
+    def read_samples(self, indices: Any) -> tuple[Observation, Array]:
+        obs, actions = self._read(np.asarray(to_numpy(indices)))
+        self._warn(dict(zip(to_numpy(indices).tolist(), obs.instructions, strict=True)))
+        return obs, actions
+
+    def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        statistics = self._data.data_statistics()
+        for flaw in statistics_flaws(self._env, statistics):
+            raise UserError(f"{self._source}, {flaw}")
+        return statistics
+
+    def _read(self, indices: Array) -> tuple[Observation, Array]:
+        try:
+            obs, actions = self._data.read_samples(indices)
+        except UserError:
+            raise
+        except Exception:
+            if len(indices) > 1:
+                for index in indices:  # where one does not fit the others, it is named
+                    self._read(np.array([index]))
+            raise
+        for flaw in sample_flaws(self._env, self._chunk, indices, obs, actions, self._sizes, FAR_OUTSIDE):
+            raise UserError(f"{self._source} does not go with {self._simulator}: {flaw}")
+        self._sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
+        return obs.contiguous(), contiguous(actions)
+
+    def _warn(self, told: Mapping[int, str]) -> None:
+        for index, text in told.items():
+            if text in self._warned or len(self._warned) >= WARNINGS or not unknown_instruction(self._env, text):
+                continue
+            self._warned.add(text)
+            logger.warning("%s: sample %d is told %s", self._source, index, unknown_instruction(self._env, text))
