@@ -86,8 +86,16 @@ def play(
 
 
 def _kept(file: Path) -> Result:
-    """What an earlier evaluation left; empty where it is none."""
-    return dict(read_record(file).data) if file.is_file() else {}
+    """Return what an earlier evaluation left; empty where there is none. Raises UserError for a file of something
+    else."""
+    if not file.is_file():
+        return {}
+    try:
+        return dict(read_record(file).data)
+    except UserError as exc:
+        raise UserError(
+            f"{file} is no result of a suite, which would replace it ({exc}); remove it, or choose another --folder"
+        ) from exc
 
 
 def _keep(file: Path, kept: Result, say: Callable[[str], object]) -> None:

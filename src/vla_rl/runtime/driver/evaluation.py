@@ -83,8 +83,9 @@ def _evaluate(
             events.on_run_end(about, {})
         except (UserError, OSError) as exc:
             raise NotRecorded(result, exc) from exc
-        if interrupts.reason is not None:
-            raise NotRecorded(result, interrupts.reason)
+        if interrupts.reason is not None:  # a listener failed
+            cause = interrupts.reason.__cause__
+            raise NotRecorded(result, cause if isinstance(cause, OSError) else interrupts.reason)
         return result
     finally:
         interrupts.closing = True

@@ -229,7 +229,9 @@ class RunFolder:
         """Make room for the link where a copy of the run (`cp -rL`, a bucket, a zip) has a folder or a file in its
         place. What is nowhere else becomes a checkpoint, or is kept under another name."""
         if not link.is_dir():
-            names_one = link.stat().st_size < 100 and STEP.fullmatch(link.read_text(errors="replace").strip())
+            names_one = link.stat().st_size < 100 and STEP.fullmatch(
+                link.read_text(encoding="utf-8", errors="replace").strip()
+            )
             link.unlink() if names_one else self._keep_aside(link)
             return
         same = [saved for saved in self._saved() if same_manifest(saved, link)]
