@@ -13,6 +13,7 @@ from scripted_runs import scripted_spec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
 from vla_rl.runtime.workers.env import closing
+from vla_rl.toolkit.envs.row import Row, View
 from vla_rl.toolkit.envs.row_process import Inline, RowProcess
 from vla_rl.toolkit.processes import limited
 
@@ -73,15 +74,18 @@ def test_an_alarm_of_somebody_else_goes_on():
 def test_rows_of_this_process_are_all_closed(caplog):
     closed = []
 
-    class Stuck:
+    class Stuck(Row):
         def __init__(self, number):
             self.number = number
 
         def reset(self, state_id, seed):
             pass
 
+        def step(self, action):
+            raise NotImplementedError
+
         def render(self):
-            return None
+            return View({})
 
         def close(self):
             closed.append(self.number)

@@ -51,7 +51,7 @@ vla_rl_plugins = {"algorithm": {"with_target": Plugin(config=Config, build=WithT
 
 
 def spec(**algorithm):
-    changes = scripted_spec(algorithm={"type": "with_target", **algorithm}, train={"steps": 1})
+    changes = scripted_spec(algorithm={"type": "with_target", **algorithm}, train={"steps": 1, "epochs": 1})
     return parse_spec({**changes, "plugins": [*changes["plugins"], __name__]})
 
 
