@@ -172,6 +172,16 @@ def test_no_module_hides_another():
     assert not [file for file in FILES if file.with_suffix("").is_dir()]
 
 
+def test_array_is_defined_in_core_types_alone():
+    assigned = [
+        name_of(file)
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in ("Array", "ArrayOrTensor")
+    ]
+    assert assigned == ["vla_rl.core.types"] * 2
+
+
 def heavy_modules(code: str) -> set[str]:
     """Heavy packages that are loaded after running the code in a fresh interpreter."""
     check = f"import sys\n{code}\nprint(*({set(HEAVY)!r} & set(sys.modules)), file=sys.stderr)"
