@@ -421,7 +421,7 @@ def test_a_run_begins_beside_its_own_log(tmp_path, train):
 def test_a_run_with_a_name_of_400_characters(spec_that_starts_no_worker, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = refused(spec_that_starts_no_worker, f"name={'x' * 400}")
-    assert "File name too long; choose another place with --folder" in output
+    assert "name: has 400 characters, and names a folder; there may be 200" in output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a read-only file system needs root")
