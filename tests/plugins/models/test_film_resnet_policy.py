@@ -22,7 +22,7 @@ from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
 from vla_rl.plugins.models.film_resnet.inputs import Words, shifted
 from vla_rl.plugins.models.film_resnet.network import places, waves
 from vla_rl.testing import check_model
-from vla_rl.toolkit.models.lerobot import Scale
+from vla_rl.toolkit.models.lerobot import FeatureScale
 
 CPU = torch.device("cpu")
 
@@ -150,7 +150,7 @@ def test_waves_by_hand() -> None:
 
 
 def test_bins_reach_both_ends_and_the_middle() -> None:
-    codec = BinCodec(Scale(mode="MIN_MAX", values=((-2.0, 0.0), (2.0, 10.0)), dim=2), 5, CPU)
+    codec = BinCodec(FeatureScale(mode="MIN_MAX", values=((-2.0, 0.0), (2.0, 10.0)), dim=2), 5, CPU)
     bins = torch.tensor([[0, 0], [1, 1], [2, 2], [4, 4]])
     actions = torch.tensor([[-2.0, 0.0], [-1.0, 2.5], [0.0, 5.0], [2.0, 10.0]])
     torch.testing.assert_close(codec.decode(bins), actions)

@@ -18,7 +18,7 @@ from reference_files import reference
 from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, ValueHeadConfig, openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
-from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale
+from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.fitting import MismatchError
 
@@ -55,7 +55,7 @@ def test_greedy_tokens_and_actions_are_the_originals(
     tokens = index + original.first
     wanted = torch.stack([data["gen_tokens_0"], data["gen_tokens_1"]])
     assert torch.equal(tokens, wanted)
-    stats = Scale.read(tiny_config().norm_stats["libero_tiny_no_noops"]["action"])
+    stats = ActionScale.read(tiny_config().norm_stats["libero_tiny_no_noops"]["action"])
     codec = ActionCodec(stats, vocab_end=32000, bins=256, device=CPU, epsilon=0.0)
     actions = torch.stack([data["actions_0"], data["actions_1"]])
     assert torch.equal(codec.decode(tokens), actions.float())

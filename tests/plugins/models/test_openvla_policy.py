@@ -15,7 +15,7 @@ from openvla_cases import CHUNK, ENV, expert, observation, policy
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
-from vla_rl.plugins.models.openvla.prompts import Prompts
+from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.testing import check_model
 
 
@@ -64,7 +64,7 @@ def test_padding_changes_nothing() -> None:
     model, obs = policy(), observation(4).take(np.array([0, 2]))
     tokenizer, pad = model.prompts.tokenizer, model.config.pad_token_id
     common: dict[str, Any] = {"placeholders": CHUNK * 3, "append_stop_token": True, "pad_id": pad}
-    model.prompts = Prompts(tokenizer, device=torch.device("cpu"), **common)
+    model.prompts = DecodingPrompts(tokenizer, device=torch.device("cpu"), **common)
     assert model.prompts.rows(obs.instructions).mask is None
     chunk = model.sample_chunk(obs, noise(2), False)
     model.prompts.rows(["pick up the red block " * 5])

@@ -22,13 +22,13 @@ from reference_files import reference
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
-from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text
+from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text
 from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.images import ImageProcessor, resize_with_pad
-from vla_rl.toolkit.models.lerobot import Scale
-from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.lerobot import FeatureScale
+from vla_rl.toolkit.models.scaling import FeatureScaler
 
 CPU = torch.device("cpu")
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
@@ -174,16 +174,16 @@ def test_names_of_either_layout_are_opened() -> None:
     ],
 )
 def test_lerobots_normalisations(mode: str, values: Any, physical: float, scaled: float) -> None:
-    scaler = Scaler(Scale(mode=mode, values=values, dim=1), CPU)
+    scaler = FeatureScaler(FeatureScale(mode=mode, values=values, dim=1), CPU)
     got = scaler.normalise(torch.tensor([physical]), 3)
     torch.testing.assert_close(got, torch.tensor([scaled, 0, 0]))
     torch.testing.assert_close(scaler.restore(got), torch.tensor([physical]))
 
 
 def test_a_dimension_that_never_moves_stays_finite() -> None:
-    flat = Scaler(Scale(mode="MIN_MAX", values=((2.0,), (2.0,)), dim=1), CPU)
+    flat = FeatureScaler(FeatureScale(mode="MIN_MAX", values=((2.0,), (2.0,)), dim=1), CPU)
     assert flat.normalise(torch.tensor([2.0]), 1).item() == -1
-    z = Scaler(Scale(mode="MEAN_STD", values=((2.0,), (0.0,)), dim=1), CPU)
+    z = FeatureScaler(FeatureScale(mode="MEAN_STD", values=((2.0,), (0.0,)), dim=1), CPU)
     assert z.normalise(torch.tensor([2.0]), 1).item() == 0
 
 
@@ -331,7 +331,7 @@ def test_a_tokenizer_that_does_not_fit(openpi: Path, tmp_path: Path) -> None:
     Tokenizer(models.BPE()).save(str(tmp_path / "empty.json"))
     refused("no '<bos>'", checkpoint=str(openpi), tokenizer=str(tmp_path / "empty.json"))
     with pytest.raises(CheckpointError, match="another model's tokenizer"):
-        Prompts(Tokenizer.from_file(str(file)), vocab=100, max_length=48, device=CPU, instructions=["push"])
+        PiPrompts(Tokenizer.from_file(str(file)), vocab=100, max_length=48, device=CPU, instructions=["push"])
 
 
 def test_half_precision_on_the_cpu() -> None:

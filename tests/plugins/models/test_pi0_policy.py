@@ -19,7 +19,7 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config, ValueHeadConfig, plugin
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
-from vla_rl.plugins.models.pi0.prompts import Prompts
+from vla_rl.plugins.models.pi0.prompts import PiPrompts
 from vla_rl.testing import check_model, synthetic
 
 FLOW_NOISE = NoiseConfig(method="flow_noise")
@@ -255,7 +255,7 @@ def test_padding_changes_nothing() -> None:
     chunk = model.sample_chunk(obs, noise(4), False)
     common: dict[str, Any] = {"vocab": 512, "max_length": 48, "device": torch.device("cpu")}
     width = model.prompts.rows(obs.instructions)[0].shape[1]
-    model.prompts = Prompts(model.prompts.tokenizer, full_width=True, **common)
+    model.prompts = PiPrompts(model.prompts.tokenizer, full_width=True, **common)
     assert model.prompts.rows(obs.instructions)[0].shape[1] == 48 > width
     torch.testing.assert_close(model.chunk_log_probs(obs, chunk).log_probs, chunk.log_probs, rtol=0, atol=2e-5)
 

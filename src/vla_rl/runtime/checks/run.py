@@ -102,9 +102,9 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
     """Let the model score one chunk for a black picture. Raises UserError where it has no reference policy."""
     import torch
 
-    from vla_rl.runtime.messages.model_inputs import blank
+    from vla_rl.runtime.messages.model_inputs import dummy_sample
 
-    obs, chunk = blank(model, info)
+    obs, chunk = dummy_sample(model, info)
     try:
         with torch.no_grad():
             model.reference_log_probs(obs, chunk)

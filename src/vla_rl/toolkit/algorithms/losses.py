@@ -113,7 +113,7 @@ def aggregation_weights(rollout: Rollout, granularity: Granularity, aggregation:
 
 
 @frozen(kw_only=True, eq=False)
-class Entries:
+class LossTerms:
     """A micro-batch at the granularity of the ratio: "chunk" [B], "action" [B, C] or "token" [B, C, M]."""
 
     log_probs: Tensor
@@ -130,11 +130,11 @@ class Entries:
         return self.weights > 0
 
 
-def entries_of(scores: Scores, batch: Batch, granularity: Granularity) -> Entries:
+def entries_of(scores: Scores, batch: Batch, granularity: Granularity) -> LossTerms:
     """Log-probs and entropies summed to the granularity; advantages repeated, and weights shared out, over what is
     finer."""
     new = F.reduce_tokens(scores.log_probs, batch.valid, granularity)
-    return Entries(
+    return LossTerms(
         log_probs=new,
         old_log_probs=F.reduce_tokens(batch.log_probs, batch.valid, granularity),
         entropy=F.reduce_tokens(scores.entropy, batch.valid, granularity),
@@ -151,7 +151,7 @@ def reference_log_probs(batch: Batch, granularity: Granularity) -> Tensor:
 
 
 def regularised(
-    surrogate: Tensor, entries: Entries, batch: Batch, settings: PolicySettings
+    surrogate: Tensor, entries: LossTerms, batch: Batch, settings: PolicySettings
 ) -> tuple[Tensor, Tensor | None]:
     """(the surrogate less the entropy bonus plus the KL term; the divergence from the reference policy, None without
     that term), one number an entry."""
@@ -170,7 +170,7 @@ def regularised(
 
 @torch.no_grad()
 def policy_diagnostics(
-    entries: Entries,
+    entries: LossTerms,
     batch: Batch,
     *,
     clipped: Tensor,

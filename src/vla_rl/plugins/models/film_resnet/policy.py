@@ -23,7 +23,7 @@ from vla_rl.toolkit.models.checkpoints import WEIGHTS, save_tensors
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.scaling import FeatureScaler
 from vla_rl.toolkit.models.tokens import choose, entropy, median
 
 CRITIC = "value_head."
@@ -54,7 +54,7 @@ class FilmResnetPolicy(VLAModel):
         self.cameras_read = tuple(setup.cameras)
         self.tokens_per_action = setup.action_dim
         self.codec = BinCodec(statistics.action, setup.network.bins, device)
-        self._state = None if statistics.state is None else Scaler(statistics.state, device)
+        self._state = None if statistics.state is None else FeatureScaler(statistics.state, device)
         self._words = Words(setup.network.words, device, instructions)
         self._temperature, self._greedy = temperature, greedy
         self._shift, self._smoothing, self._seed = shift, smoothing, seed
