@@ -131,7 +131,7 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
     obs = synthetic.observation(info, SAMPLES).take(np.arange(rank * rows, (rank + 1) * rows))
     zeros = [0] * rows
     chunk = model.sample_chunk(obs, Noise(0, "benchmark", range(rank * rows, (rank + 1) * rows), zeros, zeros), False)
-    heavy = ModelInputs(obs=obs, actions=chunk.actions, replay=chunk.replay)
+    heavy = ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
     drawn = np.random.default_rng(0).standard_normal((2, SAMPLES)).astype(np.float32)
     advantages, returns = drawn[:, rank * rows : (rank + 1) * rows]
     light = {

@@ -81,7 +81,7 @@ def update_of(
     heavy = ModelInputs(
         obs=synthetic.observation(info, count, seed=rollout.step),
         actions=rng.standard_normal((count, chunk, info.action_dim), dtype=np.float32),
-        replay={"tokens": rng.integers(0, BINS, (count, chunk, tokens))},
+        extras={"tokens": rng.integers(0, BINS, (count, chunk, tokens))},
     )
     shares = split_into_minibatches(
         np.zeros(count, np.int64) if lopsided else np.arange(count) % world,

@@ -117,7 +117,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
         shares = [np.array_split(indices, work.world) for indices in whole]
         role.hold((heavy.obs, heavy.actions))
         losses.append(
-            role.imitate(
+            role.behaviour_cloning_update(
                 [
                     ImitationStep(indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2)
                     for parts, all_ in zip(shares, whole, strict=True)

@@ -138,7 +138,7 @@ def test_nothing_acts_with_half_a_version(slow):
     playing = threading.Thread(target=lambda: played.update(zip("rm", play(slow, 1), strict=True)))
     playing.start()
     while playing.is_alive():
-        learn(slow, LearnerInterface.imitate, [step])
+        learn(slow, LearnerInterface.behaviour_cloning_update, [step])
         weights[slow.version + 1] = learn(slow, LearnerInterface.weights, False)[0]
         slow.version += 1
         slow.fleet.get_all(slow.fleet.publish(slow.version, True))
@@ -151,7 +151,7 @@ def test_nothing_acts_with_half_a_version(slow):
     for version in versions.unique().tolist():
         at = np.flatnonzero((versions == version).numpy())
         sampled = heavy.take(at)
-        chunk = Chunk(actions=sampled.actions, log_probs=None, replay=sampled.replay)
+        chunk = Chunk(actions=sampled.actions, log_probs=None, extras=sampled.extras)
 
         def difference(version: int, sampled=sampled, chunk=chunk, at=at) -> float:
             load(model, weights[version])

@@ -264,7 +264,7 @@ def played_under_a_lag(made):
     heavy = heavy_of(made, rollout)
     model = LinearModel(made.info, 2, values="chunk")
     model.load_weights(weights_of(made).items())
-    chunk = Chunk(actions=heavy.actions, log_probs=None, replay=heavy.replay)
+    chunk = Chunk(actions=heavy.actions, log_probs=None, extras=heavy.extras)
     scores = model.chunk_log_probs(heavy.obs, chunk)
     shape = rollout.samples.shape
     return rollout, scores.log_probs.detach().unflatten(0, shape), scores.values.detach().unflatten(0, shape)
@@ -340,8 +340,8 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     fresh = refreshed(Alone(learner), chosen, values=nobody, log_probs=~nobody, version=1, size=None).fresh_log_probs
     assert counts == [3] and gathered.rollout.samples.sum(0).tolist() == [2, 1, 2]
     assert torch.equal(fresh[1], recorded[1]) and not torch.isclose(fresh[0], recorded[0], atol=1e-4).all()
-    tokens = policy.store[0].heavy.replay["tokens"]
-    wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, replay={"tokens": tokens})).log_probs
+    tokens = policy.store[0].heavy.extras["tokens"]
+    wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, extras={"tokens": tokens})).log_probs
     np.testing.assert_allclose(fresh[0], wanted.detach(), rtol=1e-6)
     policy.release([0, 1])
     assert sorted(policy.tickets) == [2] and sorted(policy.store) == [0, 1]

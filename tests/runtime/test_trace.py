@@ -34,7 +34,7 @@ def trace_of(assignments, monkeypatch, now=(0.0,)):
 
 
 def call(role, start, end, method="step", lane=0):
-    main = method in {"begin", "step", "act", "update", "imitate"}
+    main = method in {"begin", "step", "act", "update", "behaviour_cloning_update"}
     return Event(role, method, lane, float(start), float(end), main)
 
 

@@ -53,7 +53,7 @@ def test_it_does_what_a_learner_does(name):
     values = None if start.values is None else start.values.unflatten(0, shape)
     played = rollout.evolve(log_probs=start.log_probs.unflatten(0, shape), values=values)
     update = update_of(algorithm, played, INFO, micro_batch=1000)
-    update = attrs.evolve(update, heavy=ModelInputs(obs=obs, actions=chunk.actions, replay=chunk.replay))
+    update = attrs.evolve(update, heavy=ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras))
     learner = Learner(
         other,
         algorithm,

@@ -254,8 +254,8 @@ class Chunk:
     """float32 [B, C, M]: log-probability under the distribution that was sampled (temperature included)."""
     values: ArrayOrTensor | None = None
     """float32 [B] or [B, C] from the same forward pass, when the model has a value head."""
-    replay: Mapping[str, ArrayOrTensor] = field(factory=dict)
-    """The heavy part that `chunk_log_probs` needs again, batch first: tokens [B, C, M], a denoising chain ..."""
+    extras: Mapping[str, ArrayOrTensor] = field(factory=dict)
+    """What `chunk_log_probs` needs again, batch first: tokens [B, C, M], a denoising chain ..."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -86,7 +86,7 @@ def test_openpi_is_read_and_written_as_lerobot(openpi: Path, tmp_path: Path) -> 
     one, two = (m.sample_chunk(obs, noise(3), False) for m in (model, again))
     assert torch.equal(one.actions, two.actions)
     assert torch.equal(one.log_probs, two.log_probs)
-    assert one.replay["chain"].shape == (3, 5, 10, 8), "the whole horizon and all dimensions are denoised"
+    assert one.extras["chain"].shape == (3, 5, 10, 8), "the whole horizon and all dimensions are denoised"
     assert one.actions.shape == (3, CHUNK, 3)
 
 
@@ -94,7 +94,7 @@ def test_openpi_statistics_scale_actions_and_state(openpi: Path) -> None:
     wide = attrs.evolve(ENV, action_low=(-9.0,) * 3, action_high=(9.0,) * 3)
     model, obs = policy(checkpoint=str(openpi), env=wide), observation(2)
     chunk = model.sample_chunk(obs, noise(2), False)
-    raw = chunk.replay["chain"][:, -1, :CHUNK, :3]
+    raw = chunk.extras["chain"][:, -1, :CHUNK, :3]
     wanted = raw * (torch.tensor([0.5, 0.4, 0.2]) + 1e-6) + torch.tensor([0.1, -0.2, 0.3])
     torch.testing.assert_close(chunk.actions, wanted, rtol=0, atol=1e-6)
     state = model._state(obs)
@@ -108,13 +108,13 @@ def test_log_probs_count_the_actions_that_the_simulator_takes(openpi: Path) -> N
     model, obs = policy(checkpoint=str(openpi)), observation(2)
     chunk = model.sample_chunk(obs, noise(2), False)
     base = model.chunk_log_probs(obs, chunk).log_probs
-    at = torch.arange(2), chunk.replay["step"] + 1
+    at = torch.arange(2), chunk.extras["step"] + 1
     for change, counts in (((slice(None), CHUNK, 0), False), ((slice(None), 0, 3), False), ((slice(None), 0, 2), True)):
-        chain = chunk.replay["chain"].clone()
+        chain = chunk.extras["chain"].clone()
         landed = chain[at]
         landed[change] += 0.5
         chain[at] = landed
-        other = attrs.evolve(chunk, replay={**chunk.replay, "chain": chain})
+        other = attrs.evolve(chunk, extras={**chunk.extras, "chain": chain})
         assert torch.equal(model.chunk_log_probs(obs, other).log_probs, base) != counts
 
 

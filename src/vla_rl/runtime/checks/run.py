@@ -361,7 +361,7 @@ def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if replay.uses == 1:
         return
     section = ("asynchrony", "replay")
-    if not algorithm.corrects:
+    if not algorithm.off_policy:
         text = (
             f"algorithm {spec.algorithm.type!r}, as it is set, takes old data for new, so nothing can be trained on "
             f"{replay.uses} times; use gipo, or a `correction` (decoupled, truncated, v-trace) where the algorithm has "

@@ -316,17 +316,17 @@ class LearnerInterface(ABC):
     @remote()
     @abstractmethod
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
-        """Keep this rank's demonstrations for `imitate`."""
+        """Keep this rank's demonstrations for `behaviour_cloning_update`."""
 
     @remote(phase="learn", main=True)
     @abstractmethod
-    def imitate(self, steps: Sequence[ImitationStep]) -> float:
+    def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> float:
         """Make optimiser steps of behaviour cloning, in micro-batches. Return the sum of the losses of this rank's
         samples."""
 
     @remote()
     @abstractmethod
-    def forget_imitation(self) -> None:
+    def forget_demonstrations(self) -> None:
         """Free the demonstrations and reset the optimiser's moments."""
 
     @remote(phase="learn")

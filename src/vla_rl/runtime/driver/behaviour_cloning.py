@@ -50,7 +50,7 @@ class BehaviourCloning:
             progress(start)
             steps = [self.shares(k, rate(k)) for k in range(start, min(start + PIECE, last + 1))]
             pending = [
-                learner.call(LearnerInterface.imitate, [shares[rank] for shares in steps])
+                learner.call(LearnerInterface.behaviour_cloning_update, [shares[rank] for shares in steps])
                 for rank, learner in enumerate(self._fleet.learners)
             ]
             total += sum(self._fleet.get_all(pending))

@@ -244,12 +244,12 @@ class Driver:
         """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
         before = perf_counter()
         metrics = warm_up(self.fleet, self.spec, self.progress)
-        self.forget_imitation()
+        self.forget_demonstrations()
         return metrics | {"time/warmup": perf_counter() - before}
 
-    def forget_imitation(self) -> None:
+    def forget_demonstrations(self) -> None:
         """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
-        self.fleet.get_all([learner.call(LearnerInterface.forget_imitation) for learner in self.fleet.learners])
+        self.fleet.get_all([learner.call(LearnerInterface.forget_demonstrations) for learner in self.fleet.learners])
         self.publish()
 
     def imitation(self) -> BehaviourCloning:

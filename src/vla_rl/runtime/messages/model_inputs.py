@@ -14,11 +14,11 @@ from vla_rl.core.types import Array, ArrayOrTensor, Chunk, EnvInfo, Observation,
 
 @frozen(kw_only=True, eq=False)
 class ModelInputs:
-    """B samples: observations, chosen actions [B, C, A] and the model's own replay, batch first."""
+    """B samples: observations, chosen actions [B, C, A] and the model's own extras, batch first."""
 
     obs: Observation
     actions: ArrayOrTensor
-    replay: Mapping[str, ArrayOrTensor]
+    extras: Mapping[str, ArrayOrTensor]
 
     def __len__(self) -> int:
         return len(self.obs)
@@ -29,16 +29,16 @@ class ModelInputs:
         return ModelInputs(
             obs=self.obs.take(indices),
             actions=pick(self.actions, indices),
-            replay={name: pick(tensor, indices) for name, tensor in self.replay.items()},
+            extras={name: pick(tensor, indices) for name, tensor in self.extras.items()},
         )
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.obs) + int(self.actions.nbytes) + sum(int(tensor.nbytes) for tensor in self.replay.values())
+        return nbytes(self.obs) + int(self.actions.nbytes) + sum(int(tensor.nbytes) for tensor in self.extras.values())
 
     def numpy(self) -> ModelInputs:
-        replay = {name: to_numpy(tensor) for name, tensor in self.replay.items()}
-        return ModelInputs(obs=self.obs.numpy(), actions=to_numpy(self.actions), replay=replay)
+        extras = {name: to_numpy(tensor) for name, tensor in self.extras.items()}
+        return ModelInputs(obs=self.obs.numpy(), actions=to_numpy(self.actions), extras=extras)
 
     @staticmethod
     def concat(parts: Sequence[ModelInputs]) -> ModelInputs:
@@ -47,7 +47,7 @@ class ModelInputs:
         return ModelInputs(
             obs=Observation.concat([part.obs for part in parts]),
             actions=concat([part.actions for part in parts]),
-            replay={name: concat([part.replay[name] for part in parts]) for name in parts[0].replay},
+            extras={name: concat([part.extras[name] for part in parts]) for name in parts[0].extras},
         )
 
 

@@ -67,7 +67,7 @@ class WorkerHost(HostInterface):
         self.data: Demonstrations | None = None
         self.trace = CallRecorder()
         self.offload = Offload(self.roles, assignment, self._make_env)
-        self.doings: dict[int, tuple[str, float]] = {}
+        self.activities: dict[int, tuple[str, float]] = {}
         """Of each thread: weights are published while a rollout is played."""
         self.between_requests = Lock()
         """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
@@ -269,13 +269,13 @@ class WorkerHost(HostInterface):
     def beat(self, doing: str | None = None) -> None:
         """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
         thread = get_ident()
-        self.doings[thread] = (doing or self.doings.get(thread, (IDLE, 0.0))[0], time())
+        self.activities[thread] = (doing or self.activities.get(thread, (IDLE, 0.0))[0], time())
         self.on_beat()
 
     @property
     def doing(self) -> tuple[str, float]:
         """What has gone on for longest without a word, and since when."""
-        busy = [doing for doing in tuple(self.doings.values()) if doing[0] != IDLE]
+        busy = [doing for doing in tuple(self.activities.values()) if doing[0] != IDLE]
         return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
 
     def count(self) -> RolloutProgress:

@@ -96,7 +96,7 @@ def interpolated(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) ->
     return (behaviour_log_probs + share * (log_probs - behaviour_log_probs)).detach()
 
 
-def without_dropped(
+def renormalise_masked(
     advantages: Advantages, rollout: Rollout, settings: CorrectionSettings, aggregation: Aggregation
 ) -> Advantages:
     """The advantages, where entries that the behaviour threshold drops leave the loss's divisor too: a mean over those

@@ -104,13 +104,13 @@ class FlowPolicy(VLAModel):
         actions = self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
         values = self.module.criticise(prefix, state)
         replay = {"chain": torch.stack(chain, dim=1), "step": step}
-        return Chunk(actions=actions, log_probs=log_probs, values=values, replay=replay)
+        return Chunk(actions=actions, log_probs=log_probs, values=values, extras=replay)
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         """One pass of the expert where one step was stochastic, K passes where all were; the vision-language model
         runs once."""
         prefix, state = self._see(obs)
-        chain, step = (as_tensor(chunk.replay[name], self._device) for name in ("chain", "step"))
+        chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
         at = (
             [torch.full_like(step, i) for i in range(self._schedule.steps)] if self._every_step else [step.clamp(min=0)]

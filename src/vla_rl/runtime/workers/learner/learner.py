@@ -204,7 +204,7 @@ class Learner(LearnerInterface):
         if self.group.lockstep:
             return self.filler.nbytes
         obs, chunk = dummy_sample(self.model, self.info)
-        return ModelInputs(obs=obs, actions=chunk.actions, replay=chunk.replay).nbytes
+        return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras).nbytes
 
     def skip(self) -> None:
         self.version += 1
@@ -213,7 +213,7 @@ class Learner(LearnerInterface):
         there = [d for d in demonstrations if d is not None]
         self.data = InMemoryDataset(there) if there else None
 
-    def imitate(self, steps: Sequence[ImitationStep]) -> float:
+    def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> float:
         self.group.release()
         size = self.train.micro_batch
         parts = [[s.indices[i : i + size] for i in range(0, len(s.indices), size)] for s in steps]
@@ -246,7 +246,7 @@ class Learner(LearnerInterface):
                 yield ready.result()
             yield following.result()
 
-    def forget_imitation(self) -> None:
+    def forget_demonstrations(self) -> None:
         self.data = None
         self.optimizer.state.clear()
 
@@ -289,7 +289,7 @@ class Learner(LearnerInterface):
         if fields["value_weights"] is not None:
             fields["value_weights"] = fields["value_weights"] / optimizer_step.value_divisor
         chunk = Chunk(
-            actions=heavy.actions, log_probs=fields["log_probs"], values=fields["values"], replay=heavy.replay
+            actions=heavy.actions, log_probs=fields["log_probs"], values=fields["values"], extras=heavy.extras
         )
         reference = None
         if "reference" in self.algorithm.needs:

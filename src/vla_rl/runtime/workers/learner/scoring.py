@@ -62,7 +62,7 @@ class Scoring:
         return values
 
     def _log_probs(self, heavy: ModelInputs, recorded: Array) -> Array:
-        chunk = Chunk(actions=heavy.actions, log_probs=recorded, replay=heavy.replay)
+        chunk = Chunk(actions=heavy.actions, log_probs=recorded, extras=heavy.extras)
         scores = self.group.run(lambda: asdict(self.model.chunk_log_probs(heavy.obs, chunk), recurse=False))
         log_probs: Array = to_numpy(scores["log_probs"]).astype(np.float32)
         return log_probs

@@ -261,7 +261,7 @@ class PolicyWorker(PolicyInterface):
         heavy = ModelInputs(
             obs=request.obs,
             actions=chunk.actions[part],
-            replay={name: tensor[part] for name, tensor in chunk.replay.items()},
+            extras={name: tensor[part] for name, tensor in chunk.extras.items()},
         )
         rows = len(request.positions)
         inference = _Inference(
@@ -322,7 +322,7 @@ def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
         actions=pick(concat([chunk.actions for chunk in chunks]), order),
         log_probs=pick(concat([chunk.log_probs for chunk in chunks]), order),
         values=pick(concat(values), order) if values else None,
-        replay={key: pick(concat([chunk.replay[key] for chunk in chunks]), order) for key in chunks[0].replay},
+        extras={key: pick(concat([chunk.extras[key] for chunk in chunks]), order) for key in chunks[0].extras},
     )
 
 

@@ -173,4 +173,4 @@ def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Full
         held = FullyShardedParallel(model.module, blocks, device, world)
         held.run(passes[0])  # FSDP finds its blocks in the first pass
     held.release()
-    return held, ModelInputs(obs=obs, actions=chunk.actions, replay=chunk.replay)
+    return held, ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
