@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vla_rl.testing.algorithms import check_algorithm
+    from vla_rl.testing.common.findings import CheckFailed
     from vla_rl.testing.data import check_data
     from vla_rl.testing.envs import check_env
-    from vla_rl.testing.findings import CheckFailed
     from vla_rl.testing.linear import LinearModel
     from vla_rl.testing.models import check_model
     from vla_rl.testing.placements import check_placement
