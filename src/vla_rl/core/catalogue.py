@@ -316,7 +316,7 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    cloudpickle.register_pickle_by_value(module)  # processes of simulator rows cannot import it by that name
+    cloudpickle.register_pickle_by_value(module)  # simulator processes cannot import it by that name
     return module
 
 

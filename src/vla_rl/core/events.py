@@ -50,7 +50,7 @@ class Evaluation:
 
 @frozen(kw_only=True)
 class Run:
-    """What a listener may know about the run it listens to."""
+    """Facts about a run that its listeners may use."""
 
     name: str
     doing: str = "training"

@@ -187,8 +187,8 @@ class Algorithm(ABC):
     """The loss corrects for the age of the data (off-policy correction), so a sample may be trained on more than
     once."""
     scope: str = "step"
-    """What advantages depend on. "group": the rewards, filters and advantages of a group need no other group. Otherwise
-    "step", or a text that says why not and what to set."""
+    """Dependence of advantages on other groups. "group": the rewards, filters and advantages of a group need no other
+    group. Otherwise "step", or a text that says why not and what to set."""
     value_granularity: str = "chunk"
     """Shape of the critic's output, for algorithms that need "values": "chunk" ([B]) or "action" ([B, C])."""
     extras: Mapping[str, str] = MappingProxyType({})

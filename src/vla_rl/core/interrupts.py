@@ -83,12 +83,12 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.closing:
-            self.requested = True  # before another attempt
+            self.requested = True  # `begin` of the next attempt raises StopRequested
             return
         if self._signalled:
             raise StopAtOnce
         self._signalled = True
         self.requested = True
         first = ": saving first" if self.worth_saving else ""
-        with suppress(OSError):  # not print, which may be what was interrupted
+        with suppress(OSError):  # not print: the signal may have interrupted a print
             os.write(1, f"\nstopping{first}; once more to stop at once\n".encode())

@@ -97,7 +97,7 @@ def check_file(name: str, path: Path) -> None:
         if path.is_file():
             path.open("ab").close()
         elif _there(path):
-            return  # a device or a pipe, in which whatever is tried stays
+            return  # a device or a pipe: a trial write could not be undone
         elif not _there(path.parent):
             raise UserError(
                 f"{name} {shown(path)} cannot be written: there is no folder {shown(path.parent)}; make it, or give "

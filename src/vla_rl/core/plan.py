@@ -83,6 +83,8 @@ class Window:
 
 @frozen(kw_only=True)
 class Plan:
+    """Workers of a run, their lanes, dynamic batching and offload: the answer of a placement strategy."""
+
     slots: tuple[Slot, ...]
     stages: int = 1
     """Lanes (pipeline stages) of each sim worker."""

@@ -28,6 +28,8 @@ End = Literal["trained", "void"]
 
 @frozen(order=True)
 class Ticket:
+    """One trajectory to be collected, by its number through the whole run, and its group."""
+
     number: int
     group: int
 
@@ -48,6 +50,8 @@ class Ledger:
 
 
 class Flow:
+    """Issues tickets, records collected ones, and hands groups to training steps."""
+
     def __init__(
         self,
         *,

@@ -18,6 +18,8 @@ from vla_rl.core.spec.spec import Spec
 
 @define
 class Cloning(Session):
+    """A behaviour-cloning run; a step is an optimiser step."""
+
     doing = "imitation"
 
     @staticmethod

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 @define
 class ReinforcementLearning(Session):
+    """A reinforcement learning run; a step is a rollout and its updates."""
+
     doing = "training"
     selection: Selection = field(init=False, default=Factory(lambda self: Selection(self.spec), takes_self=True))
     flow: Flow = field(init=False, default=Factory(lambda self: flow_of(self.spec, self.state), takes_self=True))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Selection:
+    """Chooses the trajectories to train on, and ends a run whose filters keep nothing."""
+
     def __init__(self, spec: Spec):
         self.spec = spec
         self.skipped: deque[Counter[tuple[int, int]]] = deque()

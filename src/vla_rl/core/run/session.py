@@ -162,7 +162,7 @@ class Session(ABC):
         """Fetch the workers' recorded times for the trace file."""
         try:
             self.runtime.record(kind, self.state.step, self.state.env_steps, self.home.path, final)
-        except OSError as exc:  # it is for people to look at: a full disk ends a run where something is lost
+        except OSError as exc:  # the trace is only for people to look at: no reason to end the run
             if not self._untraced:
                 logger.warning("the trace in %s cannot be written: %s; the run goes on", self.home.path, exc)
             self._untraced = True
@@ -198,7 +198,7 @@ class Session(ABC):
         except (CheckpointError, OSError) as exc:
             if self.interrupts.reason is None:
                 raise
-            return self.interrupts.stopped(str(exc))  # such as a disk that a listener found full
+            return self.interrupts.stopped(str(exc))  # such as a full disk, on which a listener failed first
         return self.interrupts.stopped(done)
 
     def milestone(self) -> bool:

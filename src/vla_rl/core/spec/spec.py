@@ -209,7 +209,7 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
         named.append((("world_model",), "world_model", spec.world_model))
     for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
         if kind == "env" and spec.env.python is not None:
-            continue  # installed there, not here
+            continue  # its packages are installed in the other interpreter
         item = plugins.installed(kind, spec.plugins)[part.type][0]
         extra = plugins.load(kind, part.type, spec.plugins).extra
         lacking = plugins.missing_requirements(item.dist, extra) if item.entry else []

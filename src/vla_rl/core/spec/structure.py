@@ -196,7 +196,8 @@ class Structurer:
                 return self.read(data, member)
             except Problems as exc:
                 failures.append(exc)
-        inside = [exc for exc in failures if any(path for path, _ in exc.items)]  # a class or container that was meant
+        # problems below the value: this class or container was meant
+        inside = [exc for exc in failures if any(path for path, _ in exc.items)]
         if len(members) == 1 or len(inside) == 1:
             raise (inside or failures)[0]
         names = " or ".join(getattr(member, "__name__", str(member)) for member in members)
