@@ -137,9 +137,9 @@ class SimEnv(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
-        """Reset the envs with these numbers (int64 [R]) to these states (int64 [R]). `seed` (int64 [R]) keys everything
-        else that is random in the episode. Return the Observation of those R envs, in that order; the other envs are
-        untouched."""
+        """Reset the envs numbered `rows` (int64 [R]) to the states `state_ids` (int64 [R]). `seed` (int64 [R]) keys
+        everything else that is random in the episode. Return the Observation of those R envs, in that order; the other
+        envs are untouched."""
 
     @abstractmethod
     @hookspec(firstresult=True)

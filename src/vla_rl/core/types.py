@@ -162,8 +162,8 @@ class EnvInfo:
     notes: tuple[str, ...] = ()
     """Facts about this simulator's settings that a reader of results must know; written to results.json."""
     deterministic: bool = True
-    """Episodes are reproducible. Otherwise persistent env streams (`auto_reset`) start again where they would be
-    replayed."""
+    """The same actions from the same reset give the same episode. If not, a persistent env stream (`auto_reset`) that
+    would have to be replayed starts a new episode instead."""
 
     @property
     def action_dim(self) -> int:

@@ -210,7 +210,7 @@ class ImaginationSpec:
     buffer: int = field(default=4096, validator=between(2, EPISODES))
     """Newest real episodes that are kept, in files of the run folder."""
     held_out: float = field(default=0.2, validator=(v.gt(0.0), v.lt(1.0)))
-    """Share of them that measures the model and is never trained on."""
+    """Share of the kept episodes that measures the model and is never trained on."""
     measured: int = field(default=64, validator=between(16, ENVS))
     """Held-out episodes that are imagined again in each training step, half of them successes if there are enough. Also
     the number of episodes of the last rollout that measure success over-estimation."""
