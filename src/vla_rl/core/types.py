@@ -209,8 +209,8 @@ class Observation:
         return self._each(to_numpy, self.instructions)
 
     def contiguous(self) -> Observation:
-        """Return the same observation in contiguous memory. Strided views are copied: images are flipped with `[:,
-        ::-1]`, whose negative strides torch cannot read."""
+        """Return the same observation in contiguous memory. Strided views are copied: images are flipped with
+        `[:, ::-1]`, whose negative strides torch cannot read."""
         return self._each(contiguous, self.instructions)
 
     def _each(self, change: Callable[[ArrayOrTensor], ArrayOrTensor], instructions: tuple[str, ...]) -> Observation:

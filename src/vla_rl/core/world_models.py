@@ -64,8 +64,8 @@ class WorldModel(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
-        """Return the probabilities of the classes of `Windows.outcomes` for the chunk that led to `after`, float32 [B,
-        1 + 2 C]."""
+        """Return the probabilities of the classes of `Windows.outcomes` for the chunk that led to `after`:
+        float32 [B, 1 + 2 C]."""
 
     @hookspec(firstresult=True)
     def measure(self, windows: Windows, noise: Noise) -> Mapping[str, float]:

@@ -74,8 +74,8 @@ def leave_if_importing() -> None:
 
 
 def unguarded_call() -> str:
-    """Return the line of the main module that is executing now, as file:line, if it is not below `if __name__ ==
-    "__main__":`; otherwise an empty text."""
+    """Return the line of the main module that is executing now, as file:line, if it is not below
+    `if __name__ == "__main__":`; otherwise an empty text."""
     main, ident = sys.modules["__main__"], threading.main_thread().ident
     file = getattr(main, "__file__", None)
     frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 - rows start in threads, too

@@ -2,8 +2,8 @@
 
 A **ticket** is one trajectory to be collected (elsewhere: rollout request). Tickets are numbered through the whole run;
 group g holds the tickets g * G .. g * G + G - 1, with G the group size. Training steps consume groups in the order of
-their numbers. The tickets issued at any time are those that the running step still wants, plus those of `max_lag *
-per_step` further groups. So
+their numbers. The tickets issued at any time are those that the running step still wants, plus those of
+`max_lag * per_step` further groups. So
 
 - every chunk is at most `max_lag` training steps old when it is trained on, since each of the steps after the running
   one consumes at least `per_step` groups;

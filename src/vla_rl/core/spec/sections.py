@@ -84,8 +84,8 @@ class RolloutSpec:
     episodes: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
     """Episodes per training step, over all envs; only with `auto_reset: off`, and a multiple of group_size."""
     steps: int | None = field(default=None, validator=v.optional(between(1, STEPS)))
-    """Environment steps (single actions) of each of the env.num_envs tickets in a training step; only with `auto_reset:
-    immediate` or `deferred`, and a multiple of chunk."""
+    """Environment steps (single actions) of each of the env.num_envs tickets in a training step; a multiple of chunk,
+    and only with `auto_reset: immediate` or `deferred`."""
     auto_reset: Literal["off", "immediate", "deferred"] = "off"
     """Behaviour at the end of an episode: the env takes another ticket (off), or its ticket continues with a new
     episode, at once (immediate) or at the next chunk (deferred)."""

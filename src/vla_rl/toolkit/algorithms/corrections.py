@@ -60,9 +60,9 @@ class Proximal:
 
 
 def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettings) -> Proximal:
-    """Return pi_old and the loss terms' weights for the settings' `correction`: none (pi_old is mu), decoupled (pi_old
-    / mu, or 0 above the threshold), truncated (min(pi_old / mu, truncation)) or v-trace (1, since its advantages are
-    already weighted). If pi_old is mu, all of them equal plain PPO bit for bit."""
+    """Return pi_old and the loss terms' weights for the settings' `correction`: none (pi_old is mu), decoupled
+    (pi_old / mu, or 0 above the threshold), truncated (min(pi_old / mu, truncation)) or v-trace (1, since its
+    advantages are already weighted). If pi_old is mu, all of them equal plain PPO bit for bit."""
     mu = entries.old_log_probs
     if settings.correction == "none":
         return Proximal(log_probs=mu, weights=torch.ones_like(mu))
@@ -84,8 +84,8 @@ def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettin
 
 
 def interpolated(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) -> Tensor:
-    """Approximate log pi_old without a forward pass and without gradient: log mu + a (log pi - log mu), with a = (v_old
-    - v_mu) / (v_now - v_mu) of the three versions (A-3PO).
+    """Approximate log pi_old without a forward pass and without gradient: log mu + a (log pi - log mu), with
+    a = (v_old - v_mu) / (v_now - v_mu) of the three versions (A-3PO).
 
     The policy in training becomes the next version: v_now = v_old + 1, so a = lag / (lag + 1), as in RLinf and AReaL.
     It is 0 at lag 0, where pi_old is mu, and 1/2 at lag 1. Before the first optimiser step pi is pi_old, and the result
@@ -118,8 +118,8 @@ def renormalise_masked(
 
 
 def step_log_weights(rollout: Rollout, granularity: Literal["chunk", "action"]) -> Tensor:
-    """Return log(pi_old / mu) of whole chunks or of actions, summed over their tokens and clamped to +-20: float32 [S,
-    N] as in `losses.Steps`; 0 where not valid."""
+    """Return log(pi_old / mu) of whole chunks or of actions, summed over their tokens and clamped to +-20:
+    float32 [S, N] as in `losses.Steps`; 0 where not valid."""
     weights = _behaviour(rollout, granularity)
     return weights if granularity == "chunk" else by_action(weights)
 
@@ -138,8 +138,8 @@ def v_trace(
     c_bar: float = 1.0,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2, lambda as in remark
-    2), with ends as in `functional.gae`:
+    """Compute V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2, lambda as in
+    remark 2), with ends as in `functional.gae`:
 
         rho_t = min(rho_bar, pi_old / mu)      c_t = lam * min(c_bar, pi_old / mu)
         v_t = V_t + rho_t (r_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})

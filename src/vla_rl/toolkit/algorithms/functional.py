@@ -283,8 +283,8 @@ def clipped_surrogate(
     high: float,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """Return PPO's clipped surrogate per loss term, to be minimised: max(-A r, -A clip(r, 1 - low, 1 + high)), with r =
-    exp(lp - lp_old) (Schulman et al. 2017, eq. 7). `low != high` is the clip-higher of DAPO (Yu et al. 2025).
+    """Return PPO's clipped surrogate per loss term, to be minimised: max(-A r, -A clip(r, 1 - low, 1 + high)), with
+    r = exp(lp - lp_old) (Schulman et al. 2017, eq. 7). `low != high` is the clip-higher of DAPO (Yu et al. 2025).
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
@@ -332,14 +332,14 @@ def soft_surrogate(
 
 
 def trust_weights(log_probs: Tensor, old_log_probs: Tensor, *, sigma: float) -> Tensor:
-    """Return GIPO's trust weights of off-policy samples, without gradient: w = exp(-(log r / sigma)^2 / 2) (AcceRL, eq.
-    8). They are 1 for the current policy's own samples."""
+    """Return GIPO's trust weights of off-policy samples, without gradient: w = exp(-(log r / sigma)^2 / 2)
+    (AcceRL, eq. 8). They are 1 for the current policy's own samples."""
     return (-0.5 * (log_ratio(log_probs, old_log_probs).detach() / sigma).square()).exp()
 
 
 def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, sigma: float) -> Tensor:
-    """Return GIPO's surrogate per loss term, to be minimised: -sg(w) r A with the Gaussian trust weights w (AcceRL, eq.
-    9).
+    """Return GIPO's surrogate per loss term, to be minimised: -sg(w) r A with the Gaussian trust weights w
+    (AcceRL, eq. 9).
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
@@ -351,8 +351,8 @@ def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor
 
 
 def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
-    """Estimate KL(pi || other) per loss term from samples of pi (Schulman 2020): with d = lp_other - lp, k1 = -d, k2 =
-    d^2 / 2, k3 = exp(d) - 1 - d."""
+    """Estimate KL(pi || other) per loss term from samples of pi (Schulman 2020): with d = lp_other - lp, k1 = -d,
+    k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
     d = log_ratio(other_log_probs, log_probs)
     estimates = {"k1": lambda: -d, "k2": lambda: d.square() / 2, "k3": lambda: d.exp() - 1 - d}
     check_name("estimator", estimator, tuple(estimates))

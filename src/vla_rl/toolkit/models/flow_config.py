@@ -58,8 +58,8 @@ class NoiseConfig:
     (coefficients-preserving sampling, Wang & Yu 2025); the last step, which leaves none, is never stochastic.
     `flow_noise`: the ODE with Gaussian noise, whose size comes from a network that is trained too."""
     level: float | None = field(default=None, validator=[optional(gt(0.0)), _only_for(*DRAWN), _at_most_all])
-    """Noise level a. flow_sde: sigma_t = a sqrt(t / (1 - t)); flow_cps: a share sin(pi a / 2) of the noise is new, a <=
-    1. None: 0.5."""
+    """Noise level a. flow_sde: sigma_t = a sqrt(t / (1 - t)); flow_cps: a share sin(pi a / 2) of the noise is new,
+    a <= 1. None: 0.5."""
     steps: str | None = field(default=None, validator=[optional(in_(("one", "all"))), _only_for(*DRAWN)])
     """Stochastic steps of flow_sde and flow_cps. `one`: one denoising step of each chunk, drawn at random, is
     stochastic and scored, the others follow the ODE (cheap to train); `all`: every step. None: one."""

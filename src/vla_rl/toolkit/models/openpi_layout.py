@@ -1,7 +1,7 @@
 """Conversion of a pi0 or pi0.5 folder from lerobot's layout to that of openpi's PyTorch checkpoints.
 
-openpi: model.safetensors without lerobot's prefix, config.json with `action_horizon`, and `assets/<asset
-id>/norm_stats.json`. Weights are copied as bytes, whatever their size.
+openpi: model.safetensors without lerobot's prefix, config.json with `action_horizon`, and
+`assets/<asset id>/norm_stats.json`. Weights are copied as bytes, whatever their size.
 """
 
 from __future__ import annotations
