@@ -22,11 +22,13 @@ class GRPO(Algorithm):
         self.scope = config.scope
 
     def select(self, rollout: Rollout) -> Tensor:
-        """Drop whole groups: by success rate, by equal scores, by truncation."""
+        """Return which trajectories to train on: whole groups are dropped by success rate, equal scores or
+        truncation."""
         return select_groups(rollout, self.config)
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        """One number a trajectory, its score relative to its group's, at every chunk step with a valid action."""
+        """Return one advantage per trajectory, its score relative to its group's, at every chunk step with a valid
+        action."""
         config, scores = self.config, trajectory_scores(rollout)
         relative = F.group_advantages(
             scores,
