@@ -1,4 +1,4 @@
-"""All roles on all devices (RLinf-VLA 4.1.1)."""
+"""Collocated placement: all roles on all devices (RLinf-VLA 4.1.1)."""
 
 from __future__ import annotations
 

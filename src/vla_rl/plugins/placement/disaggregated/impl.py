@@ -1,4 +1,4 @@
-"""Each role on devices of its own (RLinf-VLA 4.1.2)."""
+"""Disaggregated placement: each role on its own devices (RLinf-VLA 4.1.2)."""
 
 from __future__ import annotations
 

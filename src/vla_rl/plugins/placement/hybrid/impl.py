@@ -1,4 +1,4 @@
-"""Simulators and policies on devices of their own, which learners share (RLinf-VLA 4.1.3)."""
+"""Hybrid placement: simulators and policies on their own devices, which learners share (RLinf-VLA 4.1.3)."""
 
 from __future__ import annotations
 
