@@ -1,4 +1,4 @@
-"""Random numbers that a task draws from torch's global generators: a stream of its own, the global ones unchanged."""
+"""Private random stream for tasks that draw from torch's global generators, which stay unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stream:
 
     @contextmanager
     def drawn_from(self) -> Iterator[None]:
-        """What draws from the global generators inside draws from this stream."""
+        """Make the global generators draw from this stream inside the context."""
         host = torch.get_rng_state()
         torch.set_rng_state(self._host)
         if self._gpu is not None:
