@@ -1,4 +1,4 @@
-"""A vision transformer with timm's parameter names: DINOv2 and SigLIP as OpenVLA uses them.
+"""Vision transformer with timm's parameter names: DINOv2 and SigLIP as OpenVLA uses them.
 
 Features are the output of the second-to-last block, without the final norm and without class and register tokens.
 The last block, the norm and SigLIP's pooling head exist so that files keep their public layout; they are frozen and
@@ -41,7 +41,7 @@ class MLP(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """timm's `gamma` under the name that OpenVLA's files give it."""
+    """LayerScale with timm's `gamma` under the name that OpenVLA's files give it."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -107,11 +107,11 @@ class VisionTransformer(nn.Module):
         self.attn_pool = AttentionPool(spec) if spec.attention_pool else None
 
     def unused(self) -> list[nn.Module]:
-        """Parts that are in the file and never computed."""
+        """Return the parts that are in the file and never computed."""
         return [part for part in (self.blocks[-1], self.norm, self.attn_pool) if part is not None]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalised [B, 3, H, W] -> [B, patches, D]."""
+        """Return features [B, patches, D] of normalised images [B, 3, H, W]."""
         x = self.patch_embed(pixels) + self.pos_embed
         prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         x = torch.cat([*prefix, x], dim=1)
