@@ -14,6 +14,8 @@ from vla_rl.toolkit.algorithms.settings import CriticSettings, Deviation
 
 @frozen(kw_only=True)
 class GIPOConfig(CriticSettings):
+    """Spec keys of `gipo`, with those of CriticSettings."""
+
     sigma: float = field(default=0.5, validator=v.gt(0))
     """Width of the Gaussian trust region in log r, r the probability ratio, above 0: a ratio of e^sigma gets weight
     0.61 (AcceRL eq. 8). A large sigma means no bound."""

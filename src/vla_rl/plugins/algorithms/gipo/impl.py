@@ -23,6 +23,8 @@ CLIP = 0.2
 
 
 class GIPO(Algorithm):
+    """Actor-critic with generalised advantages and a trust-weighted surrogate."""
+
     off_policy = True
 
     def __init__(self, config: GIPOConfig):

@@ -15,6 +15,8 @@ from vla_rl.toolkit.algorithms.policy_loss import MakeSurrogate, Surrogate, ppo_
 
 
 class GRPO(Algorithm):
+    """Group-relative policy optimisation: no critic, one advantage per trajectory."""
+
     def __init__(self, config: GRPOConfig):
         self.config = config
         self.needs = frozenset({"groups", *config.needs})

@@ -23,6 +23,8 @@ class SoftGate:
 
 @frozen(kw_only=True)
 class GRPOConfig(GroupSettings, ClipSettings, CorrectionSettings):
+    """Spec keys of `grpo`, with those of GroupSettings, ClipSettings and CorrectionSettings."""
+
     advantage: Literal["chunk"] = "chunk"
     """Granularity of advantages. GRPO has one advantage per trajectory, so one per chunk is all there is."""
     correction: Literal["none", "decoupled", "truncated"] = "none"

@@ -115,7 +115,7 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
                 folder if folder.is_dir() else name, dtype=torch.float32, output_loading_info=True
             )
             model, report = loaded
-        except Exception as error:  # of transformers, of safetensors, of the hub
+        except Exception as error:  # raised by transformers, safetensors or the hub
             raise EncoderError(f"algorithm.encoder: the weights of {name} cannot be read: {error}") from error
         missing = sorted(key for key in report["missing_keys"] if key.startswith("encoder."))
         if missing:
@@ -123,7 +123,7 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
                 f"algorithm.encoder: {name} lacks {len(missing)} tensors of the encoder, such as {missing[0]}; "
                 f"fetch the checkpoint again"
             )
-    del model.predictor  # guesses masked parts of a video in training; nothing here
+    del model.predictor  # predicts masked parts of a video in pretraining; unused here
     result: VJEPA2Model = model.to(device).eval().requires_grad_(False)
     return result
 

@@ -93,7 +93,7 @@ class SRPO(Algorithm):
 def pay_at_the_end(rollout: Rollout, rewards: Tensor) -> Tensor:
     """Return rewards float32 [T, N, C]: those given, [N], at the last valid action of each trajectory, 0 elsewhere."""
     valid = by_action(rollout.valid)
-    left = valid.long().flip(0).cumsum(0).flip(0)  # valid actions from here on
+    left = valid.long().flip(0).cumsum(0).flip(0)  # number of valid actions from here on
     return by_chunk(torch.where(valid & (left == 1), rewards, torch.zeros(())), rollout.valid.shape[-1])
 
 

@@ -54,6 +54,8 @@ class RewardSettings:
 
 @frozen(kw_only=True)
 class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings, CorrectionSettings):
+    """Spec keys of `srpo`, with those of its five base classes."""
+
     filter: SuccessFilter | None = field(factory=SuccessFilter)
     """Success-rate filter of groups, applied before rewards are shaped; null: off."""
     correction: Literal["none", "decoupled", "truncated"] = "none"
@@ -88,6 +90,8 @@ README)."""
 
 @frozen(kw_only=True)
 class ReportConfig:
+    """Spec keys of the hook `srpo_report`."""
+
     every: int = field(default=1, validator=v.ge(1))
     """Training steps between two files, 1 or more."""
     plot: bool = True

@@ -15,6 +15,8 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class LeRobotConfig:
+    """Spec keys of the dataset plugin `lerobot`."""
+
     folder: Path
     """Folder of the data set, with `meta/info.json`; or `OWNER/NAME` or `OWNER/NAME@REVISION` of a data set that
     lerobot or the Hugging Face hub's client already downloaded to this machine. Nothing is downloaded."""

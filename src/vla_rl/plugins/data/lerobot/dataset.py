@@ -35,6 +35,8 @@ PLACES = ("episode_index", "frame_index", "task_index", "timestamp")
 
 
 class LeRobotData(Demonstrations):
+    """Demonstrations of a LeRobot data set."""
+
     def __init__(self, config: LeRobotConfig, context: Context) -> None:
         """Raise UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
         folder = find_folder(config.folder)

@@ -43,6 +43,8 @@ class Clip:
 
 @frozen(kw_only=True)
 class EpisodeMeta:
+    """Location and length of one episode."""
+
     index: int
     data: Path
     clips: Mapping[str, Clip]
@@ -90,6 +92,8 @@ class Info:
 
 @frozen(kw_only=True)
 class Meta:
+    """Contents of `meta/`: features, tasks by index, episodes, and frames per second."""
+
     features: Mapping[str, Feature]
     tasks: Mapping[int, str]
     episodes: tuple[EpisodeMeta, ...]

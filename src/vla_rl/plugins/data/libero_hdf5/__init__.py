@@ -19,6 +19,8 @@ DEPTH = 4
 
 @frozen(kw_only=True)
 class LiberoHDF5Config:
+    """Spec keys of the dataset plugin `libero_hdf5`."""
+
     folder: Path
     """Folder with a file `TASK_demo.hdf5` for each task of the simulator, directly or up to four levels down (such as
     one folder per suite)."""

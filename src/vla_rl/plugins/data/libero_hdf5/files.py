@@ -42,6 +42,8 @@ class Recorded:
 
 
 class LiberoFiles(Demonstrations):
+    """Demonstrations of LIBERO's HDF5 files."""
+
     def __init__(self, config: LiberoHDF5Config, context: Context) -> None:
         """Raise UserError for a folder that lacks tasks of the simulator, and for files that do not fit the
         simulator."""

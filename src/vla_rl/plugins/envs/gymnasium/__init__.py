@@ -23,6 +23,8 @@ from vla_rl.toolkit.envs.settings import Processes
 
 @frozen(kw_only=True)
 class GymnasiumConfig:
+    """Spec keys of the simulator `gymnasium`."""
+
     id: str = field(validator=words)
     """Id of the environment, as `gymnasium.make` takes it: Pendulum-v1, Meta-World/MT1, ..."""
     kwargs: dict[str, Any] = field(factory=dict, validator=no_limit)

@@ -75,6 +75,8 @@ def try_out(config: GymnasiumConfig) -> None:
 
 @frozen
 class MakeGymnasiumEnv:
+    """Factory that creates env instances in their processes."""
+
     config: GymnasiumConfig
     low: tuple[float, ...]
     high: tuple[float, ...]

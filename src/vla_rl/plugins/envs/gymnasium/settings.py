@@ -30,7 +30,7 @@ class CameraSettings:
     name: str = "main"
     """Name of the camera for models and videos."""
     size: int | tuple[int, int] = field(default=224, validator=_size)
-    """Size in pixels to which images are resized: the side of a square, or [height, width]."""
+    """Size in pixels to which images are resized, 8 to 1024: the side of a square, or [height, width]."""
     turn: Literal[0, 90, 180, 270] = 0
     """Counter-clockwise rotation in degrees that turns images upright."""
 

@@ -20,7 +20,7 @@ from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.settings import Wrapper
 
-if sys.platform == "linux":  # before an environment imports mujoco or pygame; the others do not mind
+if sys.platform == "linux":  # before an environment imports mujoco or pygame; others ignore it
     os.environ.setdefault("MUJOCO_GL", "egl")
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

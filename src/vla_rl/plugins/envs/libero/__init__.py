@@ -13,6 +13,8 @@ from vla_rl.toolkit.envs.settings import SharedProcesses
 
 @frozen(kw_only=True)
 class LiberoConfig:
+    """Spec keys of the simulator `libero`."""
+
     suite: str | None = None
     """Task suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90, or another one that the installed
     package has."""
@@ -21,7 +23,7 @@ class LiberoConfig:
     suites: dict[str, tuple[int | str, ...] | None] | None = field(default=None, validator=one_choice_of_tasks)
     """Several suites, each with its tasks (null: all), instead of `suite` and `tasks`."""
     cameras: dict[str, int] = field(factory=lambda: {"agentview": 224, "wrist": 224}, validator=known_cameras)
-    """Cameras: name -> height and width in pixels, in the order in which a model sees them."""
+    """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""
     step_limits: Literal["openvla-oft", "simplevla"] = "openvla-oft"
     """Source of the step limits: `openvla-oft` has 220, 280, 300, 520 and 400 actions for the suites spatial, object,
     goal, 10 and 90, `simplevla` has 512 for all. `rollout.max_steps` overrides them."""

@@ -26,7 +26,7 @@ MOST_GEOMS = 1000
 
 @cache
 def gl_context() -> mujoco.GLContext:
-    kind = os.environ["MUJOCO_GL"]  # MuJoCo's own choice is as old as its import
+    kind = os.environ["MUJOCO_GL"]  # MuJoCo reads the variable only at import
     of_kind = import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
     context = of_kind.GLContext(1, 1)  # everything is drawn into separate off-screen buffers
     atexit.register(context.free)
@@ -45,7 +45,7 @@ class Texture:
         model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
         model.vis.global_.offwidth = model.vis.global_.offheight = 1
         faces = 1 if model.tex_type[0] == mujoco.mjtTexture.mjTEXTURE_2D else 6
-        self.memory = faces * int(model.tex_width[0]) * int(model.tex_height[0]) * 4 * 4 // 3  # RGBA, smaller copies
+        self.memory = faces * int(model.tex_width[0]) * int(model.tex_height[0]) * 4 * 4 // 3  # RGBA, with mipmaps
         gl_context().make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         self.number = int(self._context.texture[0])

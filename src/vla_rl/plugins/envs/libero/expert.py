@@ -67,6 +67,8 @@ def recipe(suite: str, index: int, instruction: str) -> ExpertRecipe:
 
 
 class Phase(IntEnum):
+    """Phase of the expert, in order."""
+
     REACH = 0
     DESCEND = 1
     GRASP = 2
@@ -125,7 +127,7 @@ class Expert:
             case Phase.LIFT:
                 goal = self._grasped_at + UP * recipe.lift
                 return goal, bool(abs(goal[2] - hand[2]) < 0.03) or self._steps > 40
-            case Phase.CARRY:  # the thing, not the hand, over the target
+            case Phase.CARRY:  # the object, not the hand, moves over the target
                 goal = release + hand - thing
                 goal[2] = self._grasped_at[2] + recipe.lift
                 return goal, bool(np.linalg.norm((goal - hand)[:2]) < CLOSE_ENOUGH) or self._steps > 90

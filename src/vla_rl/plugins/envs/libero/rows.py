@@ -79,6 +79,8 @@ def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
 
 @frozen
 class MakeLiberoEnv:
+    """Factory that creates env instances in their processes."""
+
     scenes: SceneCache
     """Scenes of the process in which the env instances live."""
     config: LiberoConfig

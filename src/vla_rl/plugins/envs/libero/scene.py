@@ -132,7 +132,7 @@ class LiberoScene:
                 ignore_done=True,
             )
         self._env = self._control.env
-        # The official reset loads the model anew, which adds drawers and knobs to the list of things to draw once more.
+        # The official reset loads the model again, which adds the samplers of drawers and knobs to the list once more.
         self._env.object_property_initializers *= 2
         self._robot = self._env.robots[0]
         self._model = self._env.sim.model._model
@@ -317,6 +317,6 @@ class LiberoScene:
             self._camera.close()
         self._control.close()
         vars(self).clear()
-        gc.collect()  # robosuite's objects refer to one another
-        with suppress(OSError, AttributeError):  # a C library without it
+        gc.collect()  # robosuite's objects form reference cycles
+        with suppress(OSError, AttributeError):  # C libraries without malloc_trim
             ctypes.CDLL("libc.so.6").malloc_trim(0)

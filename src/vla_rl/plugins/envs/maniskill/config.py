@@ -12,6 +12,8 @@ from vla_rl.toolkit.envs.settings import SharedProcesses
 
 @frozen(kw_only=True)
 class ManiSkillConfig:
+    """Spec keys of the simulator `maniskill`."""
+
     task: str | None = None
     """Task as ManiSkill registers it, such as PickCube-v1. Give either `task` or `tasks`."""
     tasks: tuple[str, ...] = field(default=(), validator=checks.one_or_more)
@@ -20,8 +22,8 @@ class ManiSkillConfig:
     """Instructions: task -> what the policy is told, for tasks that docs/simulators/maniskill.md does not list, or to
     reword those."""
     cameras: dict[str, int] = field(factory=lambda: {"base_camera": 224}, validator=checks.some_cameras)
-    """Cameras: name -> height and width in pixels, in the order in which a model sees them; every task has to have
-    them."""
+    """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them; every task has
+    to have them."""
     control_mode: str = "pd_ee_delta_pose"
     """Controller, which defines an action: pd_ee_delta_pose (change of the hand's pose, and the gripper),
     pd_ee_delta_pos, or another that the robot offers."""

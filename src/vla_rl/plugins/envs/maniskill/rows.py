@@ -18,6 +18,8 @@ from vla_rl.toolkit.envs.row import Outcome, Row, View
 
 @frozen
 class MakeManiSkillEnv:
+    """Factory that creates env instances in their processes."""
+
     recipes: tuple[SceneRecipe, ...]
     """Recipes of the tasks, in the order of the spec."""
     place: Place

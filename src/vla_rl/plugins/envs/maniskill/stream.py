@@ -9,6 +9,8 @@ import torch
 
 
 class Stream:
+    """Random stream for the CPU and, on a GPU, the device's generator."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.seed(0)

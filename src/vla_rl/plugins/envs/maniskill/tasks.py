@@ -36,7 +36,7 @@ INSTRUCTIONS = {
     **{f"TriFingerRotateCubeLevel{level}-v1": _CUBE_TO_GOAL for level in range(5)},
     "UnitreeG1PlaceAppleInBowl-v1": "put the apple into the bowl",
     "UnitreeG1TransportBox-v1": "carry the box to the other table",
-    # with things to download
+    # with assets to download
     "PutCarrotOnPlateInScene-v1": "put carrot on plate",
     "PutSpoonOnTableClothInScene-v1": "put the spoon on the towel",
     "PutEggplantInBasketScene-v1": "put eggplant into yellow basket",

@@ -14,12 +14,14 @@ from vla_rl.toolkit.envs.settings import Processes
 
 @frozen(kw_only=True)
 class MetaWorldConfig:
+    """Spec keys of the simulator `metaworld`."""
+
     benchmark: str | None = field(default=None, validator=known_benchmark)
     """Benchmark: MT10, MT25 or MT50, which name their tasks; or MT1 with one of `tasks`."""
     tasks: tuple[str, ...] | None = field(default=None, validator=one_choice_of_tasks)
     """Task names, such as push-v3, instead of a benchmark."""
     cameras: dict[str, int] = field(factory=lambda: {"corner2": 224}, validator=known_cameras)
-    """Cameras: name -> height and width in pixels, in the order in which a model sees them."""
+    """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""
     fast_render: bool = False
     """Leave out shadows, reflections and multisampling: about ten times as fast, with other pixels."""
     reward: Literal["sparse", "dense"] = "sparse"

@@ -48,6 +48,8 @@ def make_env(config: MetaWorldConfig, context: Context) -> RowsEnv:
 
 @frozen
 class MakeMetaWorldEnv:
+    """Factory that creates env instances in their processes."""
+
     config: MetaWorldConfig
 
     def __call__(self, number: int) -> MetaWorldRow:

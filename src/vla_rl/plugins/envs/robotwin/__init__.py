@@ -16,6 +16,8 @@ from vla_rl.toolkit.envs.settings import Processes
 
 @frozen(kw_only=True)
 class RobotwinConfig:
+    """Spec keys of the simulator `robotwin`."""
+
     tasks: str | tuple[str, ...] = field(validator=checks.known_tasks)
     """Task name, or a list of names: beat_block_hammer, place_empty_cup, ..."""
     api: Literal["auto", "vector", "classic"] = "auto"

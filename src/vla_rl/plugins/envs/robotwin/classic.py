@@ -20,6 +20,8 @@ from vla_rl.toolkit.envs.row import Outcome, Row, View
 
 @frozen(kw_only=True)
 class MakeRobotwinEnv:
+    """Factory that creates env instances in their processes."""
+
     robotwin: Installation
     book: SeedBook
 

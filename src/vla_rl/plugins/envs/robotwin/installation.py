@@ -34,6 +34,8 @@ WHERE = (
 
 @frozen(kw_only=True)
 class Installation:
+    """A RoboTwin installation with the settings to use it with."""
+
     api: Literal["vector", "classic"]
     package: str
     """Package with the task modules: "robotwin.envs" (runtime wheel), or "envs" (a checkout)."""

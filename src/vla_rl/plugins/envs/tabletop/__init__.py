@@ -21,6 +21,8 @@ def _known(instance: Any, attribute: Any, names: tuple[str, ...]) -> None:
 
 @frozen(kw_only=True)
 class TabletopConfig:
+    """Spec keys of the simulator `tabletop`."""
+
     image_size: int = field(default=64, validator=[validators.ge(16), validators.le(1024)])
     """Height and width of both cameras in pixels, 16 to 1024."""
     tasks: tuple[str, ...] = field(default=(), validator=_known)

@@ -11,6 +11,8 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class ConsoleConfig:
+    """Spec keys of the hook `console`."""
+
     mode: Literal["auto", "live", "plain"] = "auto"
     """Display. `live`: a panel that is redrawn; `plain`: one line per step; `auto`: live on a terminal, else plain."""
     every_s: float = field(default=30.0, validator=[validators.gt(0), validators.le(86_400.0)])

@@ -13,6 +13,8 @@ from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
 
 @frozen(kw_only=True)
 class MlflowConfig(TrackerSettings):
+    """Spec keys of the hook `mlflow`, with those of TrackerSettings."""
+
     tracking_uri: str | None = None
     """URI of a server, or of a database such as sqlite:///mlflow.db; null: MLFLOW_TRACKING_URI, else mlflow.db beside
     the run folder."""

@@ -11,6 +11,8 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class NotebookConfig:
+    """Spec keys of the hook `notebook`."""
+
     metrics: tuple[str, ...] = field(default=("env/success_rate", "loss/policy"), converter=tuple)
     """Metrics, one panel each; evaluations are drawn in the panel of env/success_rate."""
     every_s: float = field(default=2.0, validator=[validators.ge(0), validators.le(86_400.0)])

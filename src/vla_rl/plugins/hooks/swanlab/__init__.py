@@ -12,6 +12,8 @@ from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
 
 @frozen(kw_only=True)
 class SwanlabConfig(TrackerSettings):
+    """Spec keys of the hook `swanlab`, with those of TrackerSettings."""
+
     project: str = "vla-rl"
     """Project that groups the runs to compare."""
     workspace: str | None = None

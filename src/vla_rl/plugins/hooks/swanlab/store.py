@@ -54,7 +54,7 @@ class SwanlabStore:
         """Upload a video as GIF: SwanLab takes no mp4."""
         frames, fps = imageio.imread(file), imageio.immeta(file)["fps"]
         made = imageio.imwrite("<bytes>", frames, extension=".gif", duration=1000 / fps, loop=0)
-        name = file.stem.split("_")[2]  # of step_000020_ep0_success
+        name = file.stem.split("_")[2]  # "ep0" of step_000020_ep0_success
         self._run.log({f"videos/{name}": swanlab.Video(BytesIO(made), caption=file.stem)}, step=step)
 
     def checkpoint(self, step: int, folder: Path) -> None:

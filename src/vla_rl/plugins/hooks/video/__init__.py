@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class VideoConfig:
+    """Spec keys of the hook `video`."""
+
     every: int = field(default=0, validator=validators.ge(0))
     """Record evaluations at multiples of this many steps, and the last one; 0: every evaluation."""
     episodes: int = field(default=4, validator=[validators.ge(1), validators.le(10_000)])

@@ -12,6 +12,8 @@ from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
 
 @frozen(kw_only=True)
 class WandbConfig(TrackerSettings):
+    """Spec keys of the hook `wandb`, with those of TrackerSettings."""
+
     project: str = "vla-rl"
     """Project that groups the runs to compare."""
     entity: str | None = None

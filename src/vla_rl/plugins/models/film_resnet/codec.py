@@ -10,6 +10,8 @@ from vla_rl.toolkit.models.scaling import FeatureScaler
 
 
 class BinCodec:
+    """Converts between actions and bins."""
+
     def __init__(self, scale: FeatureScale, bins: int, device: torch.device) -> None:
         """Create the codec.
 

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "positions": 256,
 }  # fmt: skip
 TINY = {
-    "tiny": (N1_5, GrootSizes(**{**SMALL, "dit_depth": 2}, future_tokens=4)),  # clones faster than four blocks
+    "tiny": (N1_5, GrootSizes(**{**SMALL, "dit_depth": 2}, future_tokens=4)),  # trains faster than with four
     "tiny_n1_7": (
         N1_7,
         QwenSizes(**{**SMALL, "patch_size": 8, "vision_positions": 16, "deepstack": (0,), "rope": (4, 2, 2)}),
@@ -192,7 +192,7 @@ def _module(
     )
     if config.train_expert_only:
         groot.backbone.requires_grad_(False)
-    if fit.state is None:  # its input is zero
+    if fit.state is None:  # the state is fed as zeros
         groot.action_head.state_encoder.layer1.W.requires_grad_(False)
     flow_fit.add_adapters("gr00t", config, context, groot)
     place = (groot, (shape.horizon, shape.action_dim), source.robot.row)

@@ -36,5 +36,5 @@ class GrootConfig(FlowConfig):
     """Feed the proprioceptive state; without it the model sees zeros. Null: as the checkpoint was trained; a preset
     does if there is a state."""
     value_head: PrefixHeadConfig = field(factory=PrefixHeadConfig)
-    """Critic, used when the algorithm asks for one. With `prefix` features it reads the mean of the refined image and
+    """Critic, used when the algorithm asks for one. With `reads: prefix` it reads the mean of the refined image and
     prompt tokens, concatenated with the state's features."""

@@ -42,6 +42,8 @@ class CategoryLinear(nn.Module):
 
 
 class CategoryMLP(nn.Module):
+    """Two-layer MLP with separate weights for each embodiment."""
+
     def __init__(self, count: int, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.layer1 = CategoryLinear(count, inputs, hidden)
@@ -52,6 +54,8 @@ class CategoryMLP(nn.Module):
 
 
 class ActionEncoder(nn.Module):
+    """Encodes noisy actions and the time as tokens, with separate weights for each embodiment."""
+
     def __init__(self, count: int, inputs: int, width: int) -> None:
         super().__init__()
         self.W1 = CategoryLinear(count, inputs, width)
@@ -112,6 +116,8 @@ class HeadAttention(nn.Module):
 
 
 class Projection(nn.Module):
+    """First layer of a feed-forward block: linear, then GELU."""
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.proj = nn.Linear(inputs, outputs)
@@ -140,6 +146,8 @@ class HeadBlock(nn.Module):
 
 
 class Modulation(nn.Module):
+    """Layer norm whose scale and shift depend on the time (AdaLN)."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, 2 * width)
@@ -170,6 +178,8 @@ class TimedBlock(nn.Module):
 
 
 class TimestepEmbedding(nn.Module):
+    """Sinusoidal embedding of the time, followed by an MLP."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear_1, self.linear_2 = nn.Linear(CLOCK, width), nn.Linear(width, width)
@@ -180,6 +190,8 @@ class TimestepEmbedding(nn.Module):
 
 
 class DiffusionTransformer(nn.Module):
+    """Transformer that denoises actions (DiT): cross-attention in even blocks, self-attention in odd ones."""
+
     def __init__(self, sizes: GrootSizes) -> None:
         super().__init__()
         width = sizes.width
@@ -206,6 +218,8 @@ class DiffusionTransformer(nn.Module):
 
 
 class ActionHead(nn.Module):
+    """All parts of the action head, with the original's parameter names."""
+
     def __init__(self, sizes: GrootSizes, shape: FlowShape) -> None:
         super().__init__()
         count, width = sizes.embodiments, sizes.width

@@ -76,7 +76,7 @@ class EagleTowers(nn.ModuleDict):
         }
         super().__init__({"eagle_model": nn.ModuleDict(eagle)})
         tower: Any = eagle["vision_model"]
-        tower.head.requires_grad_(False)  # in the files, and not computed
+        tower.head.requires_grad_(False)  # in the files, but never used
         tower.use_head = False
 
 

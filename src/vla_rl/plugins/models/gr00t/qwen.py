@@ -27,6 +27,8 @@ FRAMES = 2
 
 
 class QwenTowers(nn.ModuleDict):
+    """Vision tower and language model of N1.7, with the original's parameter names."""
+
     def __init__(self, sizes: QwenSizes) -> None:
         vision = Qwen3VLVisionConfig(
             depth=sizes.vision_depth,
@@ -60,7 +62,7 @@ class QwenTowers(nn.ModuleDict):
         parts = {"visual": Qwen3VLVisionModel(vision), "language_model": Qwen3VLTextModel(text)}
         super().__init__({"model": nn.ModuleDict({"model": nn.ModuleDict(parts)})})
         self.sizes = sizes
-        self._language.norm.requires_grad_(False)  # in the files, and not computed
+        self._language.norm.requires_grad_(False)  # in the files, but never used
 
     @property
     def _visual(self) -> Any:

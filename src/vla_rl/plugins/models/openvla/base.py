@@ -103,7 +103,7 @@ class FamilyPolicy(VLAModel):
             part.train(on)
 
     def _numerics(self) -> torch.autocast:
-        kind = self._device.type  # train.precision: bf16 has autocast on around us
+        kind = self._device.type  # train.precision: bf16 enables autocast around it
         return torch.autocast(kind, torch.bfloat16, enabled=self._autocast or torch.is_autocast_enabled(kind))
 
     def _see(self, obs: Observation, replay: Mapping[str, ArrayOrTensor] | None = None) -> dict[str, Tensor | None]:

@@ -49,7 +49,7 @@ def check_network(network: OpenVLAForActionPrediction, causal: bool, source: str
 
 
 def _check_attention(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
-    """Check that earlier positions see the last token only with bidirectional attention, and that none sees padding."""
+    """Check that earlier positions see the last token if and only if attention is bidirectional, and never padding."""
     weight = cast("Tensor", network.get_input_embeddings().weight)
     ids = torch.arange(LENGTH, device=weight.device)[None]
     other = ids.clone()

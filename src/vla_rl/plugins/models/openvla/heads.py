@@ -140,6 +140,8 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualMLP(nn.Module):
+    """MLP of the L1 head, with OpenVLA-OFT's parameter names."""
+
     def __init__(self, inputs: int, hidden: int, outputs: int, blocks: int = 2) -> None:
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(inputs)

@@ -50,6 +50,8 @@ class Projector(nn.Module):
 
 
 class OpenVLAForActionPrediction(PreTrainedModel):
+    """OpenVLA's network up to the hidden states and the logits of action tokens."""
+
     config_class = OpenVLAConfig
     config: OpenVLAConfig
     base_model_prefix = "language_model"

@@ -49,7 +49,7 @@ def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Token
 def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab, merges if vocab else None, unk_token=UNK, byte_fallback=True))
     words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=True)
-    marks = pre_tokenizers.Split(Regex(r"[?:,.\n]"), "isolated")  # a word is one token wherever it stands
+    marks = pre_tokenizers.Split(Regex(r"[?:,.\n]"), "isolated")  # so a word is the same token in every position
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, marks])
     pieces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(pieces)

@@ -16,6 +16,8 @@ from vla_rl.plugins.models.openvla.architecture import ViTSpec
 
 
 class VisionAttention(nn.Module):
+    """Multi-head self-attention with timm's parameter names."""
+
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -30,6 +32,8 @@ class VisionAttention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Feed-forward block with timm's parameter names."""
+
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
@@ -52,6 +56,8 @@ class LayerScale(nn.Module):
 
 
 class VisionBlock(GradientCheckpointingLayer):
+    """Pre-norm transformer block."""
+
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         dim = spec.embed_dim
@@ -83,6 +89,8 @@ class AttentionPool(nn.Module):
 
 
 class PatchEmbed(nn.Module):
+    """Patch embedding: one strided convolution."""
+
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, spec.embed_dim, kernel_size=spec.patch_size, stride=spec.patch_size)
@@ -93,6 +101,8 @@ class PatchEmbed(nn.Module):
 
 
 class VisionTransformer(nn.Module):
+    """Vision transformer that returns the features of its second-to-last block."""
+
     def __init__(self, spec: ViTSpec, image_size: int) -> None:
         super().__init__()
         self.spec = spec

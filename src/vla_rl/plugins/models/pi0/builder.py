@@ -119,7 +119,7 @@ def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter
     head = config.value_head
     heads = make_heads(model, config, head, context, source, sizes.expert_width, sizes.text_width)
     choose_trained(config, pi0.model.vlm, pi0.model.vlm.language_model, heads[0])
-    if isinstance(config, Pi0Config) and fit.state is None:  # its input is zero
+    if isinstance(config, Pi0Config) and fit.state is None:  # the state is fed as zeros
         pi0.embed_action_time.state_proj.weight.requires_grad_(False)
     add_adapters(model, config, context, pi0)
     if not isinstance(config, Pi05Config):

@@ -42,7 +42,7 @@ def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
     embed: Any = network.embed_action_time
     dit: Any = config.dit_config
     embed.sinusoid_embeds = TimeEmbedding(dit.hidden_size, config.min_period, config.max_period)
-    network.model.dit.embed_tokens.requires_grad_(False)  # in the files, and never computed
+    network.model.dit.embed_tokens.requires_grad_(False)  # in the files, but never used
     network.model.vlm.language_model.config._attn_implementation = WITH_BLIND_QUERIES
     return network
 

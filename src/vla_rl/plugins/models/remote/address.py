@@ -48,6 +48,8 @@ def check_address(url: str) -> None:
 
 @frozen
 class Proxy:
+    """Proxy through which a server is reached."""
+
     variable: str
     """Name of the environment variable that sets the proxy."""
     url: str

@@ -115,7 +115,7 @@ def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> Smol
     heads = make_heads("smolvla", config, head, context, source, sizes.expert_width, sizes.text_width)
     vlm = smolvla.vlm_with_expert.vlm
     choose_trained(config, vlm, vlm.model.text_model, heads[0])
-    if fit.state is None:  # its input is zero
+    if fit.state is None:  # the state is fed as zeros
         smolvla.state_proj.weight.requires_grad_(False)
     add_adapters("smolvla", config, context, smolvla)
     return SmolVLAModule(smolvla, (shape.horizon, shape.action_dim), *heads)

@@ -120,7 +120,7 @@ def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
     """Return the network with uninitialised memory, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         network = SmolVLANetwork(sizes, shape)
-    network.vlm_with_expert.vlm.lm_head.requires_grad_(False)  # in the files, and never computed
+    network.vlm_with_expert.vlm.lm_head.requires_grad_(False)  # in the files, but never used
     return network
 
 
@@ -178,7 +178,7 @@ class SmolVLAModule(FlowModule):
         vlm = self.smolvla.vlm_with_expert.vlm.model
         tower = vlm.vision_model
         x = tower.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2)
-        x = x + tower.embeddings.position_embedding.weight  # of whole images: transformers looks for each patch's
+        x = x + tower.embeddings.position_embedding.weight  # images are whole: no position look-up per patch
         result: Tensor = vlm.connector(tower.post_layernorm(tower.encoder(inputs_embeds=x).last_hidden_state))
         return result
 

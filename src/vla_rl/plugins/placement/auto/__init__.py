@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class AutoConfig:
+    """Spec keys of the placement `auto`."""
+
     offload: OffloadSettings = field(factory=OffloadSettings)
     """Roles whose GPU memory is moved to host memory between phases."""
 

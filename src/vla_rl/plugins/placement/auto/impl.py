@@ -17,6 +17,8 @@ Split = tuple[Mapping[str, Sequence[Device]], int]
 
 
 class Auto(Placement):
+    """Placement by the predicted time of an iteration."""
+
     def __init__(self, config: AutoConfig):
         self.config = config
 

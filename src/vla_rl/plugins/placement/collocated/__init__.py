@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class CollocatedConfig:
+    """Spec keys of the placement `collocated`."""
+
     workers: int | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(MOST_WORKERS))))
-    """Number of workers, 1 to the most that a plan may have, each with an equal share of the envs, on the first devices
-    in order; null: one per GPU, or one on a machine without GPUs."""
+    """Number of workers, 1 to 10,000, each with an equal share of the envs, on the first devices in order; null: one
+    per GPU, or one on a machine without GPUs."""
     devices: Devices = field(default=None, converter=as_text, validator=well_formed)
     """Devices with one worker each, such as 0-3; an alternative to `workers`."""
     offload: OffloadSettings = field(factory=OffloadSettings)

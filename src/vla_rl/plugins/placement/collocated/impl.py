@@ -10,6 +10,8 @@ from vla_rl.toolkit.placement.devices import ROLES, arrange, busy_devices, find
 
 
 class Collocated(Placement):
+    """Placement of all roles in every worker."""
+
     def __init__(self, config: CollocatedConfig):
         self.config = config
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class DisaggregatedConfig(RoleDevices):
-    """Devices of each role. Roles without a list share the devices that are left evenly; learners also get the
-    remainder."""
+    """Devices of each role. Roles without a list share the remaining devices evenly; the last of them in the order sim,
+    policy, learner also gets the remainder."""
 
 
 def build(config: DisaggregatedConfig, context: Context) -> Placement:

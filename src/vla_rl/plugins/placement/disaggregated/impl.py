@@ -11,6 +11,8 @@ from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find, free,
 
 
 class Disaggregated(Placement):
+    """Placement of each role on its own devices."""
+
     def __init__(self, config: DisaggregatedConfig):
         self.config = config
 

@@ -9,6 +9,8 @@ from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find, free,
 
 
 class Hybrid(Placement):
+    """Placement of simulators and policies on separate devices, which learners share."""
+
     def __init__(self, config: HybridConfig):
         self.config = config
 

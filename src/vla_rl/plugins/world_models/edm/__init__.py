@@ -16,6 +16,8 @@ LEVELS: Any = validators.deep_iterable(validators.ge(1), validators.min_len(1))
 
 @frozen(kw_only=True)
 class EDMConfig:
+    """Spec keys of the world model `edm`."""
+
     history: int = field(default=4, validator=validators.ge(1))
     """K, 1 or more: number of past frames and action chunks that a prediction is conditioned on."""
     fold: int = field(default=1, validator=validators.ge(1))

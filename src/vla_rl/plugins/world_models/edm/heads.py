@@ -42,7 +42,7 @@ class Glance(nn.Module):
         grid = (places[:, :, None, None] + around).flatten(1, 2)  # [B, C AROUND, AROUND, 2]
         found = F.grid_sample(x, grid, align_corners=False).unflatten(2, (count, AROUND))
         found = found.transpose(1, 2).flatten(0, 1)  # [B C, 3, AROUND, AROUND]
-        found = found.contiguous(memory_format=torch.channels_last)  # convolutions of few channels are faster so
+        found = found.contiguous(memory_format=torch.channels_last)  # faster for convolutions of few channels
         scale, shift = self.told(condition).repeat_interleave(count, 0)[:, :, None, None].chunk(2, dim=1)
         found = F.silu(self.mixed(F.silu(self.conv_in(found) * (1 + scale) + shift)))
         found = F.silu(self.quartered(F.silu(self.halved(found)))).flatten(1)

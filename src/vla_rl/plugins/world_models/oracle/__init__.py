@@ -11,6 +11,8 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class OracleConfig:
+    """Spec keys of the world model `oracle`."""
+
     env: str
     """Type of the simulator; it must be deterministic (the same actions give the same episode again)."""
     keys: tuple[str, ...] = ()

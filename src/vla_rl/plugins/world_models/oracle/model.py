@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class Oracle(WorldModel):
+    """World model that asks the true simulator: an upper bound for learnt ones, and for tests."""
+
     def __init__(self, env: SimEnv, config: OracleConfig, run: EnvInfo | None = None) -> None:
         """Create the oracle on a simulator; `run` describes the simulator whose episodes are imagined. Raise UserError
         where the two differ in cameras, state or actions, and for a simulator that is not deterministic."""
