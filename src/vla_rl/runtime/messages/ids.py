@@ -1,6 +1,6 @@
-"""Packed numbers: identities of samples, and ranges of numbers that must not meet.
+"""Packed numbers: the identity of a sample, and ranges of numbers that must not overlap.
 
-Nothing else does arithmetic on ids.
+No other module does arithmetic on ids.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from vla_rl.core.types import Array
 
 
 class SampleId:
-    """Identity of a sample (one env's chunk step) among those of one policy worker: an int64 that holds the number of
-    the inference that made it, and its position in that inference's batch. Ids ascend with inferences, then positions.
+    """Identity of a sample (one env's chunk step) among the samples of one policy worker.
+
+    An id is an int64 that holds the number of the inference that made the sample, and the sample's position in that
+    inference's batch. Ids ascend with the inferences, then with the positions.
     """
 
     POSITIONS = 1 << 20
-    """Positions of one inference: more envs than a policy acts for at once. It leaves 2^43 inferences of an int64."""
+    """Positions of one inference: more envs than a policy acts for at once. 2^43 inferences are left in an int64."""
 
     @staticmethod
     def pack(inference: int, positions: int | Array) -> Array:
