@@ -1,4 +1,4 @@
-"""The end of simulators, which no run waits for and no run fails by."""
+"""Closing of simulators. No run waits for it, and no run fails by it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vla_rl.toolkit.processes import limited
 
 
 def close_env(env: SimEnv, name: str) -> str:
-    """Close a simulator. -> what went wrong, in words; empty when nothing did."""
+    """Close a simulator. Return what went wrong, in words; empty when nothing did."""
     try:
         with limited(CLOSE_S):
             env.close()
