@@ -1,4 +1,4 @@
-"""Components of a spec, built and wrapped in the process that asks."""
+"""Components of a spec, built and wrapped in the process that uses them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def values_for(algorithm: Algorithm) -> ValueGranularity:
 
 
 def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
-    """The simulator of a worker's lane, not wrapped."""
+    """Build the simulator of a worker's lane, without wrappers."""
     lane = next(lane for lane in assignment.lanes if lane.index == index)
     context = Context(
         seed=spec.seed,
@@ -47,7 +47,7 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
 
 
 def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:
-    """The demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
+    """Open the demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
     assert spec.imitation is not None and spec.imitation.data is not None
     name, config = spec.imitation.data.type, spec.imitation.data.config
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
