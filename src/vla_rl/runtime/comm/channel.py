@@ -57,7 +57,9 @@ class Channel:
         `while_full` receives what the other end sends meanwhile, so that two ends that send to each other do not
         deadlock.
         """
-        rest = memoryview(LENGTH.pack(len(message)) + message)  # as one: whoever waits is not woken for the length
+        rest = memoryview(
+            LENGTH.pack(len(message)) + message
+        )  # in one piece, so that the receiver is not woken for the length alone
         with self._sending:
             if while_full is None:
                 self.connection.sendall(rest)
@@ -97,7 +99,7 @@ def readable(lines: Iterable[Any], seconds: float | None) -> list[Any]:
     read.
     """
     of_file = {line.fileno(): line for line in lines}
-    polling = select.poll()  # select() ends at file 1024
+    polling = select.poll()  # select() does not work for file numbers above 1023
     for file in of_file:
         polling.register(file, select.POLLIN)
     return [of_file[file] for file, _ in polling.poll(None if seconds is None else 1e3 * seconds)]
@@ -128,7 +130,7 @@ class RpcServer:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(address)
-        except OSError:  # another file system
+        except OSError:  # for example another file system
             connection.close()
             return False
         if policy in self.lines:
@@ -145,7 +147,7 @@ class RpcServer:
                 for line in readable(open_lines, None):
                     self._answer(open_lines[line], line, call)
         except BaseException:
-            for line in self.lines.values():  # or they would wait for answers for ever
+            for line in self.lines.values():  # otherwise the policies would wait for answers forever
                 line.close()
             raise
         self.ended.discard(policy)
@@ -163,7 +165,7 @@ class RpcServer:
             if order != END and self.pool is not None:
                 self.going[policy] = [*going, self.pool.submit(self._beside, line, order, call)]
                 return
-            wait(going)  # answers that nobody waits for come before the END, too
+            wait(going)  # answers that are no longer needed are sent before END, too
             line.send(END)
         except (EOFError, OSError):
             line.close()
@@ -175,7 +177,7 @@ class RpcServer:
         try:
             line.send(_result(order, call))
         except OSError:
-            pass  # the policy is gone, as whoever serves hears
+            pass  # the policy is gone; the thread in `serve` reads EOF
         except BaseException as exc:
             self.broken = exc
             for other in tuple(self.lines.values()):
@@ -254,7 +256,7 @@ class Caller:
         try:
             return talk()
         except (EOFError, ConnectionError):
-            self.check(True)  # says better why
+            self.check(True)  # raises the cause, if the other worker has died or failed
             raise
 
 
@@ -280,7 +282,7 @@ class RayPeers:
             address = str(Path(folder, "door"))
             try:
                 door.bind(address)
-            except OSError:  # the path is too long for a socket
+            except OSError:  # the path is longer than a socket's address may be
                 return
             door.listen()
             for worker in [worker for worker in self.actors if worker in lanes]:

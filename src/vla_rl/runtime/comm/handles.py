@@ -84,7 +84,7 @@ class Phases:
         before = perf_counter()
         self.freed += sum(self.get_all([worker.call(HostInterface.leave, phase) for worker in self.moving]))
         self.get_all([worker.call(HostInterface.come_back, phase) for worker in self.moving])
-        self.now = phase  # only now: where a worker died, all of it is done again
+        self.now = phase  # set last: if a worker dies before, all of it is repeated
         self.seconds += perf_counter() - before
 
     def metrics(self) -> dict[str, float]:

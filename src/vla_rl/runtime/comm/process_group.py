@@ -68,6 +68,6 @@ def _own_address_towards(host: str) -> str:
     """Return this machine's address on the route to another host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as way:
-        way.connect((host, 1))  # sends nothing
+        way.connect((host, 1))  # UDP: this sends nothing, it only looks up the route
         own: str = way.getsockname()[0]
         return own

@@ -110,7 +110,7 @@ class SharedMemoryWriter:
         self.close()
         try:
             self.file = os.memfd_create("vla-rl")
-            os.posix_fallocate(self.file, 0, size)  # fails now, where a write would end the process
+            os.posix_fallocate(self.file, 0, size)  # raises OSError now; a later write would end the process instead
             self.memory, self.key = mmap(self.file, size), secrets.token_hex(16)
         except OSError:
             self.close()

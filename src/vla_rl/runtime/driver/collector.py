@@ -72,7 +72,7 @@ class Collector:
         before = perf_counter()
         self._waiting.extend(deque(batch) for batch in batches if batch)
         self._hand_out()
-        self.seconds += perf_counter() - before  # where all is one process, it plays now
+        self.seconds += perf_counter() - before  # with the local backend the rollout runs within this call
 
     def finished(self, needed: Collection[int]) -> list[int]:
         """Wait until some tickets are finished, if possible all that are needed. Return the finished tickets."""

@@ -85,7 +85,7 @@ def _evaluate(
             events.on_run_end(about, {})
         except (UserError, OSError) as exc:
             raise NotRecorded(result, exc) from exc
-        if interrupts.reason is not None:  # a listener failed
+        if interrupts.reason is not None:  # a hook failed and asked for a stop
             cause = interrupts.reason.__cause__
             raise NotRecorded(result, cause if isinstance(cause, OSError) else interrupts.reason)
         return result

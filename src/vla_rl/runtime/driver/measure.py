@@ -48,7 +48,7 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
     try:
         limit = max(task.max_steps for task in runtime.info.tasks)
         flow = flow_of(short, State())
-        collect(runtime, flow, 1)  # allocations and compilations are not what a step takes
+        collect(runtime, flow, 1)  # a warm-up: allocations and compilations are not part of a step's cost
         runtime.finish(trained=False)
         flow.finish("void")
         rollouts, _, metrics = collect(runtime, flow, 2)

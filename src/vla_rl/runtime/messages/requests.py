@@ -178,4 +178,5 @@ class PolicyMode:
 
 
 def too_many_faults(count: int, limit: int, env: str, last: str) -> EnvError:
+    """Return the error for more than `runtime.max_faults` faults; `last`: text of the last one."""
     return EnvError(f"env {env!r} broke {count} times (runtime.max_faults: {limit}); the last time:\n{last}")

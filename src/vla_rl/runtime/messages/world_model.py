@@ -14,13 +14,13 @@ class RecordedEpisode:
     """A complete episode of n chunks. Its last frame is the one after its last chunk."""
 
     images: Mapping[str, Array]
-    """Camera -> uint8 [n + 1, H, W, 3]."""
+    """Images, camera -> uint8 [n + 1, H, W, 3]."""
     state: Array
-    """float32 [n + 1, S]."""
+    """Robot states, float32 [n + 1, S]."""
     actions: Array
-    """float32 [n, C, A]."""
+    """Chunks of actions, float32 [n, C, A]."""
     executed: Array
-    """bool [n, C]."""
+    """Whether each action counts for the episode, bool [n, C]."""
     outcomes: Array
     """Outcome of each chunk, int64 [n], encoded as in `Windows`."""
     instruction: str

@@ -47,7 +47,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
                 imagined_at=0 if imagines else None,
             )
         ]
-    spread = len(sims) >= len(policies)  # then a policy serves whole sim workers, else single lanes
+    spread = len(sims) >= len(policies)  # then each policy serves whole sim workers; otherwise single lanes
     of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
     home = {lane.index: slot for slot, own in of_sim.items() for lane in own}
     served: dict[int, list[LaneSlice]] = {policy: [] for policy in policies}

@@ -15,6 +15,7 @@ from vla_rl.toolkit.envs.settings import in_processes
 
 
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
+    """Build the spec's algorithm with its wrappers."""
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
     component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
     return wrap(
@@ -26,6 +27,7 @@ def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
 
 
 def values_for(algorithm: Algorithm) -> ValueGranularity:
+    """Return whether the algorithm needs values, and for each chunk or for each action."""
     if "values" not in algorithm.needs:
         return "none"
     return "action" if algorithm.value_granularity == "action" else "chunk"

@@ -81,6 +81,8 @@ NOTHING_THERE = "(not there)"
 
 @frozen
 class Change:
+    """A key of the spec with different values in two attempts at a run."""
+
     key: str
     before: Any
     now: Any
@@ -143,7 +145,9 @@ def _lines(changes: Sequence[Change]) -> list[str]:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], start: str = "") -> Iterator[Change]:
-    if before.get("type") != now.get("type"):  # another plugin has other settings
+    if before.get("type") != now.get(
+        "type"
+    ):  # another plugin has other keys, so only the change of the plugin is named
         yield Change(f"{start}type", before.get("type"), now.get("type"))
         return
     for key in dict.fromkeys((*before, *now)):

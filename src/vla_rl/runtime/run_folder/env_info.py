@@ -16,6 +16,7 @@ NAME = "env.json"
 
 
 def write_env_info(checkpoint: Path, info: EnvInfo) -> None:
+    """Write the description of an env into a checkpoint folder."""
     text = json.dumps(attrs.asdict(info), indent=1, default=lambda number: number.item())
     (checkpoint / NAME).write_text(text + "\n", encoding="utf-8")
 

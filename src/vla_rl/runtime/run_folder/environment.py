@@ -27,6 +27,7 @@ LIBRARIES = (
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed `LIBRARIES`."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

@@ -110,7 +110,7 @@ class RunFolder:
         text = dump(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
             kept = self.path / f"spec-until_step_{resumed:06d}.yaml"
-            if not kept.exists():  # what was tried from the same step and led to no checkpoint made nothing
+            if not kept.exists():  # an earlier attempt from this step saved no checkpoint, so its spec made nothing
                 shutil.copyfile(self.spec_file, kept)
         self._write("spec.yaml", text)
 
@@ -150,7 +150,7 @@ class RunFolder:
         if saved:
             return saved[0]
         last = self.checkpoints / LAST
-        return last if (last / MANIFEST).is_file() else None  # all that somebody copied of a run
+        return last if (last / MANIFEST).is_file() else None  # a copy of a run may contain only the folder `last`
 
     def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
         """Write a checkpoint beside the others with its manifest, sync it, rename it and move `last`; only then delete
@@ -174,9 +174,9 @@ class RunFolder:
             _sync(self.checkpoints)
             self._point_last_to(target)
         except Exception as exc:
-            free = shutil.disk_usage(self.path).free  # libraries do not always say that it is this
+            free = shutil.disk_usage(self.path).free  # libraries do not always report a full disk as such
             full = free < LITTLE or (isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT))
-            with suppress(OSError):  # or the error would be hidden
+            with suppress(OSError):  # an error in tidying would hide the first one
                 self._tidy()
             raise CheckpointError(
                 f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
@@ -284,7 +284,7 @@ class RunFolder:
             link.unlink(missing_ok=True)
             link.symlink_to(checkpoint.name)
             os.replace(link, self.checkpoints / LAST)
-        except OSError as exc:  # some disks have no links
+        except OSError as exc:  # some file systems have no links
             if not self._unlinked:
                 logger.warning(
                     "no link %s: %s; the newest checkpoint is found without it", self.checkpoints / LAST, exc
@@ -384,7 +384,7 @@ def _may_be_there(entry: Path) -> bool:
     if entry.name.startswith(".") or entry.name == "lost+found" or entry.suffix in LOGS:
         return True
     for output in (1, 2):
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):  # the output is closed
             if os.path.samestat(entry.lstat(), os.fstat(output)):
                 return True
     return False

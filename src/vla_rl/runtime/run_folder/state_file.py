@@ -22,6 +22,7 @@ RATES = ("before", "last")
 
 
 def write_state(file: Path, state: State) -> None:
+    """Write the state as JSON."""
     file.write_text(json.dumps(attrs.asdict(state), indent=1), encoding="utf-8")
 
 

@@ -28,6 +28,8 @@ Driving = Generator[Wait, None, None]
 
 @frozen(kw_only=True)
 class Lane:
+    """A lane, and the function that calls its simulator."""
+
     slice: LaneSlice
     sim: Call
 

@@ -3,11 +3,11 @@ this process or as Ray actors.
 
 Every process builds its components from the spec; live components are never pickled.
 
-Threads and locks (docs/explanation/threads.md). Threads are named by the concurrency groups of `comm/remote.py`, whose
-calls they run. With the local backend one thread runs all calls.
+Threads and locks (docs/explanation/threads.md). Threads are named by the concurrency groups whose calls they run
+(`comm/remote.py`). With the local backend one thread runs all calls.
 
 | threads (number) | run | may hold, one at a time |
-| main (1) | play, play_eval, serve, update, feed, score, set-up, close | in_lane of its simulators, between_requests |
+| call (1) | play, play_eval, serve, update, feed, score, set-up, close | in_lane of its simulators, between_requests |
 | beside (1) | give, keep, take, release, receive, recordings, trace | between_requests, for the policy's methods |
 | weights (1) | load and adopt of the policy | between_requests, while it swaps weights |
 | waiting (2) | report | none |
@@ -397,7 +397,7 @@ class WorkerHost(HostInterface):
                 if self.stop_requested():
                     raise StopRequested
                 for _ in drive(lanes, act, mode, window, play.tickets, self.reach.value_of, self.reach.ready):
-                    pass  # the calls of this function wait themselves
+                    pass  # nothing to do at a yield: `value_of` and `ready` wait by themselves
         finally:
             play.stop()
         return play.report((), False)

@@ -22,7 +22,8 @@ from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.processes import ignore_signals
 
-if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
+# For simulators in an interpreter with NumPy 1: arrays that NumPy 2 pickled name numpy._core.numeric, which it lacks.
+if np.lib.NumpyVersion(np.__version__) < "2.0.0":
     sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
 
 HERE = "\0reference"
@@ -33,13 +34,13 @@ class Actor:
     """Ray actor around a `WorkerHost`. Each method is one way to call it, in a concurrency group of its own."""
 
     def __init__(self, make_host: MakeHost, data: dict[str, Any], assignment: Assignment):
-        ignore_signals()  # of a whole job or process group; the driver decides
+        ignore_signals()  # they reach a whole process group; the driver decides when workers end
         # arrays from the object store are read-only; nothing here writes to what it was given
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self.worker = make_host(data, assignment, lambda: None)
 
     def call(self, order: bytes, *referenced: Any) -> Any:
-        """Run a call in the actor's main thread, one after another.
+        """Run a call in the one thread of the default group, one call after another.
 
         `order` holds (role, method, arguments) in one piece, which Ray sends faster than one by one. `HERE` stands for
         the next of the arguments that came by reference.

@@ -61,7 +61,7 @@ class OwnRay:
             self._start(**options)
         except UserError:
             raise
-        except Exception as exc:  # of many kinds: RuntimeError, ConnectionError, Exception itself
+        except Exception as exc:  # Ray raises many kinds: RuntimeError, ConnectionError, Exception itself
             logger.warning("Ray did not start (%s), and is tried once more: %s", _load(), _first_line(exc))
             try:
                 self._start(**options)
@@ -91,7 +91,7 @@ class OwnRay:
                     _temp_dir=str(self.folder.path / "ray"),
                     **options,
                 )
-        except (ConnectionError, TimeoutError):  # OSErrors, but not of the folder
+        except (ConnectionError, TimeoutError):  # subclasses of OSError, but they say nothing of the folder
             self.stop()
             raise
         except OSError as exc:
@@ -117,7 +117,7 @@ class OwnRay:
         children = _started()
         started = [process for child in children for process in (child, *_below(child))]
         for process in children:
-            if process not in self.vital.values():  # Ray would ask them to end, and wait: they do not hear SIGTERM
+            if process not in self.vital.values():  # Ray would send SIGTERM, which they ignore, and wait
                 _kill(process)
         ray.shutdown()
         for process in started:
@@ -197,7 +197,7 @@ def _signals_kept() -> Iterator[None]:
     utils: Any = import_module("ray._private.utils")
     ours = handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread()
     theirs = utils.set_sigterm_handler
-    if ours:  # or a signal that another thread takes meanwhile would end this process by Ray's handler
+    if ours:  # otherwise a signal that another thread receives meanwhile would end this process by Ray's handler
         utils.set_sigterm_handler = lambda handler: None
     with held(frozenset({signal.SIGTERM})):
         try:
@@ -222,7 +222,7 @@ def _started() -> list[psutil.Process]:
         with suppress(psutil.Error):
             if any(
                 part.startswith("/") and "/ray/" in part for part in child.cmdline()
-            ):  # code of `-c` names paths too
+            ):  # the code of `python -c` contains paths too
                 found.append(child)
     return found
 
@@ -248,7 +248,7 @@ def _check_reachable(address: str) -> None:
     """Raises UserError when nothing listens at host:port. Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
-        return  # "auto" and the like
+        return  # "auto", for example
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as exc:

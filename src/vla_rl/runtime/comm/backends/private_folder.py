@@ -30,7 +30,7 @@ class PrivateFolder:
 
 
 def _remove_if_left(folder: Path) -> None:
-    with suppress(OSError):  # another user's, or locked by a process that lives
+    with suppress(OSError):  # another user's folder, or one that a live process has locked
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

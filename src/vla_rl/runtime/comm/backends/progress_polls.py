@@ -41,6 +41,6 @@ class ProgressPolls:
     def _answer(self, reference: Any) -> RolloutProgress:
         try:
             found: RolloutProgress = self._ray.get(reference)
-        except self._ray.exceptions.RayActorError:  # whoever waits for its work says so
+        except self._ray.exceptions.RayActorError:  # the driver learns of the death when it waits for a result
             return RolloutProgress()
         return found

@@ -110,9 +110,9 @@ class RayBackend(Backend):
     def _launch(self, assignment: Assignment) -> Any:
         """Start a worker's actor on the device that it holds."""
         group, bundle = self.held[assignment.index]
-        # One pool of threads for each door of `comm/remote.py`, besides the main thread of "call". "monitor" has its
-        # own, so that it answers while all others are busy. "waiting" and "practice" have two: in one the simulators'
-        # rollout or the policy, in the other the world model.
+        # One pool of threads for each door of `comm/remote.py`, besides the default group ("call"), which has one
+        # thread. "monitor" has its own, so that it answers while all others are busy. "waiting" and "practice" have
+        # two: in one the simulators' rollout or the policy, in the other the world model.
         threads = {
             "monitor": 1,
             "beside": 1,
@@ -209,7 +209,7 @@ class RayBackend(Backend):
     def _end(self, actors: Sequence[Any]) -> None:
         simulating = [actor for actor, assignment in zip(actors, self.assignments, strict=False) if assignment.lanes]
         for actor in actors:
-            if actor not in simulating:  # at once, so that simulators stop answering and can close
+            if actor not in simulating:  # killed first, so that simulators stop answering and can close
                 self.ray.kill(actor)
         closing = {actor.call.remote(pickle.dumps(("worker", "close", []))): actor for actor in simulating}
         if closing:
@@ -224,14 +224,14 @@ class RayBackend(Backend):
     def _warn_of_closing(self, closed: Sequence[Any], late: Sequence[Any]) -> None:
         """Log a warning for each simulator that could not be closed or has not finished closing in time."""
         for reference in closed:
-            with suppress(self.ray.exceptions.RayError):  # its worker is dead
+            with suppress(self.ray.exceptions.RayError):  # the worker has died
                 for flaw in self.ray.get(reference):
                     logger.warning("%s", flaw)
         asked = [actor.doing.remote() for actor in late]
         for answer in self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0] if asked else ():
             with suppress(self.ray.exceptions.RayError):
                 what, _ = self.ray.get(answer)
-                if what.endswith(": close"):  # others are in the midst of a call that was given up
+                if what.endswith(": close"):  # otherwise the worker is still in an abandoned call, before `close`
                     logger.warning("%s has not returned within %g s; its end was not waited for", what, CLOSE_S)
 
     def _begin_waiting(self) -> None:
@@ -266,7 +266,7 @@ class RayBackend(Backend):
             return self.ray.get(reference, timeout=TICK_S)
         except (errors.RayTaskError, *lost) as exc:
             cause = exc.cause if isinstance(exc, errors.RayTaskError) else exc
-            if isinstance(cause, lost):  # this call's worker, or the one that an argument was to come from
+            if isinstance(cause, lost):  # the worker of this call, or the one that was to supply an argument
                 self._check_ray()
                 ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
                 dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(cause)]

@@ -142,7 +142,9 @@ class EnvWorker(EnvLanes, EnvInterface):
             request = episodes.step(None, starts)
             solved = np.zeros(own.rows, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
-            first = np.zeros(own.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
+            first = np.zeros(
+                own.rows, np.int64
+            )  # index into `steps` of each row's successful attempt; above 0 where the row broke and started again
             while not request.done and request.obs is not None:
                 self.beat()
                 if self.stop_requested():
@@ -170,7 +172,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             return None, (0, 0, tried)
         observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
         order = np.lexsort(np.concatenate(found_at, axis=1)[::-1])
-        if np.any(np.diff(order) < 0):  # a row that broke plays later than its neighbours
+        if np.any(np.diff(order) < 0):  # a row that broke ran later than the others
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
 
@@ -213,7 +215,9 @@ class EnvWorker(EnvLanes, EnvInterface):
         """Return the request, or the message in which it travels."""
         if self.local and not self.practises:
             return request
-        request = in_host_memory(request)  # imagined ones are
+        request = in_host_memory(
+            request
+        )  # imagined observations are there too, and samples of both kinds form one batch
         return request if self.local else self.outboxes[lane].put(request, shared=self.shared.get(lane, False))
 
 

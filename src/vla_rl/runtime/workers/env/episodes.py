@@ -91,7 +91,7 @@ class Episodes:
         self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
         self.chunk_steps, self.draw = chunk_steps, draw
         self.takes = takes or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
-        self.broke: dict[int, Sequence[str]] = {}  # within a chunk
+        self.broke: dict[int, Sequence[str]] = {}  # rows that broke within the current chunk, and their faults
         self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
         self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
         self.low = np.asarray(env.info.action_low, np.float32)
@@ -198,7 +198,7 @@ class Episodes:
             self.since[row] = [] if ticket.actions is None else list(ticket.actions)
             self.before[row], self.paid[row] = len(self.since[row]), ticket.paid
             if ticket.row is not None and not self.since[row]:
-                self._draw(row, ticket.episode)  # by the weights of this ticket
+                self._draw(row, ticket.episode)  # drawn with the task weights of this ticket
             filled.append(row)
         return np.array(filled, np.int64)
 

@@ -111,7 +111,7 @@ class GradientAccumulator:
             of_values = {} if value is None else _numbers(value)
             policy = {name: number - of_values.get(name, 0.0) for name, number in _numbers(whole).items()}
             self._sums.add_sums(policy)
-            self._sums.add(whole.maxima, whole.statistics)  # each entry once
+            self._sums.add(whole.maxima, whole.statistics)  # they are of both losses, so they are added once
             self._value_sums.add_sums(of_values)
 
     def divide(self, step: OptimizerStep, tally: MetricAccumulator, steps: int) -> torch.Tensor:

@@ -131,7 +131,7 @@ class Learner(LearnerInterface):
             else:
                 total = self._passes(heavy, light, optimizer_step, tally, len(steps))
             norms.append(self._optimizer_step(f"step {step}", total, step <= self.train.critic_warmup_steps))
-        self.fed = self._begin()  # frees what it kept
+        self.fed = self._begin()  # frees the parts that it kept
         self._let_act()
         self.version += 1
         return {

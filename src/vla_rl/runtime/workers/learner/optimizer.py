@@ -16,8 +16,8 @@ def built(actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], train: 
     """Return the optimiser. On a CPU it is the fused one, which passes once over weights and moments and is several
     times faster than PyTorch's default there.
     """
-    groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
-    plain = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in (*actor, *critic))  # not shards
+    groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # every update sets the learning rates
+    plain = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in (*actor, *critic))  # False for shards
     return torch.optim.AdamW(groups, lr=train.lr, weight_decay=train.weight_decay, fused=plain or None)
 
 

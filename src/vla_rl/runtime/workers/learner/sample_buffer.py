@@ -54,8 +54,8 @@ class ScatteredRows(Generic[T]):
 
 
 class SampleBuffer:
-    """Samples by (worker whose policy made them, sample id). The thread of "beside" adds and releases while the main
-    thread reads; there is no lock, since single operations of a dict are atomic.
+    """Samples by (worker whose policy made them, sample id). The thread of "beside" adds and releases while the thread
+    of "call" reads; there is no lock, since single operations of a dict are atomic.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class EnvClients:
             inbox, direct = self._inboxes[lane], self.direct(role)
             return lambda method, *arguments: inbox.take(direct(method, *arguments))
         peers = self.peers
-        assert peers is not None  # the driver introduces them before anything is played
+        assert peers is not None  # the driver connects them before the first rollout
         return lambda method, *arguments: _Remote(lane, peers.call(home, role, method, *arguments))
 
     def value_of(self, reference: Any) -> Any:

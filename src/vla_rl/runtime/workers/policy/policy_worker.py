@@ -40,10 +40,10 @@ class _Inference:
     """int64 [R]: versions of the weights that chose the actions."""
     log_probs: Array
     values: Array | None
-    """float32 [R, ...]."""
+    """Values of each sample, float32 [R] or [R, C]; None without a critic."""
     heavy: ModelInputs
     next_values: Array
-    """float32 [R]: bootstrap values; 0 where there is none."""
+    """Bootstrap values, float32 [R]; 0 where there is none."""
     left: int
     """Number of samples that may still be needed; the inference is dropped when it is 0."""
     ended: Array
@@ -238,7 +238,7 @@ class PolicyWorker(PolicyInterface):
 
     def _remember(self) -> None:
         if self.past and self.past[-1][0] == self.version:
-            self.past.pop()  # published again: after a warm-up, or from a checkpoint
+            self.past.pop()  # the version was published again: after behaviour cloning, or from a checkpoint
         self.past.append((self.version, [(n, w.detach().to("cpu", copy=True)) for n, w in self.model.weights()]))
 
     def _put(self, version: int, weights: list[tuple[str, torch.Tensor]]) -> None:
@@ -298,7 +298,10 @@ class PolicyWorker(PolicyInterface):
         for rows, _, found in self._by_version(pinned, lambda rows: self._bootstrap(_taken(final, rows))):
             values[rows] = found
         for request, of_lane in zip(due, last, strict=True):
-            inference, rows = of_lane[0][0], np.array([row for _, row in of_lane])  # of one lane: of one inference
+            inference, rows = (
+                of_lane[0][0],
+                np.array([row for _, row in of_lane]),
+            )  # all envs of a lane were in one inference
             inference.next_values[rows], values = values[: len(rows)], values[len(rows) :]
             inference.ended[rows] = True
             if self.finals and request.final is not None:

@@ -89,4 +89,5 @@ class DataParallel:
 
 
 def on_host(value: Any) -> Any:
+    """Return a tensor detached and in host memory; other values unchanged."""
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value

@@ -58,7 +58,7 @@ class FullyShardedParallel:
         self.whole_module: Any = fully_shard(_Whole(module), mesh=mesh)
         for part in (self.whole_module, *self.blocks):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
+            part.set_force_sum_reduction_for_comms(True)  # not an average, as every backend has a plain sum
         self.whole_module.set_reduce_scatter_unused_params(True)
 
     def run(self, forward: Callable[[], T]) -> T:
@@ -176,7 +176,7 @@ def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Full
             ):
                 try:
                     forward()
-                except NotOffered:  # one that cannot be trained this way
+                except NotOffered:  # the model cannot be trained in this way
                     continue
                 passes.append(forward)
         held = FullyShardedParallel(model.module, blocks, device, world)
