@@ -48,9 +48,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     """
     found = list(missing(spec, imitation))
     lacking = {path for path, _ in found}
-    by_data = (
-        takes_data_statistics(spec) and not training
-    )  # the run clones it, or evaluates a policy that was cloned from it
+    by_data = takes_data_statistics(spec) and not training  # cloned, or evaluated after cloning
     for path, kind, part in _parts(spec, imitation):
         if path not in lacking:
             found += _of_plugin(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)

@@ -99,7 +99,7 @@ class Backend(ABC):
 
     @abstractmethod
     def played(self, workers: Sequence[int]) -> RolloutProgress:
-        """Return the progress that these workers have last told; does not wait."""
+        """Return the last known progress of these workers; does not wait."""
 
     def dead(self) -> list[int]:
         """Return the workers whose process has ended."""

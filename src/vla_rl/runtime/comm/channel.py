@@ -57,9 +57,7 @@ class Channel:
         `while_full` receives what the other end sends meanwhile, so that two ends that send to each other do not
         deadlock.
         """
-        rest = memoryview(
-            LENGTH.pack(len(message)) + message
-        )  # in one piece, so that the receiver is not woken for the length alone
+        rest = memoryview(LENGTH.pack(len(message)) + message)  # one piece: the length alone would wake the receiver
         with self._sending:
             if while_full is None:
                 self.connection.sendall(rest)

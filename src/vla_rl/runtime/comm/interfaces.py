@@ -139,7 +139,7 @@ class HostInterface(ABC):
     @remote(track="none", door="beside")
     @abstractmethod
     def keep(self, places: Array, host: bool) -> None:
-        """Hand samples of this worker's policy to its learner, without copying; `host`: copied into host memory."""
+        """Hand samples of this worker's policy to its learner where they are; `host`: copy them into host memory."""
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod

@@ -48,7 +48,7 @@ class Collector:
     """Seconds that the driver waited since `forget`."""
     _standings: StreamCursors = field(factory=StreamCursors, init=False)
     _waiting: deque[deque[EpisodeRequest]] = field(factory=deque, init=False)
-    """Tickets that no worker holds, one queue for each step."""
+    """Tickets that no worker holds, in the batches in which they were issued."""
     _given: dict[int, dict[int, EpisodeRequest]] = field(init=False)
     """Worker -> tickets that it holds: running, or waiting there."""
     _acting_for: dict[int, int] = field(init=False)
@@ -198,8 +198,8 @@ class Collector:
         self.since.add(report)
 
     def _recover(self, error: WorkerDied) -> None:
-        """Start dead simulators again and queue the tickets that they, or policies that act for them, were running.
-        Raises the error where another kind of worker died.
+        """Start dead sim workers again, and queue the running tickets of the policies that act for them. Raises the
+        error where another kind of worker died.
         """
         dead = self.restarts.revive(error)
         for policy in self.fleet.policies:

@@ -39,9 +39,8 @@ class EpisodeRequests:
         """Return the request for a ticket that was issued while `step` ran and `version` was the newest."""
         spec, shape = self.spec, self.shape
         weights = self.windows.weights(step, ticket.group) if self.windows else None
-        before = (
-            ticket.group // shape.groups_per_step if shape.overlaps else step - 1
-        )  # number of training steps before the ticket's own
+        # Number of training steps before the ticket's own.
+        before = ticket.group // shape.groups_per_step if shape.overlaps else step - 1
         pinned = max(0, before - shape.pinned_lag) if shape.pinned_lag else -1
         if spec.rollout.auto_reset == "off":
             state = draw_state(self.states, spec.seed, ticket.group, weights=weights)

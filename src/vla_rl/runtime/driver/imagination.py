@@ -261,7 +261,7 @@ class ImaginationTrainer:
         return ""
 
     def _versions(self, gathered: RolloutBatch) -> dict[str, float]:
-        """Return the oldest versions of policy and world model that made a chunk of it."""
+        """Return metrics: the oldest versions of policy and world model that made a chunk of it."""
         rollout, numbers = gathered.rollout, gathered.numbers.tolist()
         worlds = [self.tickets.played[number][1].finished.world for number in numbers]
         return {

@@ -292,6 +292,7 @@ class Simulation:
                 at = self._work_in_lane(home, server, seconds, after)
             else:
                 at = self._work(server, "sim", seconds, after, width)
+            # Drawn lengths stand for episodes that end before their limit, of which no simulator knows beforehand.
             ending = 0 if isinstance(profile.chunk_steps, tuple) else len(rows.ends.get(rows.steps + 1, ()))
             waiting = len(rows.waiting)
             request = _Request(positions=range(rows.active), ending=ending, waiting=waiting, finished=finished)

@@ -145,9 +145,7 @@ def _lines(changes: Sequence[Change]) -> list[str]:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], start: str = "") -> Iterator[Change]:
-    if before.get("type") != now.get(
-        "type"
-    ):  # another plugin has other keys, so only the change of the plugin is named
+    if before.get("type") != now.get("type"):  # another plugin has other keys
         yield Change(f"{start}type", before.get("type"), now.get("type"))
         return
     for key in dict.fromkeys((*before, *now)):

@@ -110,9 +110,9 @@ class RayBackend(Backend):
     def _launch(self, assignment: Assignment) -> Any:
         """Start a worker's actor on the device that it holds."""
         group, bundle = self.held[assignment.index]
-        # One pool of threads for each door of `comm/remote.py`, besides the default group ("call"), which has one
-        # thread. "monitor" has its own, so that it answers while all others are busy. "waiting" and "practice" have
-        # two: in one the simulators' rollout or the policy, in the other the world model.
+        # Threads of each group of `comm/remote.py`, besides the default group ("call"), which has one. "monitor"
+        # answers while all others are busy. "waiting" has two, for the reports of the rollout and of imagination;
+        # "practice" has two, for the policy and for the world model.
         threads = {
             "monitor": 1,
             "beside": 1,

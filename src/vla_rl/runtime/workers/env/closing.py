@@ -1,4 +1,4 @@
-"""Closing of simulators. No run waits for it, and no run fails by it."""
+"""Closing of simulators. A run waits for it for a limited time only, and does not fail because of it."""
 
 from __future__ import annotations
 

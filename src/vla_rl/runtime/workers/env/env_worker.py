@@ -142,9 +142,8 @@ class EnvWorker(EnvLanes, EnvInterface):
             request = episodes.step(None, starts)
             solved = np.zeros(own.rows, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
-            first = np.zeros(
-                own.rows, np.int64
-            )  # index into `steps` of each row's successful attempt; above 0 where the row broke and started again
+            # Index in `steps` at which each row's last attempt begins: above 0 where the row broke and started again.
+            first = np.zeros(own.rows, np.int64)
             while not request.done and request.obs is not None:
                 self.beat()
                 if self.stop_requested():
@@ -215,9 +214,8 @@ class EnvWorker(EnvLanes, EnvInterface):
         """Return the request, or the message in which it travels."""
         if self.local and not self.practises:
             return request
-        request = in_host_memory(
-            request
-        )  # imagined observations are there too, and samples of both kinds form one batch
+        # Imagined observations are in host memory too, and samples of both kinds form one batch.
+        request = in_host_memory(request)
         return request if self.local else self.outboxes[lane].put(request, shared=self.shared.get(lane, False))
 
 

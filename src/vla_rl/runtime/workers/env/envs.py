@@ -20,7 +20,7 @@ class EnvLanes:
 
         Args:
             name: name of the simulator, for errors.
-            max_faults: number of faults after which the run ends.
+            max_faults: number of faults that the run tolerates.
         """
         self.name, self.max_faults = name, max_faults
         self.played: dict[str, Mapping[int, Episodes]] = {}

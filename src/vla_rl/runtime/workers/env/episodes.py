@@ -12,8 +12,8 @@ fig. 7; docs/algorithms.md):
 `immediate` drops the rest of a chunk after an end, `deferred` executes it; either way it is not valid.
 
 With auto_reset a ticket is a segment of its env's persistent stream: it continues where the stream's last ticket ended.
-The env may not be there any more, because an evaluation ran on it, the run was resumed, or the worker is another one.
-Then it is reset and the actions of the running episode are executed again, without drawing new ones.
+Where the env is no longer at that point (an evaluation ran on it, the run was resumed, or the worker is another one),
+it is reset and the actions of the running episode are executed again, without drawing new ones.
 
 An env that broke (`SimEnv.faults`) runs its episode again with the same random numbers, from the start, or from where
 its ticket continued it; its records of the failed attempt are dropped. So a fault costs time and nothing else.
@@ -123,9 +123,8 @@ class Episodes:
         self.waiting: deque[EpisodeRequest] = deque()
         self.takes.clear()
         self.active = np.zeros(self.rows, bool)
-        self.records: list[list[dict[str, Array]]] = [
-            [] for _ in range(self.rows)
-        ]  # of the running ticket: a record of all rows [N, ...] for each chunk step
+        # Of each row's running ticket: one record a chunk step; the arrays of a record are of all rows, [N, ...].
+        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]
         self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # episodes of the running ticket that ended
         self.frames: dict[int, list[dict[str, Array]]] = {}
         self.recorded: dict[int, dict[str, Array]] = {}

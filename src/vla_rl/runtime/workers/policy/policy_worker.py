@@ -298,10 +298,7 @@ class PolicyWorker(PolicyInterface):
         for rows, _, found in self._by_version(pinned, lambda rows: self._bootstrap(_taken(final, rows))):
             values[rows] = found
         for request, of_lane in zip(due, last, strict=True):
-            inference, rows = (
-                of_lane[0][0],
-                np.array([row for _, row in of_lane]),
-            )  # all envs of a lane were in one inference
+            inference, rows = of_lane[0][0], np.array([row for _, row in of_lane])  # a lane is in one inference
             inference.next_values[rows], values = values[: len(rows)], values[len(rows) :]
             inference.ended[rows] = True
             if self.finals and request.final is not None:

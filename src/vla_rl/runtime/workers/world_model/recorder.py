@@ -173,6 +173,7 @@ class EpisodeStore:
         They come from the `newest` episodes, or from all. Their ids stay valid as long as the episode is in the store.
         """
         entries = self._entries(held_out)
+        # The id of a window packs the serial number of its episode and the index of its newest frame.
         return tuple(
             ResetState(id=entry.serial * self.shape.longest + t, task=entry.task)
             for entry in entries[-newest if newest else 0 :]
