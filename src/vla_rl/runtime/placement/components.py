@@ -1,4 +1,4 @@
-"""Components of a spec, built and wrapped in the process that asks."""
+"""Components of a spec, built and wrapped in the process that uses them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from vla_rl.toolkit.envs.settings import in_processes
 
 
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
+    """Build the spec's algorithm with its wrappers."""
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
     component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
     return wrap(
@@ -26,13 +27,14 @@ def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
 
 
 def values_for(algorithm: Algorithm) -> ValueGranularity:
+    """Return whether the algorithm needs values, and for each chunk or for each action."""
     if "values" not in algorithm.needs:
         return "none"
     return "action" if algorithm.value_granularity == "action" else "chunk"
 
 
 def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
-    """The simulator of a worker's lane, not wrapped."""
+    """Build the simulator of a worker's lane, without wrappers."""
     lane = next(lane for lane in assignment.lanes if lane.index == index)
     context = Context(
         seed=spec.seed,
@@ -47,7 +49,7 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
 
 
 def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:
-    """The demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
+    """Open the demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
     assert spec.imitation is not None and spec.imitation.data is not None
     name, config = spec.imitation.data.type, spec.imitation.data.config
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
