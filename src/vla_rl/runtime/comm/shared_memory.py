@@ -27,12 +27,20 @@ SMALL = 64 * 1024
 ALIGNMENT = 64
 LOOKS = 8
 """Number of blocks that a `Pool` checks before it allocates another."""
-UNUSED = 2
-"""Reference count of an unused block: the local variable, and the argument of `getrefcount`.
 
-Measured on CPython 3.11 to 3.13. CPython 3.14 may borrow the argument's reference (LOAD_FAST_BORROW), which makes the
-count one less.
-"""
+
+def _references_to_an_unused_block() -> int:
+    """Return the reference count of a block that only `Pool._free` holds, taken in the same way as there.
+
+    It is 2 on CPython 3.11 to 3.13 (the local variable, and the argument of `getrefcount`). CPython 3.14 may borrow the
+    argument's reference (LOAD_FAST_BORROW), which makes it one less.
+    """
+    blocks = deque([np.empty(1, np.uint8)])
+    block = blocks.popleft()
+    return getrefcount(block)
+
+
+UNUSED = _references_to_an_unused_block()
 
 
 def host_key() -> tuple[str, str] | None:
