@@ -25,7 +25,7 @@ from vla_rl.testing.findings import Findings
 from vla_rl.toolkit.waiting import summed, works_now
 
 FIRST_S = 10.0
-"""Where stderr is no terminal, seconds until the first line."""
+"""Seconds until the first line of progress if stderr is no terminal."""
 
 
 def main(

@@ -57,7 +57,7 @@ def examine() -> list[Finding]:
 
 
 def _base() -> Iterator[Finding]:
-    """What everything needs, first: what follows may come of it."""
+    """Check what everything needs. It comes first: later findings may follow from it."""
     if unmet := unmet_base():
         detail = f"{OWN_DIST} needs {', '.join(unmet)}"
         yield Finding(area="machine", what="requirements", state="broken", detail=detail, fix=keep_build(unmet))

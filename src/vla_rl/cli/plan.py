@@ -23,7 +23,7 @@ from vla_rl.runtime.planning.memory import waiting_bytes
 from vla_rl.runtime.planning.profile import Profile, load_profile
 
 PARTS = 4
-"""Of a periodic step, for comparison; as many as RL-VLA3 has."""
+"""Number of parts of a periodic step, for comparison; RL-VLA3 has as many."""
 TITLES = (
     "env\nsteps/s",
     "step\ns",

@@ -1,5 +1,5 @@
-"""What the command line does, as functions: `vla_rl.run`, `vla_rl.evaluate` and so on. Each imports what it needs when
-it is called. They return what commands print, and raise UserError where commands print and exit."""
+"""Functions for the commands of the command line: `vla_rl.run`, `vla_rl.evaluate` and so on. Each imports its modules
+when it is called. They return what commands print, and raise UserError where commands print and exit."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def _train(
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a Jupyter notebook that can draw."""
+    """Return whether this process is the kernel of a Jupyter notebook that can draw."""
     from importlib.util import find_spec
 
     ipython = sys.modules.get("IPython")
@@ -414,7 +414,7 @@ def in_notebook() -> bool:
 
 
 def _source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
-    """What has the spec, and the checkpoint whose weights are meant."""
+    """Return the source of the spec, and the checkpoint with the weights."""
     if isinstance(what, str | Path):
         path = Path(what)
         checkpoint = checkpoint_of(path) if policy is None or (path / "model").is_dir() else None

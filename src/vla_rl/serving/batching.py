@@ -50,7 +50,7 @@ class Batcher:
     policy: Policy
     window: Window
     clients: Callable[[], int]
-    """How many may ask."""
+    """Number of clients that may send requests."""
     _waiting: asyncio.Queue[_Asked] = field(factory=asyncio.Queue, init=False)
     _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "inference"), init=False)
 

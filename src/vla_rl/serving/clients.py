@@ -1,4 +1,4 @@
-"""Who is connected: places, what each client got, and what strangers may hold of this machine."""
+"""Connected clients: their places, their statistics, and limits on what strangers may hold of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from websockets.asyncio.server import ServerConnection
 
 logger = logging.getLogger(__name__)
 NEW_S, IDLE_S = 5.0, 300.0
-"""When places are scarce, a client keeps its own for so long before its first answer, and without another request."""
+"""Seconds that a client keeps its place, if places are scarce, before its first answer and without another request."""
 GONE_S = 5.0
 """A client that is sent away may take so long to say goodbye."""
 MAX_OPENING = 256
@@ -29,15 +29,15 @@ class Client:
     connection: ServerConnection
     came: float = field(factory=monotonic)
     asked_at: float = field(factory=monotonic)
-    """When its last request came, or was answered."""
+    """Time of its last request or answer."""
     busy: bool = False
-    """Whether a request of it is under way."""
+    """Whether one of its requests is in progress."""
     answered: int = 0
     refused: int = 0
     clipped: int = 0
     """Answers with numbers outside of the bounds."""
     seconds: float = 0.0
-    """From requests to their answers, summed up."""
+    """Total time from requests to their answers."""
     slowest: float = 0.0
 
     @property
@@ -72,13 +72,13 @@ class Client:
 
 
 def name_of(connection: ServerConnection) -> str:
-    """What a client is called in logs."""
+    """Return a client's name in logs."""
     host, port, *_ = connection.remote_address or ("a client that is gone", 0)
     return f"{host}:{port}"
 
 
 def printable(text: str) -> str:
-    """What a client said, as one line of a log."""
+    """Return a client's text as one line of a log."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
@@ -102,7 +102,7 @@ def whose_place(clients: Iterable[Client]) -> Client | None:
 
 @define(eq=False)
 class Traffic:
-    """What connections hold of this machine, and the bounds of it."""
+    """The memory and connections that clients hold of this machine, and their limits."""
 
     opening: dict[ServerConnection, None] = field(factory=dict, init=False)
     held: dict[ServerConnection, int] = field(factory=dict, init=False)

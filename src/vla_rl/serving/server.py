@@ -89,11 +89,11 @@ class Settings:
     """0: a free one."""
     dialect: str = "openpi"
     keys: KeyMap | None = None
-    """None: the dialect's own."""
+    """Keys of a request; None: the dialect's own."""
     prompt: str | None = None
-    """Of requests that have none."""
+    """Instruction for requests without one."""
     api_key: str | None = field(default=None, repr=False)
-    """What clients have to give; None: nothing."""
+    """Key that clients have to send; None: no key is needed."""
     window: Window = field(factory=lambda: Window(max_batch=16, max_wait=0.002))
     record: Path | None = None
     """Folder of the data set that sessions are appended to; None: nothing is kept."""

@@ -1,4 +1,4 @@
-"""What `check_algorithm` finds out about advantages by changing a rollout: they answer to rewards, in the right
+"""Checks of advantages by `check_algorithm`, which changes a rollout: advantages must respond to rewards, in the right
 direction and place, and to nothing else."""
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _scope(case: AdvantageCase) -> None:
 
 
 def _shorter(rollout: Rollout, steps: int) -> Rollout:
-    """Its first chunk steps, after which nothing is valid."""
+    """Return the rollout cut to its first `steps` chunk steps; later ones are not valid."""
     fields = {name: tensor for name, tensor in attrs.asdict(rollout, recurse=False).items() if name not in PER_COLUMN}
     return rollout.evolve(**{n: t[:steps] for n, t in fields.items() if isinstance(t, torch.Tensor)})
 

@@ -1,4 +1,4 @@
-"""How checks collect what they find, so that an author sees everything at once."""
+"""Findings of checks, collected so that an author sees all of them at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Section:
     seconds: float
     skipped: str = ""
     notices: tuple[str, ...] = ()
-    """What could not be seen, or was left out; no findings."""
+    """Parts that could not be checked or were left out; these are no findings."""
 
 
 class LeftOut(Exception):
@@ -59,7 +59,7 @@ class Findings:
         self._found: dict[str, None] = {}
         self._notices: list[str] = []
         self._errors: dict[str, tuple[str, str]] = {}
-        """What an error is told by -> the section that it came in first, and its words there."""
+        """Recognisable part of an error -> the section where it first occurred, and its text there."""
         self._section = ""
         self.sections: list[Section] = []
 
@@ -116,7 +116,7 @@ def _place(exc: Exception) -> str:
 
 
 def error_body(error: str) -> str:
-    """What two tellings of an error have in common: its last traceback, or its words without numbers of rows."""
+    """Return the part that identifies an error: its last traceback, or its text without row numbers."""
     traced = error.rfind("Traceback (most recent call last)")
     without_place = re.sub(r" \([^()\n]*\.py:\d+\)$", "", error[max(traced, 0) :])
     return re.sub(r"\brow \d+", "row", without_place).strip()

@@ -110,7 +110,7 @@ def _keep(file: Path, kept: Result, say: Callable[[str], object]) -> None:
 
 
 def fingerprint(spec: Spec, checkpoint: Path | None) -> str:
-    """Of what decides a result: another spec, or other weights, have another one."""
+    """Return a hash of everything that determines a result: it differs for another spec or other weights."""
     manifest = checkpoint / MANIFEST if checkpoint else None
     weights = manifest.read_bytes() if manifest is not None and manifest.exists() else str(checkpoint).encode()
     text = json.dumps(spec.to_dict(), sort_keys=True, default=str)

@@ -18,7 +18,7 @@ Pairs = Sequence[tuple[float, float]]
 
 @frozen
 class ChartShape:
-    """For which windows a wide chart is drawn; the page shows one of the two."""
+    """Shape of a wide chart for one range of window widths; the page shows one of the two."""
 
     css: str
     width: float
@@ -140,7 +140,7 @@ def _range(pairs: Pairs) -> tuple[float, float]:
 
 
 def _thinned(items: Sequence[T]) -> list[T]:
-    """At most `MAX_POINTS`, the first and the last among them."""
+    """Return at most `MAX_POINTS` items, including the first and the last."""
     if len(items) <= MAX_POINTS:
         return list(items)
     return [items[round(i * (len(items) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]

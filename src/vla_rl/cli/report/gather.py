@@ -1,4 +1,4 @@
-"""What a run folder holds. A run that still goes on, or that broke, has a report as well."""
+"""Reader of run folders. Unfinished and failed runs have a report as well."""
 
 from __future__ import annotations
 
