@@ -93,8 +93,7 @@ def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
 
 
 def _waiting(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | None) -> dict[int, float]:
-    """max_lag -> bytes of the trajectories that wait to be trained on, at most; empty where a trajectory's are not
-    known."""
+    """Return max_lag -> largest size of the waiting trajectories, in bytes; empty if a trajectory's size is unknown."""
     if further is None or profile.trajectory_bytes is None:
         return {}
     return {lag: waiting_bytes(spec, profile.trajectory_bytes, lag) for lag in further[1].by_lag}

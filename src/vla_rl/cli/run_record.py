@@ -1,4 +1,4 @@
-"""A run as Python sees it, once it is over or while it goes on elsewhere."""
+"""Python's view of a run, finished or still running in another process."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ logger = logging.getLogger(__name__)
 NEW_S, IDLE_S = 5.0, 300.0
 """Seconds that a client keeps its place, if places are scarce, before its first answer and without another request."""
 GONE_S = 5.0
-"""A client that is sent away may take so long to say goodbye."""
+"""Seconds that a disconnected client may take for its closing handshake."""
 MAX_OPENING = 256
-"""Connections that have not asked for anything yet: the oldest goes when there are more. Each has ten seconds."""
+"""Limit of connections without a request; above it the oldest is closed. Each has ten seconds."""
 MAX_HELD = 1 << 30
-"""Bytes of unfinished and waiting frames of all clients: whoever holds most is sent away when there are more."""
+"""Limit of unfinished and waiting frames of all clients, in bytes; above it the largest holder is disconnected."""
 MAX_UNREAD = 4 << 20
-"""Bytes that a client has not read, beyond which it is sent away; answers are a few kilobytes."""
+"""Limit of bytes that a client has not read, above which it is disconnected; answers are a few kilobytes."""
 
 
 @define(eq=False)
@@ -118,7 +118,7 @@ class Traffic:
             oldest.transport.abort()
 
     def hang_up(self) -> None:
-        """End the connections that have not asked for anything, for a server that stops."""
+        """Close the connections without a request, when the server stops."""
         for connection in list(self.opening):
             connection.transport.abort()
 
@@ -141,7 +141,7 @@ class Traffic:
             self._abort(largest, f"sent most of {self.total >> 20} MB that wait here")
 
     def done(self, connection: ServerConnection, size: int) -> None:
-        """A frame of so many bytes is dealt with."""
+        """Subtract a processed frame of so many bytes."""
         if connection in self.held:
             freed = min(self.held[connection], size)
             self.held[connection] -= freed

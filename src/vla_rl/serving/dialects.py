@@ -40,7 +40,7 @@ class Dialect(ABC):
     info: EnvInfo
 
     pages: ClassVar[Mapping[str, str]] = {}
-    """Path -> what a GET of it answers, besides /healthz."""
+    """Path -> response to a GET of it, besides /healthz."""
     keeps_alive: ClassVar[bool] = True
     """The server asks from time to time whether the client is there; else compiling clients may be silent for long."""
 
@@ -59,7 +59,7 @@ class Dialect(ABC):
     def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame: ...
 
     def refusal(self, error: str) -> tuple[Frame, bool]:
-        """The frame that says what is wrong, and whether the connection is closed then."""
+        """Return the frame of an error, and whether the connection is then closed."""
         return error, True
 
 

@@ -179,7 +179,7 @@ class Policy:
         return chosen
 
     def warm_up(self, rows: int) -> None:
-        """Choose actions for one black picture and for so many, so that nobody waits for what is done only once."""
+        """Run inference for one black image and for a batch of so many, so that no client waits for one-time work."""
         info = self.info
         images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in info.cameras.items()}
         row = self.observation(images, np.zeros(info.state_dim, np.float32), info.tasks[0].instruction)

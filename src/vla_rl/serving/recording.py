@@ -58,7 +58,7 @@ class SessionRecorder:
         await self._run(self._end, session)
 
     def close(self) -> None:
-        """Write what is left; sessions that still go on end here."""
+        """Write the rest, and end the open sessions."""
 
         def rest() -> None:
             for session in list(self._sessions):

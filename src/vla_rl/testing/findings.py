@@ -31,7 +31,7 @@ class CheckFailed(AssertionError):
 
 @frozen
 class Section:
-    """A part of a check: what it found, or why it was left out."""
+    """A section of a check: its findings, or the reason why it was left out."""
 
     name: str
     findings: tuple[str, ...]
@@ -46,7 +46,7 @@ class LeftOut(Exception):
 
 
 class Unfit(Exception):
-    """Raised inside a section that cannot go on; what is wrong is recorded already."""
+    """Raised inside a section that cannot continue; its findings are already recorded."""
 
 
 class Findings:
@@ -64,13 +64,13 @@ class Findings:
         self.sections: list[Section] = []
 
     def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
-        """Record a finding unless `holds`. -> `holds`."""
+        """Record a finding unless `holds`. Return `holds`."""
         if not holds:
             self._found[f"{where}: expected {expected}, got {got}; {remedy}"] = None
         return holds
 
     def notice(self, text: str) -> None:
-        """Record what could not be seen, or was left out."""
+        """Record something that could not be checked, or was left out."""
         if text not in self._notices:
             self._notices.append(text)
 
@@ -83,7 +83,7 @@ class Findings:
 
     @contextmanager
     def section(self, what: str) -> Generator[None]:
-        """An exception in here is a finding, and the check goes on after it."""
+        """Turn an exception inside the section into a finding; the check continues after it."""
         known, before, skipped = len(self._found), perf_counter(), ""
         self._section, self._notices = what, []
         self._on_section(what)

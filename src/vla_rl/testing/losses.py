@@ -48,7 +48,7 @@ class LossCase:
 
     @property
     def probe(self) -> Batch:
-        """The batch with one old policy: what acted is what the training step began with."""
+        """The batch with one old policy: the behaviour policy is the proximal one."""
         batch = self.batch
         return batch if batch.fresh_log_probs is None else attrs.evolve(batch, log_probs=batch.fresh_log_probs)
 
@@ -117,7 +117,7 @@ def check_shape(case: LossCase) -> bool:
 
 
 def check_behaviour(case: LossCase) -> None:
-    """Findings on what a loss does when one thing in a batch changes."""
+    """Check how a loss responds when one thing in a batch changes."""
     checks: list[Callable[[LossCase], None]] = [
         _repeats,
         _weights,

@@ -108,7 +108,7 @@ def _sampling(case: ModelCase) -> bool:
 
 
 def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
-    """Types and shapes of what was sampled."""
+    """Check types and shapes of the sampled chunk."""
     f, per_action = case.f, case.model.tokens_per_action
     fine = _array(case, chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
     fine &= _array(case, chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")

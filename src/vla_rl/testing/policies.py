@@ -61,7 +61,7 @@ def check_policy(case: ModelCase) -> None:
 
 
 def _rows_apart(case: ModelCase) -> None:
-    """Each row alone, and beside others, against the same row in the batch."""
+    """Compare each row alone, and among other rows, with the same row in the batch."""
     with case.moved(SCALES[0]):
         whole = {greedy: case.sample(greedy) for greedy in (False, True)}
         for b in range(case.rows):
@@ -75,7 +75,7 @@ def _rows_apart(case: ModelCase) -> None:
 
 
 def _compare_rows(case: ModelCase, whole: dict[bool, Chunk], obs: Observation, rows: list[int], at: list[int]) -> None:
-    """`obs` holds at the places `at` what the whole batch holds as `rows`."""
+    """Compare the results for `obs` at the indices `at` with those of the whole batch at `rows`."""
     keys = list(range(len(obs))) if len(obs) > 1 else rows
     remedy = "use no statistics of the batch, and each row's own noise"
     for greedy, chunk in whole.items():
@@ -304,7 +304,7 @@ def _demonstrations(case: ModelCase) -> None:
 
 
 def _steps(case: ModelCase) -> None:
-    """A step up a gradient raises what it is the gradient of."""
+    """Check that a step along a gradient raises its function."""
     with case.moved(0.02):
         chunk = case.sample()
         parts = ["log_probs", "entropy"] + ["values"] * (case.values != "none")

@@ -18,7 +18,7 @@ from vla_rl.testing.model_case import ModelCase
 MOVED = 0.1
 """Step by which weights are moved before inputs are compared: parts that begin at zero would hide their inputs."""
 FAR = ((20.0, 21.0), (-31.0, -30.0), (7.0, 12.0))
-"""Bounds that nobody gets right by chance."""
+"""Bounds that no model matches by chance."""
 WIDER, FULLER = 3.0, 0.3
 """Largest ratio of widths, and largest difference of the share at the bounds, between two numbers of an action."""
 EDGE = 1e-4

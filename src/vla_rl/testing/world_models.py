@@ -194,7 +194,7 @@ def _check_learning(case: _Case) -> None:
 
 
 def _check_restoring(case: _Case, twin: WorldModel) -> None:
-    """A model that was newly built, by another seed, goes on from weights and training state."""
+    """Check that a new model, built with another seed, resumes from weights and training state."""
     mind, f = case.mind, case.f
     if mind.module is not None and twin.module is not None:
         twin.module.load_state_dict(copy.deepcopy(mind.module.state_dict()))

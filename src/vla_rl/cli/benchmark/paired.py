@@ -38,7 +38,7 @@ class Pair:
 
 
 def compare(first: Episodes, second: Episodes) -> dict[str, Pair]:
-    """ "all", then each task that both played. Raises UserError where they have no state in common."""
+    """Return the pairs for "all" and for each common task. Raises UserError if there is no common state."""
     common = first.keys() & second.keys()
     if not common:
         raise UserError("the two have no evaluation state in common: compare evaluations of the same tasks")

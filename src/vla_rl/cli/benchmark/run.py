@@ -1,4 +1,4 @@
-"""All suites of a benchmark with one policy: each is kept as soon as it is over, and not played again."""
+"""Evaluation of a policy on all suites of a benchmark. Each result is kept at once, and not measured again."""
 
 from __future__ import annotations
 
@@ -86,8 +86,7 @@ def play(
 
 
 def _kept(file: Path) -> Result:
-    """Return what an earlier evaluation left; empty where there is none. Raises UserError for a file of something
-    else."""
+    """Return an earlier evaluation's results; empty if there are none. Raises UserError for another kind of file."""
     if not file.is_file():
         return {}
     try:

@@ -91,7 +91,7 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers between two, and two of them at least: one alone gives no scale."""
+    """Return about so many round numbers between two, and at least two: one alone gives no scale."""
     span = (high - low) or 1.0
     size = 10 ** math.floor(math.log10(span / count))
     step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)

@@ -29,7 +29,7 @@ class Point:
 
 @frozen(kw_only=True, eq=False)
 class ReportData:
-    """All of it; what is not there is empty."""
+    """Read all data of the run; missing parts are empty."""
 
     folder: Path
     spec: Mapping[str, Any]

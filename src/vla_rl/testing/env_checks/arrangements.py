@@ -24,9 +24,9 @@ EXACT_PIXELS = 0.02
 LOOSE_PIXELS = 0.1
 """The same, where calls differ: a controller may add a little to what each call asks for."""
 LOOSE_MOVES = 2e-3
-"""Differences of numbers up to this share of what a chunk moves are tolerated there, too."""
+"""Tolerated difference of a number where calls differ, as a share of its change by a chunk."""
 PLAYS = 16
-"""About as many as there are arrangements."""
+"""Approximate number of arrangements."""
 NOT_TWICE = "not done: it needs episodes that come twice alike; see determinism"
 DRIFT = 1e-2
 """Differences up to here that begin late are taken for rounding that grew."""
@@ -37,7 +37,7 @@ RESET_ALL = f"reset all that an episode changes, and {KEYED}"
 
 @define(eq=False)
 class Reference:
-    """Episodes as they were played first, row by row."""
+    """The first runs of the episodes, row by row."""
 
     scripts: dict[int, Script] = field(factory=dict)
     traces: dict[int, EnvTrace] = field(factory=dict)

@@ -16,9 +16,9 @@ from vla_rl.testing.findings import LeftOut
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"
 FEWEST = 2
-"""Plays of an episode that ended, whatever time they take."""
+"""Minimal number of re-runs of an ended episode, regardless of time."""
 LONGEST = 400
-"""Actions of an episode that is played again to its end, unless there is no shorter one."""
+"""Longest episode, in actions, that is re-run to its end, unless there is no shorter one."""
 
 
 def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats: bool) -> None:
@@ -42,7 +42,7 @@ def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats
 
 
 def _room(player: Player, first: Mapping[int, EnvTrace], sets: int) -> int:
-    """Plays that there is time for, 6 at most."""
+    """Return the number of re-runs that the time allows, 6 at most."""
     calls = max(_end(trace) for trace in first.values()) // player.chunk + 1
     return player.affordable(0.25, sets, 6 * calls) // calls
 

@@ -24,13 +24,13 @@ FEWEST = 3
 VISIBLE = 0.2
 """Mean differences of pictures, of 255, that are looked into."""
 JUMP = 5.0
-"""Changes by the first action that are so many times the largest later one are of another kind."""
+"""Ratio to the largest later change from which a change by the first action is of another kind."""
 SAME = "make both with one function"
 UNITS = (180 / np.pi, 1000.0, 100.0, 255.0, 10.0, 2.54, 2.0)
 """Factors between units, for numbers that are the same in each state."""
 
 Change = Callable[[Mapping[str, Array], str], Array]
-"""(pictures of all cameras after a reset, a camera) -> what may have been done to its picture."""
+"""Function of (images of all cameras after a reset, a camera): the image of the camera, changed as a plugin may do."""
 
 
 def first_actions(player: Player) -> None:

@@ -73,7 +73,7 @@ class Sightings:
 
 
 class Player:
-    """`play` plays episodes; everything that a call returns is checked on the way."""
+    """Runs episodes on a simulator (`play`) and checks everything that a call returns."""
 
     def __init__(
         self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], seconds: float
@@ -92,9 +92,9 @@ class Player:
         self.started_in = 0.0
         """Seconds that the first reset took."""
         self.hopeless = ""
-        """Why nothing is played any more."""
+        """Reason why the check has stopped calling the simulator."""
         self._failed: dict[str, tuple[str, int, float]] = {}
-        """Call -> what its last failures have in common, how many there were in a row, and seconds that they took."""
+        """Call -> common part of its last failures, their number in a row, and their seconds."""
         self._worked: set[str] = set()
         self._said: set[tuple[str, str]] = set()
         self._views: list[EnvView | None] = [None] * env.num_envs
@@ -286,7 +286,7 @@ class Player:
         return list(self._views), dict(self._told), dict(self._state)
 
     def forget(self) -> None:
-        """Another simulator takes the place of the one that was played with: its rows have not been reset."""
+        """Forget the rows: another simulator has replaced this one, and its rows have not been reset."""
         self._views, self._told, self._state = [None] * len(self.rows), {}, {}
 
     def remember(self, known: tuple[Any, ...]) -> None:

@@ -22,13 +22,13 @@ SHARES = {"eval": (0.04, 0.15), "train": (0.02, 0.08)}
 """Shares of the time for each split: after the first, `FEW` states are enough; after the second, any number is."""
 FEW = 100
 FAILURES = 3
-"""States that cannot be entered before the rest is left out."""
+"""Number of states that cannot be entered after which the others are skipped."""
 SCENES = 6
-"""States of which is looked whether they change with the seed."""
+"""Number of states that are checked for changes with the seed."""
 AGAIN = 4
-"""States of a split that are entered twice."""
+"""Number of states of a split that are entered twice."""
 PAIRS = 8
-"""States that look alike, of which is looked whether they play alike."""
+"""Number of pairs of similar states whose episodes are compared."""
 
 
 @frozen(eq=False)

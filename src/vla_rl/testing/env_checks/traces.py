@@ -1,4 +1,4 @@
-"""Episodes as they were played, and how two of them differ, in words."""
+"""Traces of episodes, and descriptions of the difference between two."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class EnvTrace:
     script: Script
     row: int
     views: dict[int, EnvView]
-    """After so many actions; 0: after the reset."""
+    """Number of actions -> view after them; 0: after the reset."""
     success: dict[int, bool] = field(factory=dict)
     """After so many actions."""
     rewards: list[float] = field(factory=list)

@@ -21,7 +21,7 @@ ENOUGH = 16
 
 
 def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
-    """Play episodes from many states. -> the very first ones, and those that ended."""
+    """Run episodes from many states. Return the first ones, and those that ended."""
     began = perf_counter()
     first: dict[int, EnvTrace] = {}
     ended: list[EnvTrace] = []
@@ -105,7 +105,7 @@ def success_is_told(player: Player) -> None:
 
 
 def _rewards_success(player: Player) -> None:
-    """Success pays, and more than failure."""
+    """Check that success is rewarded, and more than failure."""
     seen = player.seen
     won = [end for end in seen.ends if end.success]
     if seen.won and not seen.rewarded and (won or len(seen.ends) > 2):
