@@ -62,7 +62,7 @@ def _candidate(
 
 
 def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
-    """What running ahead brings: under the spec's own placement, or else the fastest whose learners are apart."""
+    """Forecast the gain from running ahead, under the spec's placement or else the fastest with dedicated learners."""
     able = [candidate for candidate in candidates if candidate.plan is not None and apart(candidate.plan)]
     chosen = next((candidate for candidate in able if candidate.own), None) or best(able)
     if chosen is None or chosen.plan is None:

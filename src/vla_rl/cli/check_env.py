@@ -25,7 +25,7 @@ from vla_rl.testing.envs import examine_env
 from vla_rl.toolkit.waiting import summed, works_now
 
 FIRST_S = 10.0
-"""Where stderr is no terminal, seconds until the first line."""
+"""Seconds until the first line of progress if stderr is no terminal."""
 
 
 def main(
@@ -39,7 +39,7 @@ def main(
     seconds: float,
     whole_range: bool,
 ) -> int:
-    """Print the report. -> 0, or 1 with findings. Raises as `examine`."""
+    """Print the report. Return 0, or 1 with findings. Raises as `examine`."""
     with progress(f"check-env {name}") as on_section:
         found = examine(name, overrides, modules, rows, chunk, device, expert, seconds, whole_range, on_section)
     _print(f"{name}: {rows} rows, chunks of {chunk}, {device}", found)
@@ -106,7 +106,7 @@ def progress(title: str) -> Iterator[Callable[[str], None]]:
 
 
 def _keys(config: type) -> Iterator[str]:
-    """Each key with its type, what it is by default, and the line of documentation below it."""
+    """Return each key with its type, its default and the line of documentation below it."""
     documented = _documentation(config)
     for field in attrs.fields(config):
         default = "required" if field.default is attrs.NOTHING else f"default {_default(field.default)}"
@@ -122,7 +122,7 @@ def _default(default: object) -> str:
 
 
 def _documentation(config: type) -> dict[str, str]:
-    """Field -> the string below it; nothing where there is no source."""
+    """Return each field's docstring; empty if there is no source."""
     try:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
     except (OSError, TypeError, ValueError, SyntaxError):

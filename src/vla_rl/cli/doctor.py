@@ -37,7 +37,7 @@ class Finding:
 
 
 def main(json: bool) -> int:
-    """Print the report, as JSON on request. -> 0, or 1 when something is broken that every run needs."""
+    """Print the report, as JSON on request. Return 0, or 1 if something is broken that every run needs."""
     found = examine()
     if json:
         from json import dumps
@@ -49,7 +49,7 @@ def main(json: bool) -> int:
 
 
 def examine() -> list[Finding]:
-    """Look at everything; what can hang or crash is tried in a process of its own, at most 90 s each."""
+    """Run all checks; those that can hang or crash run in a separate process, at most 90 s each."""
     probes = ("egl", "osmesa", "vulkan", "cuda", "ray")
     with ThreadPoolExecutor(len(probes)) as pool:
         outcomes = dict(zip(probes, pool.map(probe, probes), strict=True))
@@ -57,7 +57,7 @@ def examine() -> list[Finding]:
 
 
 def _base() -> Iterator[Finding]:
-    """What everything needs, first: what follows may come of it."""
+    """Check what everything needs. It comes first: later findings may follow from it."""
     if unmet := unmet_base():
         detail = f"{OWN_DIST} needs {', '.join(unmet)}"
         yield Finding(area="machine", what="requirements", state="broken", detail=detail, fix=keep_build(unmet))

@@ -24,7 +24,7 @@ def shipped(path: Path) -> Path | None:
 
 
 def first_line(file: Path) -> str:
-    """Return what an example says of itself: its first sentence."""
+    """Return an example's description: its first sentence."""
     lines = file.read_text(encoding="utf-8").splitlines()
     comment: list[str] = []
     for line in lines:
@@ -35,7 +35,7 @@ def first_line(file: Path) -> str:
 
 
 def copy(folder: Path) -> list[Path]:
-    """Copy all to a folder; -> the new files. Raises UserError where one of that name is there and another."""
+    """Copy all examples to a folder. Return the new files. Raises UserError if a different file has the same name."""
     check_folder("--to", folder)
     new = {folder / file.name: file.read_text(encoding="utf-8") for file in examples()}
     for target, text in new.items():

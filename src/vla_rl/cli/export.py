@@ -65,7 +65,7 @@ def main(
 
 
 def upload(folder: Path, repository: str, public: bool) -> str:
-    """To huggingface.co, or `HF_ENDPOINT`, as whoever is logged in (`hf auth login`, or HF_TOKEN). -> its address."""
+    """Upload to huggingface.co, or `HF_ENDPOINT`, with the user's login or HF_TOKEN. Return the address."""
     from huggingface_hub import HfApi
 
     api = HfApi()

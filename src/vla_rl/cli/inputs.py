@@ -1,4 +1,4 @@
-"""What commands are given: a spec, the folder of a run, a checkpoint."""
+"""Inputs of commands: a spec, the folder of a run, a checkpoint."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def checkpoint_of(path: Path) -> Path | None:
 
 
 def name_of(checkpoint: Path | None, what: object) -> str:
-    """How tables call a policy: RUN/step_..., wherever the run lies; without a checkpoint as it was given."""
+    """Return a policy's name in tables: RUN/step_..., wherever the run is; without a checkpoint `what`, as given."""
     return f"{checkpoint.parents[1].name}/{checkpoint.name}" if checkpoint else str(what)
 
 
 def cluster_of(devices: int | None, cpus: float | None, memory: float | None) -> Cluster:
-    """So many GPUs, CPUs and GiB of host memory; what is not given is this machine's, or assumed for the GPUs."""
+    """Build a cluster of so many GPUs, CPUs and GiB of memory. Defaults: this machine; GPUs are assumed."""
     from vla_rl.runtime.placement.hardware import machine
 
     here = machine()

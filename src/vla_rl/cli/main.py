@@ -462,7 +462,7 @@ def _take_sigterm_as_ctrl_c() -> None:
 
 
 def _about_a_path(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
-    """What is wrong with a path that was given, or with where the output goes; None: it is another error."""
+    """Return the error of a path that was given, or of the output's place; None if the exception is another error."""
     from vla_rl.core.paths import path_error
 
     given: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""What a checkpoint is, by what its run wrote down: a README for a model repository, and the curve of its success."""
+"""Model card of a checkpoint, from its run's records: a README for a model repository, and the curve of its success."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def card(run: ReportData, step: int, title: str) -> str:
 
 
 def evaluation(run: ReportData, step: int) -> Mapping[str, Any] | None:
-    """That of the checkpoint's step: success, and where the run ended with it, that of each task."""
+    """Return the evaluation at the checkpoint's step: success, and per task if the run ended with it."""
     if run.results.get("steps") == step and run.results.get("success"):
         return run.results
     point = next((point for point in run.evaluations if point.step == step), None)
@@ -63,7 +63,7 @@ def evaluation(run: ReportData, step: int) -> Mapping[str, Any] | None:
 
 
 def _front(title: str, kinds: Mapping[str, str], found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the hub reads."""
+    """Return the front matter that the hub reads."""
     front: dict[str, Any] = {
         "library_name": "vla-rl",
         "pipeline_tag": "robotics",
@@ -105,7 +105,7 @@ def _command(run: ReportData) -> str:
 
 
 def _plain(value: Any) -> str:
-    """As text within a line or a table of Markdown, which lets HTML through."""
+    """Return the value as text for a line or a table of Markdown, with HTML escaped."""
     return escape(str(value), quote=False).replace("|", "\\|").replace("\n", " ")
 
 

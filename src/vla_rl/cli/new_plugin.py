@@ -23,7 +23,7 @@ IN_A_SPEC = {
 }
 
 VARIANTS = {"row": "env"}
-"""Projects of a kind that are begun otherwise: an env as one scene, of which vla-rl makes many."""
+"""Variants of a kind's project: an env as one scene, which vla-rl vectorises."""
 
 
 def new_plugin(kind: str, name: str, folder: Path) -> Path:

@@ -23,7 +23,7 @@ from vla_rl.runtime.planning.memory import waiting_bytes
 from vla_rl.runtime.planning.profile import Profile, load_profile
 
 PARTS = 4
-"""Of a periodic step, for comparison; as many as RL-VLA3 has."""
+"""Number of parts of a periodic step, for comparison; RL-VLA3 has as many."""
 TITLES = (
     "env\nsteps/s",
     "step\ns",
@@ -93,8 +93,7 @@ def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
 
 
 def _waiting(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | None) -> dict[int, float]:
-    """max_lag -> bytes of the trajectories that wait to be trained on, at most; empty where a trajectory's are not
-    known."""
+    """Return max_lag -> largest size of the waiting trajectories, in bytes; empty if a trajectory's size is unknown."""
     if further is None or profile.trajectory_bytes is None:
         return {}
     return {lag: waiting_bytes(spec, profile.trajectory_bytes, lag) for lag in further[1].by_lag}

@@ -1,4 +1,4 @@
-"""Which names a new plugin cannot have: its package would shadow, or its installation replace, what is there."""
+"""Names that a new plugin cannot have: its package would shadow, or its installation replace, an existing one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_rl.core.spec.yaml import parse
 
 
 def check_name(name: str) -> str:
-    """-> the package's name. Raises UserError with who has it, and another name."""
+    """Return the package's name. Raises UserError with the owner of a taken name and a free one."""
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", package):
         raise UserError(f"{name!r} cannot name a plugin: use lower-case letters, digits and dashes, a letter first")
@@ -46,7 +46,7 @@ def check_classes(name: str, class_name: str, sources: Iterable[str]) -> None:
 
 
 def _taken(package: str) -> str | None:
-    """What has that name."""
+    """Return the owner of the name; None if it is free."""
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         return "a word of Python"
     if not isinstance(parse(package).data, str):

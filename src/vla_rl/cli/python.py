@@ -1,5 +1,5 @@
-"""What the command line does, as functions: `vla_rl.run`, `vla_rl.evaluate` and so on. Each imports what it needs when
-it is called. They return what commands print, and raise UserError where commands print and exit."""
+"""Functions for the commands of the command line: `vla_rl.run`, `vla_rl.evaluate` and so on. Each imports its modules
+when it is called. They return what commands print, and raise UserError where commands print and exit."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def clone(
 
 @_in_words
 def open_run(folder: str | Path) -> RunRecord:
-    """A run that was made before, or goes on elsewhere. Raises UserError where the folder holds none."""
+    """Open an earlier run, or one that another process is still running. Raises UserError if the folder holds none."""
     return RunRecord(folder)
 
 
@@ -105,8 +105,8 @@ def check(
     cpus: float | None = None,
     memory: float | None = None,
 ) -> Spec:
-    """`vla-rl check`: -> the spec with all defaults. Raises UserError with what a run would refuse on this machine, or
-    on one with so many GPUs, CPUs and GiB."""
+    """Check a spec (`vla-rl check`). Return it with all defaults. Raises UserError for everything that a run would
+    refuse on this machine, or on one with so many GPUs, CPUs and GiB."""
     from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks.run import check_spec
 
@@ -189,8 +189,8 @@ def benchmark(
 
 @_in_words
 def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
-    """`vla-rl compare`: two files of `vla-rl eval --output`, or two folders of benchmarks, on the states that both
-    played. -> "all", and each task -> `Pair`, whose `p` is McNemar's."""
+    """Compare two files of `vla-rl eval --output`, or two folders of benchmarks, on their common states (`vla-rl
+    compare`). Return "all", and each task -> `Pair`, whose `p` is McNemar's."""
     from vla_rl.cli.benchmark.paired import check_evaluations, episodes
     from vla_rl.cli.benchmark.paired import compare as paired
 
@@ -222,7 +222,7 @@ def plan(
 
 @_in_words
 def report(folder: str | Path, output: str | Path | None = None, *, video_mb: float = 20.0) -> Path:
-    """`vla-rl report`: one HTML page about a run. -> its file."""
+    """Write one HTML page about a run (`vla-rl report`). Return its file."""
     from vla_rl.cli.report.write import write
 
     return write(Path(folder), None if output is None else Path(output), video_mb)
@@ -238,7 +238,7 @@ def export(
     push: str | None = None,
     public: bool = False,
 ) -> Path:
-    """`vla-rl export`: a checkpoint as a folder to give away. -> the folder. `layout`: "own" or "openpi"."""
+    """Write a checkpoint as a folder to publish (`vla-rl export`). Return the folder. `layout`: "own" or "openpi"."""
     from vla_rl.cli.export import main
 
     main(Path(what), Path(to), push, public, layout=layout, asset_id=asset_id)
@@ -343,7 +343,7 @@ def check_env(
     seconds: float = 60.0,
     whole_range: bool = True,
 ) -> Findings:
-    """`vla-rl check-env`: compare a simulator with the contract. -> what was found; nothing where it keeps to it."""
+    """Run the conformance tests on a simulator (`vla-rl check-env`). Return the findings; empty if there are none."""
     leave_if_importing()
     from vla_rl.cli.check_env import examine
 
@@ -359,7 +359,7 @@ def list_plugins() -> list[dict[str, Any]]:
 
 @_in_words
 def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
-    """`vla-rl new-plugin`: a third-party project with a plugin that works. -> its folder."""
+    """Write a third-party project with a working plugin (`vla-rl new-plugin`). Return its folder."""
     from vla_rl.cli.new_plugin import new_plugin as make
 
     return Path(make(kind, name, Path(folder or name)))
@@ -367,7 +367,7 @@ def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
 
 @_in_words
 def examples(to: str | Path | None = None) -> list[Path]:
-    """`vla-rl examples`: -> the specs that come with vla-rl, or with `to` their copies in that folder."""
+    """Return the specs that come with vla-rl (`vla-rl examples`), or with `to` their copies in that folder."""
     from vla_rl.cli import example_specs
 
     return example_specs.examples() if to is None else example_specs.copy(Path(to))
@@ -405,7 +405,7 @@ def _train(
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a Jupyter notebook that can draw."""
+    """Return whether this process is the kernel of a Jupyter notebook that can draw."""
     from importlib.util import find_spec
 
     ipython = sys.modules.get("IPython")
@@ -414,7 +414,7 @@ def in_notebook() -> bool:
 
 
 def _source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
-    """What has the spec, and the checkpoint whose weights are meant."""
+    """Return the source of the spec, and the checkpoint with the weights."""
     if isinstance(what, str | Path):
         path = Path(what)
         checkpoint = checkpoint_of(path) if policy is None or (path / "model").is_dir() else None

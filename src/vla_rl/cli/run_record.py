@@ -1,4 +1,4 @@
-"""A run as Python sees it, once it is over or while it goes on elsewhere."""
+"""Python's view of a run, finished or still running in another process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLOTTED = ("env/success_rate", "loss/policy")
 
 
 class RunRecord:
-    """What a run folder holds. Read when it is asked for; `reload` looks again."""
+    """The content of a run folder. It is read on access; `reload` reads it again."""
 
     def __init__(self, folder: Path | str) -> None:
         """Raises UserError where the folder holds no run."""

@@ -36,7 +36,7 @@ def main(
     idle_s: float,
     debug: bool,
 ) -> int:
-    """Serve until Ctrl-C or SIGTERM; -> the exit status."""
+    """Serve until Ctrl-C or SIGTERM. Return the exit status."""
     check_serving(dialect)
     from vla_rl.runtime.comm.status_line import shown
     from vla_rl.serving.access import Access, is_loopback, url_of
@@ -87,7 +87,7 @@ def main(
 
 
 def check_serving(dialect: str) -> None:
-    """Raise UserError where packages are missing, or nobody speaks so."""
+    """Raise UserError if packages are missing, or if the dialect is unknown."""
     if lacking := [name for name in ("websockets", "msgpack") if find_spec(name) is None]:
         raise UserError(f"serving needs {', '.join(lacking)}; try: {install_command(OWN_DIST, 'serve')}")
     from vla_rl.serving.dialects import DIALECTS

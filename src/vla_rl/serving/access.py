@@ -1,4 +1,4 @@
-"""Which web pages and host names a server answers to.
+"""Rules for the web pages and host names that a server answers.
 
 Every page that is open in a browser may open websockets to any address, this machine's loopback too. Browsers name
 the page in the header `Origin`, which robots and simulators do not send. A page can also have its own host name point
@@ -26,13 +26,13 @@ class Access:
     hosts: frozenset[str]
     """Names, in lower case."""
     any_address: bool
-    """Whether every IP address is a right host. A page cannot make one point elsewhere, and a machine does not know
-    all of its own: those of a container's host and of a router are others. False: those of the loopback."""
+    """Whether every IP address is a valid host. A page cannot redirect one, and a machine does not know all of its own:
+    those of a container's host and of a router are others. False: only loopback addresses are valid."""
     origins: frozenset[str]
 
     @classmethod
     def of(cls, host: str, hosts: Sequence[str], origins: Sequence[str]) -> Access:
-        """What is right for a server that listens on `host`. Raises UserError for names that no request could have."""
+        """Build the rules for a server that listens on `host`. Raises UserError for names that no request can have."""
         for name in hosts:
             if not _is_address(_plain(name)) and ("*" in name or _name(name) != _plain(name)):
                 raise UserError(f"--allow-host: {name!r} is no host name; give it without a scheme, port or path")
@@ -51,7 +51,7 @@ class Access:
         )
 
     def refusal(self, hosts: Sequence[str], origins: Iterable[str]) -> str | None:
-        """What is said to a request with these headers `Host` and `Origin`; None: it is answered."""
+        """Return the refusal of a request with these headers `Host` and `Origin`; None if it is accepted."""
         for origin in origins:
             if origin.lower() not in self.origins:
                 return (

@@ -50,7 +50,7 @@ class Batcher:
     policy: Policy
     window: Window
     clients: Callable[[], int]
-    """How many may ask."""
+    """Number of clients that may send requests."""
     _waiting: asyncio.Queue[_Asked] = field(factory=asyncio.Queue, init=False)
     _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "inference"), init=False)
 
@@ -108,8 +108,8 @@ class Batcher:
         return batch
 
     def _results(self, batch: Sequence[_Asked]) -> list[tuple[Array, bool] | Exception]:
-        """The actions of each and whether they were clipped, or an exception: where a batch fails, each is tried alone,
-        so that nobody hears of what another asked."""
+        """Return each request's actions and whether they were clipped, or its exception. If a batch fails, each is
+        tried alone, so that no client sees another's error."""
         clipped = np.zeros(len(batch), bool)
         try:
             obs = Observation.concat([asked.obs for asked in batch])

@@ -1,4 +1,4 @@
-"""Who is connected: places, what each client got, and what strangers may hold of this machine."""
+"""Connected clients: their places, their statistics, and limits on what strangers may hold of this machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from websockets.asyncio.server import ServerConnection
 
 logger = logging.getLogger(__name__)
 NEW_S, IDLE_S = 5.0, 300.0
-"""When places are scarce, a client keeps its own for so long before its first answer, and without another request."""
+"""Seconds that a client keeps its place, if places are scarce, before its first answer and without another request."""
 GONE_S = 5.0
-"""A client that is sent away may take so long to say goodbye."""
+"""Seconds that a disconnected client may take for its closing handshake."""
 MAX_OPENING = 256
-"""Connections that have not asked for anything yet: the oldest goes when there are more. Each has ten seconds."""
+"""Limit of connections without a request; above it the oldest is closed. Each has ten seconds."""
 MAX_HELD = 1 << 30
-"""Bytes of unfinished and waiting frames of all clients: whoever holds most is sent away when there are more."""
+"""Limit of unfinished and waiting frames of all clients, in bytes; above it the largest holder is disconnected."""
 MAX_UNREAD = 4 << 20
-"""Bytes that a client has not read, beyond which it is sent away; answers are a few kilobytes."""
+"""Limit of bytes that a client has not read, above which it is disconnected; answers are a few kilobytes."""
 
 
 @define(eq=False)
@@ -29,15 +29,15 @@ class Client:
     connection: ServerConnection
     came: float = field(factory=monotonic)
     asked_at: float = field(factory=monotonic)
-    """When its last request came, or was answered."""
+    """Time of its last request or answer."""
     busy: bool = False
-    """Whether a request of it is under way."""
+    """Whether one of its requests is in progress."""
     answered: int = 0
     refused: int = 0
     clipped: int = 0
     """Answers with numbers outside of the bounds."""
     seconds: float = 0.0
-    """From requests to their answers, summed up."""
+    """Total time from requests to their answers."""
     slowest: float = 0.0
 
     @property
@@ -72,13 +72,13 @@ class Client:
 
 
 def name_of(connection: ServerConnection) -> str:
-    """What a client is called in logs."""
+    """Return a client's name in logs."""
     host, port, *_ = connection.remote_address or ("a client that is gone", 0)
     return f"{host}:{port}"
 
 
 def printable(text: str) -> str:
-    """What a client said, as one line of a log."""
+    """Return a client's text as one line of a log."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
@@ -102,7 +102,7 @@ def whose_place(clients: Iterable[Client]) -> Client | None:
 
 @define(eq=False)
 class Traffic:
-    """What connections hold of this machine, and the bounds of it."""
+    """The memory and connections that clients hold of this machine, and their limits."""
 
     opening: dict[ServerConnection, None] = field(factory=dict, init=False)
     held: dict[ServerConnection, int] = field(factory=dict, init=False)
@@ -118,7 +118,7 @@ class Traffic:
             oldest.transport.abort()
 
     def hang_up(self) -> None:
-        """End the connections that have not asked for anything, for a server that stops."""
+        """Close the connections without a request, when the server stops."""
         for connection in list(self.opening):
             connection.transport.abort()
 
@@ -141,7 +141,7 @@ class Traffic:
             self._abort(largest, f"sent most of {self.total >> 20} MB that wait here")
 
     def done(self, connection: ServerConnection, size: int) -> None:
-        """A frame of so many bytes is dealt with."""
+        """Subtract a processed frame of so many bytes."""
         if connection in self.held:
             freed = min(self.held[connection], size)
             self.held[connection] -= freed

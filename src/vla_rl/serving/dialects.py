@@ -1,4 +1,4 @@
-"""What is said on a connection: openpi's protocol, and two that differ in a few frames."""
+"""Protocols of a connection: openpi's, and two that differ in a few frames."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Frame = str | bytes
 
 @frozen(kw_only=True)
 class ClientRequest:
-    """What a frame of a client wants."""
+    """A request decoded from a client's frame."""
 
     request: Mapping[Any, Any] | None = None
-    """Of a policy; None: `reply`, if anything, is the answer."""
+    """Observation for the policy; None: `reply`, if there is one, is the answer."""
     reply: Frame | None = None
     begins: bool = False
     """An episode."""
@@ -40,7 +40,7 @@ class Dialect(ABC):
     info: EnvInfo
 
     pages: ClassVar[Mapping[str, str]] = {}
-    """Path -> what a GET of it answers, besides /healthz."""
+    """Path -> response to a GET of it, besides /healthz."""
     keeps_alive: ClassVar[bool] = True
     """The server asks from time to time whether the client is there; else compiling clients may be silent for long."""
 
@@ -49,7 +49,7 @@ class Dialect(ABC):
         return plain(info)
 
     def greeting(self) -> Frame | None:
-        """What the server says first."""
+        """Return the server's first frame."""
         return pack(self.about)
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Dialect(ABC):
     def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame: ...
 
     def refusal(self, error: str) -> tuple[Frame, bool]:
-        """The frame that says what is wrong, and whether the connection is closed then."""
+        """Return the frame of an error, and whether the connection is then closed."""
         return error, True
 
 
@@ -126,7 +126,7 @@ class VlaEval(Dialect):
     left: list[Array] = field(factory=list, init=False)
     """Actions of the last chunk that the client has not asked for; an episode begins without."""
     number: int = field(default=0, init=False)
-    """Of the message that is answered."""
+    """Number of the message that is being answered."""
 
     pages: ClassVar[Mapping[str, str]] = {"/health": json.dumps({"status": "ok"}), "/config": json.dumps({})}
     keeps_alive: ClassVar[bool] = False

@@ -34,7 +34,7 @@ MAX_INSTRUCTION = 1000
 
 
 class _Brief(reprlib.Repr):
-    """What a client sent, in a message; bytes are cut before they are written out, as they may be many."""
+    """A client's data as text for an error message; bytes are cut before formatting, as they may be many."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ brief = _Brief().repr
 
 
 class BadObservation(UserError):
-    """What a policy was shown is not what it was trained on; the message says what that is."""
+    """An observation differs from those the policy was trained on; the message describes the expected one."""
 
 
 @define(eq=False)
@@ -57,24 +57,24 @@ class Policy:
 
     model: VLAModel
     spec: Spec
-    """Of the run that trained it."""
+    """Spec of the run that trained it."""
     info: EnvInfo
     """Cameras, state and actions of the simulator that it was trained in."""
     step: int
-    """Of the checkpoint."""
+    """Training step of the checkpoint."""
     sha256: str
-    """Of the checkpoint's manifest, which has that of each of its files."""
+    """Hash of the checkpoint's manifest, which has the hash of each file."""
     device: str
     greedy: bool
     acted: int = field(default=0, init=False)
     """Chunks that were chosen."""
     clipped: int = field(default=0, init=False)
-    """Of these with a number outside of the bounds."""
+    """Number of these chunks with a number outside the bounds."""
     _lock: Any = field(factory=Lock, init=False, repr=False)
 
     @property
     def continues(self) -> bool:
-        """Whether it can go on with previous actions."""
+        """Whether it can continue previous actions."""
         return hasattr(self.model, "continue_chunk")
 
     @property
@@ -124,7 +124,7 @@ class Policy:
         )
 
     def unexecuted(self, previous: Any, delay: Any) -> Unexecuted:
-        """What is left of the last chunk, as `act_on` takes it. Raises BadObservation."""
+        """Return the rest of the last chunk, in the form that `act_on` takes. Raises BadObservation."""
         if not self.continues:
             raise BadObservation(
                 f"model {self.spec.model.type!r} cannot go on with previous actions: it does not denoise; send none"
@@ -179,7 +179,7 @@ class Policy:
         return chosen
 
     def warm_up(self, rows: int) -> None:
-        """Choose actions for one black picture and for so many, so that nobody waits for what is done only once."""
+        """Run inference for one black image and for a batch of so many, so that no client waits for one-time work."""
         info = self.info
         images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in info.cameras.items()}
         row = self.observation(images, np.zeros(info.state_dim, np.float32), info.tasks[0].instruction)
@@ -188,7 +188,7 @@ class Policy:
         self.acted = self.clipped = 0
 
     def about(self) -> dict[str, Any]:
-        """What a client has to know, as plain data."""
+        """Return what a client has to know, as plain data."""
         info = self.info
         return {
             "protocol": 1,

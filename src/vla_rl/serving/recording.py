@@ -1,4 +1,4 @@
-"""What clients sent and what they were answered, as a data set in LeRobot's format: a session is an episode."""
+"""Recorder of clients' requests and their answers, as a data set in LeRobot's format: a session is an episode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 FPS = 10
 """Rows a second, as the data set says: clients ask when they like."""
 MAX_BYTES = 256 << 20
-"""Of the images of all sessions that go on; beyond it the longest is written, and goes on as another episode."""
+"""Limit of the images of all open sessions; beyond it the longest is written, and continues as another episode."""
 
 
 @define
@@ -47,7 +47,7 @@ class SessionRecorder:
         self._thread = ThreadPoolExecutor(1, "recording")
         self._failed = False
         self.episodes = 0
-        """That were written."""
+        """Number of episodes written."""
 
     async def add(self, session: int, obs: Observation, actions: Array) -> None:
         """A request of one row and its answer, float32 [C, A]."""
@@ -58,7 +58,7 @@ class SessionRecorder:
         await self._run(self._end, session)
 
     def close(self) -> None:
-        """Write what is left; sessions that still go on end here."""
+        """Write the rest, and end the open sessions."""
 
         def rest() -> None:
             for session in list(self._sessions):

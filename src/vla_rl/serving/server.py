@@ -65,7 +65,7 @@ QUICK = 1 << 20
 SEND_S = 60.0
 """A client that does not take its answer within this time is given up."""
 FRAME_HEADER = 14
-"""Bytes of a websocket frame beside its content, at most."""
+"""Largest overhead of a websocket frame, in bytes."""
 PREVIOUS, DELAY = "previous_actions", "delay"
 """Keys of a request for real-time chunking."""
 FAILED = "the policy failed; its server's log says why"
@@ -89,16 +89,16 @@ class Settings:
     """0: a free one."""
     dialect: str = "openpi"
     keys: KeyMap | None = None
-    """None: the dialect's own."""
+    """Keys of a request; None: the dialect's own."""
     prompt: str | None = None
-    """Of requests that have none."""
+    """Instruction for requests without one."""
     api_key: str | None = field(default=None, repr=False)
-    """What clients have to give; None: nothing."""
+    """Key that clients have to send; None: no key is needed."""
     window: Window = field(factory=lambda: Window(max_batch=16, max_wait=0.002))
     record: Path | None = None
     """Folder of the data set that sessions are appended to; None: nothing is kept."""
     allow_hosts: Sequence[str] = ()
-    """Host names by which clients may ask for it, beside those of the machine."""
+    """Host names that clients may use, besides those of the machine."""
     allow_origins: Sequence[str] = ()
     """Web pages that may use it: what browsers send as `Origin`."""
     idle_s: float = 3600.0
@@ -214,7 +214,7 @@ class PolicyServer:
         return None
 
     def _no_place(self, address: str) -> str | None:
-        """Find a place for a client, if need be that of an idle one; -> why there is none."""
+        """Find a place for a client, if need be that of an idle one. Return the reason if there is none."""
         clients: dict[str, list[Client]] = {}
         for client in self._clients.values():
             clients.setdefault(client.address, []).append(client)
@@ -341,7 +341,7 @@ class PolicyServer:
             raise ClientGone from None
 
     async def _refuse(self, client: Client, dialect: Dialect, error: Exception) -> bool:
-        """Say what was wrong; -> whether the connection is closed."""
+        """Send an error. Return whether the connection is closed."""
         self.refused += 1
         client.refused += 1
         known = isinstance(error, UserError | FrameError)
@@ -357,7 +357,7 @@ class PolicyServer:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises UserError where nobody can listen; so that it is known before a model is loaded."""
+    """Raise UserError if the address cannot be bound; so the error comes before a model is loaded."""
 
     async def listen() -> None:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)

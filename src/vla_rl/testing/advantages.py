@@ -1,4 +1,4 @@
-"""What `check_algorithm` finds out about advantages by changing a rollout: they answer to rewards, in the right
+"""Checks of advantages by `check_algorithm`, which changes a rollout: advantages must respond to rewards, in the right
 direction and place, and to nothing else."""
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from vla_rl.toolkit.algorithms.losses import by_action
 
 STEPS, CHUNK, SIZE = 5, 2, 4
 WON = (True, True, True, False, True, True, False, False, True, False, False, False)
-"""Three groups of four, of which each keeps successes and failures when one of its members changes sides."""
+"""Outcomes of three groups of four; each group keeps both successes and failures if one member's outcome flips."""
 HUGE = 1000.0
-"""Beside it, what the rollout holds otherwise is noise, whatever advantages are divided by."""
+"""A reward next to which the rest of the rollout is noise, even after normalisation."""
 NOISE = 0.05
 PER_COLUMN = ("groups", "success", "features")
 TENSORS = ("advantages", "weights", "counts", "returns", "value_weights", "value_counts")
@@ -32,7 +32,7 @@ TENSORS = ("advantages", "weights", "counts", "returns", "value_weights", "value
 
 @frozen(eq=False)
 class AdvantageCase:
-    """An algorithm that is asked for advantages as the loop asks for them."""
+    """An algorithm whose advantages are requested as the loop requests them."""
 
     algorithm: Algorithm
     f: Findings
@@ -236,13 +236,13 @@ def _scope(case: AdvantageCase) -> None:
 
 
 def _shorter(rollout: Rollout, steps: int) -> Rollout:
-    """Its first chunk steps, after which nothing is valid."""
+    """Return the rollout cut to its first `steps` chunk steps; later ones are not valid."""
     fields = {name: tensor for name, tensor in attrs.asdict(rollout, recurse=False).items() if name not in PER_COLUMN}
     return rollout.evolve(**{n: t[:steps] for n, t in fields.items() if isinstance(t, torch.Tensor)})
 
 
 def _invalid(case: AdvantageCase) -> None:
-    """Numbers that stand where no action counts."""
+    """Check that numbers at invalid actions have no effect."""
     ragged = case.rollout(ends=CHUNK * 2 + 1)
     silent = ~ragged.valid
     log_probs = torch.where(silent[..., None], torch.tensor(-77.0), ragged.log_probs)
@@ -296,7 +296,7 @@ def _longer(case: AdvantageCase) -> None:
 
 
 def _unfinished(case: AdvantageCase) -> None:
-    """Episodes that go on behind the rollout have the value of what follows, where values inside it are used."""
+    """Check that unfinished episodes bootstrap from the next value, if the algorithm uses values inside the rollout."""
     n, t = WON.index(False), STEPS // 2
     rollout: Any = case.rollout(ends=STEPS * CHUNK + 1)
     before = case.returns(rollout)
@@ -315,7 +315,7 @@ def _unfinished(case: AdvantageCase) -> None:
 
 
 def _episodes_apart(case: AdvantageCase) -> None:
-    """Columns go on with a second episode, as with `auto_reset`; what happens there is none of the first one's."""
+    """Check that a second episode in a column, as with `auto_reset`, does not affect the first."""
     rollout, n = case.rollout(), WON.index(False)
     assert rollout.values is not None and rollout.next_values is not None
     for how in ("terminated", "truncated"):

@@ -79,7 +79,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
 
 
 def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
-    """What an algorithm says of old data is what it does with them."""
+    """Check that `off_policy` and `needs` agree with how the algorithm uses old data."""
     algorithm, f = loss.algorithm, loss.f
     by_age = _matters(advantages, loss, "log_probs") or _matters_by_lag(loss)
     if algorithm.off_policy:
@@ -95,7 +95,7 @@ def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
 
 
 def _matters(advantages: AdvantageCase, loss: LossCase, name: str) -> bool:
-    """Whether these log-probs of a rollout, and of its batches, change anything."""
+    """Return whether the named log-probs of a rollout and its batches change the advantages or the loss."""
     rollout, batch = advantages.rollout(), loss.batch
     moved: dict[str, Any] = {name: getattr(rollout, name) + _drift(getattr(rollout, name))}
     one, other = advantages.advantages(rollout), advantages.advantages(rollout.evolve(**moved))
@@ -115,7 +115,7 @@ def _drift(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_features(f: Findings, algorithm: Algorithm) -> int:
-    """-> D of the algorithm's features."""
+    """Check the algorithm's features. Return their size D."""
     lengths = (5, 0, 1, 70)
     frames = tuple(to_numpy(synthetic.observation(synthetic.env_info(1), n).images["camera0"]) for n in lengths)
     with f.section("features"):
@@ -134,7 +134,7 @@ def _check_features(f: Findings, algorithm: Algorithm) -> int:
 
 
 def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
-    """-> The loss's batch, if everything up to it has the right shape."""
+    """Run shaping, selection and advantages. Return the batch of the loss, or None if a result has the wrong shape."""
     kept = copy.deepcopy(rollout)
     shaped = case.algorithm.shape_rewards(rollout)
     _untouched(case, rollout, kept, "shape_rewards")

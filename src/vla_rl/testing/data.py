@@ -66,7 +66,7 @@ def _chosen(count: int) -> Any:
 
 
 def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indices: Any) -> list[Read]:
-    """-> what has the right shapes. A flaw that repeats is told once, with the first sample that has it."""
+    """Read the samples at `indices`. Return those with the right shapes. Report a repeated flaw once."""
     sizes: dict[str, tuple[int, ...]] = {}
     told: set[tuple[str, str]] = set()
     parts: list[Read] = []
@@ -133,7 +133,7 @@ def _read_again(f: Findings, data: Demonstrations, indices: Any) -> None:
 
 
 def _check_variety(f: Findings, parts: list[Read]) -> None:
-    """Whether what differs between samples differs."""
+    """Check that samples differ from each other in the data that should differ."""
     if sum(len(part.indices) for part in parts) < BATCH:
         raise LeftOut("there are few samples")
     actions = np.concatenate([part.actions for part in parts])

@@ -1,4 +1,4 @@
-"""Public test doubles: what a listener of `RunEvents` hears from the loop, made up. For tests of hook plugins."""
+"""Public test doubles: synthetic events of the loop for listeners of `RunEvents`. For tests of hook plugins."""
 
 from __future__ import annotations
 

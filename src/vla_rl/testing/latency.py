@@ -1,4 +1,4 @@
-"""How long the test doubles of simulator and model take."""
+"""Latencies of the test doubles of simulator and model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Latency:
         return self.seconds * math.exp(self.sigma * self._random.gauss(0.0, 1.0) - self.sigma**2 / 2)
 
     def wait(self, times: int = 1, rows: int = 0) -> None:
-        """So many draws of it, and what so many rows take."""
+        """Sleep for `times` draws of the latency, plus the time of `rows` rows."""
         seconds = times * self.draw() + self.row_seconds * rows
         if seconds:
             time.sleep(seconds)

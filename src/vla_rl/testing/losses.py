@@ -1,4 +1,4 @@
-"""What `check_algorithm` finds out about a loss by changing a batch: weights, directions, splits and extremes."""
+"""Checks of a loss by `check_algorithm`, which changes a batch: weights, directions, splits and extremes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LossCase:
 
     @property
     def probe(self) -> Batch:
-        """The batch with one old policy: what acted is what the training step began with."""
+        """The batch with one old policy: the behaviour policy is the proximal one."""
         batch = self.batch
         return batch if batch.fresh_log_probs is None else attrs.evolve(batch, log_probs=batch.fresh_log_probs)
 
@@ -62,7 +62,7 @@ class LossCase:
     def of(
         self, batch: Batch | None = None, leaves: Sequence[Tensor] | None = None, rows: Tensor | None = None
     ) -> tuple[Loss, list[Tensor]]:
-        """-> (loss of these rows, gradients in all leaves)."""
+        """Return the loss of these rows, and its gradients in all leaves."""
         batch = self.batch if batch is None else batch
         variables = [leaf.clone().requires_grad_() for leaf in (self.leaves if leaves is None else leaves)]
         values = variables[2] if len(variables) > 2 else None
@@ -77,7 +77,7 @@ class LossCase:
 
 
 def part(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
-    """These samples of both."""
+    """Return these rows of the scores and of the batch."""
 
     def taken(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -91,7 +91,7 @@ def part(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
 
 
 def check_shape(case: LossCase) -> bool:
-    """What every batch has to give, whatever the algorithm made of it. -> whether there is a loss to look at."""
+    """Check the properties that every batch must have. Return whether there is a loss to check further."""
     kept = copy.deepcopy(case.batch)
     whole, gradients = case.of()
     for name in [a.name for a in attrs.fields(Batch)]:
@@ -117,7 +117,7 @@ def check_shape(case: LossCase) -> bool:
 
 
 def check_behaviour(case: LossCase) -> None:
-    """Findings on what a loss does when one thing in a batch changes."""
+    """Check how a loss responds when one thing in a batch changes."""
     checks: list[Callable[[LossCase], None]] = [
         _repeats,
         _weights,
@@ -216,7 +216,7 @@ def _weights(case: LossCase) -> None:
 
 
 def _advantages(case: LossCase) -> None:
-    """At the old policy and near it, what had a positive advantage is made more likely, and the opposite."""
+    """Check that near the old policy, actions with positive advantage become more likely, and the others less."""
     batch = case.batch
     signs = torch.ones(len(batch.valid))
     signs[1::2] = -1 if case.signed else 1
@@ -243,8 +243,8 @@ def _advantages(case: LossCase) -> None:
 
 
 def _ratios(case: LossCase) -> None:
-    """At ratios of 0.5, 1 and 2, with advantages of both signs: no log-prob goes the wrong way, and each has a gradient
-    where a step has not gone too far yet."""
+    """Check ratios of 0.5, 1 and 2 with advantages of both signs: no log-prob moves in the wrong direction, and each
+    has a gradient unless its ratio has already moved far enough in the right one."""
     batch = case.probe
     counted = _entries(batch)
     signs = (1, -1) if case.signed else (1,)
@@ -299,8 +299,8 @@ def _tokens_of_a_ratio(case: LossCase, batch: Batch) -> Tensor:
 
 
 def _importance(case: LossCase) -> None:
-    """What the current policy does more often than the one that acted counts no less than what it does more rarely,
-    unless it is dropped."""
+    """Check that actions that the current policy takes more often than the behaviour policy count no less than those it
+    takes more rarely, unless they are dropped."""
     batch = case.probe
     current, tokens = batch.log_probs, _tokens_of_a_ratio(case, batch)
     for sign in (1, -1):
@@ -340,7 +340,7 @@ def _counted(batch: Batch) -> Tensor:
 
 
 def _actions_apart(case: LossCase) -> None:
-    """Where advantages and weights are by action, an action's advantage is no other action's."""
+    """Check that an action's advantage affects no other action where advantages and weights are per action."""
     batch = case.batch
     if batch.advantages.dim() < 2 or batch.weights.dim() < 2:
         return
@@ -402,7 +402,7 @@ def _invalid(case: LossCase) -> None:
 
 
 def _critic(case: LossCase) -> None:
-    """From the recorded values, where no clip holds yet, the loss pulls towards the returns."""
+    """Check that from the recorded values, where no clip is active, the loss moves values towards the returns."""
     values, weights = case.batch.values, case.batch.value_weights
     assert values is not None and weights is not None
     sides = torch.where(torch.rand(values.shape, generator=torch.Generator().manual_seed(3)) < 0.5, -1.0, 1.0)

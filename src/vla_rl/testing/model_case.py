@@ -1,4 +1,4 @@
-"""What the parts of `check_model` share: a policy, an observation for it, and findings."""
+"""Shared parts of `check_model`: a policy, an observation for it, and findings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ModelCase:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether actions are tokens, whose log-probs are those of discrete distributions."""
+        """Return whether actions are tokens, with log-probs of discrete distributions."""
         try:
             self.model.encode_actions(self.sample().actions)
         except NotOffered:
@@ -88,7 +88,7 @@ class ModelCase:
                     p.copy_(saved[name])
 
     def gradient(self, total: torch.Tensor) -> list[torch.Tensor]:
-        """Of the trained parameters; zeros where there is none."""
+        """Return the gradient of each trained parameter; zeros for a parameter without one."""
         parameters = list(self.trained.values())
         found = torch.autograd.grad(total, parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]

@@ -108,7 +108,7 @@ def _sampling(case: ModelCase) -> bool:
 
 
 def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
-    """Types and shapes of what was sampled."""
+    """Check types and shapes of the sampled chunk."""
     f, per_action = case.f, case.model.tokens_per_action
     fine = _array(case, chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
     fine &= _array(case, chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
@@ -215,7 +215,7 @@ def _tokens(case: ModelCase) -> None:
 
 
 def _gradients(case: ModelCase) -> None:
-    """Of everything a learner minimises, in all that is trained and in nothing else."""
+    """Check that everything a learner minimises has a gradient in all trained parameters and in no other."""
     module, f = case.model.module, case.f
     trained = case.trained
     if not f.expect(bool(trained), "module", "parameters with requires_grad", "none", "unfreeze some, or add LoRA"):
@@ -301,7 +301,7 @@ def _holds(f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], 
 def _save(
     case: ModelCase, plugin: Plugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
 ) -> None:
-    """At moved weights, and with another seed, so that weights which begin alike do not hide what is lost."""
+    """Check saving and loading, with moved weights and another seed: equal initial weights would hide lost ones."""
     with tempfile.TemporaryDirectory() as folder, case.moved(0.02):
         target = Path(folder) / "model"
         target.mkdir()

@@ -21,7 +21,7 @@ CLUSTERS = (
 
 
 def forecast(plan: Plan) -> float:
-    """A made-up one: seconds of an iteration that its workers share."""
+    """Synthetic seconds of an iteration that its workers share."""
     return 10.0 / len(plan.slots)
 
 

@@ -1,5 +1,5 @@
-"""What `check_model` finds out about a policy by sampling and by small steps: rows that know nothing of each other,
-entropies and log-probs of the distribution that is sampled, gradients that lead where they should."""
+"""Checks of a policy by `check_model`, by sampling and small steps: rows are independent, entropies and log-probs are
+those of the sampled distribution, gradients point in the right direction."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ COPIES = 24
 SPREAD = 0.6
 """Standard deviation of log-probs, in nats, from which a distribution is far enough from a uniform one."""
 SCALES = (0.1, 0.3, 1.0)
-"""By which weights are moved until log-probs spread."""
+"""Factors by which weights are moved until log-probs spread."""
 SIGMAS = 6.0
 OPPOSITE = -0.7
 """Cosine of gradients that go against each other. Those of a flow's loss and of its log-probs just differ."""
 NUDGE = 3e-3
-"""By which weights are moved, either way, for Fisher's information."""
+"""Step by which weights are moved, in both directions, to estimate Fisher's information."""
 CALM = 0.02
 """Variance of the log-probs' change, in nats squared, within which that is small."""
 LEAST, MOST = 0.5, 1.9
-"""Its two definitions, as a ratio: 1, from 0.67 to 1.2 by chance; a mean of three numbers gives 0.33, twice a sum 2."""
+"""Bounds of the ratio of Fisher's two definitions: 1, from 0.67 to 1.2 by chance; a mean of three numbers gives 0.33,
+twice a sum 2."""
 TURNED = 0.75
 """Cosine from which a clone in the opposite order fits: 0.89 of a Gaussian policy, up to 0.5 of a flow by chance."""
 KERNELS = 10.0
@@ -60,7 +61,7 @@ def check_policy(case: ModelCase) -> None:
 
 
 def _rows_apart(case: ModelCase) -> None:
-    """Each row alone, and beside others, against the same row in the batch."""
+    """Compare each row alone, and among other rows, with the same row in the batch."""
     with case.moved(SCALES[0]):
         whole = {greedy: case.sample(greedy) for greedy in (False, True)}
         for b in range(case.rows):
@@ -74,7 +75,7 @@ def _rows_apart(case: ModelCase) -> None:
 
 
 def _compare_rows(case: ModelCase, whole: dict[bool, Chunk], obs: Observation, rows: list[int], at: list[int]) -> None:
-    """`obs` holds at the places `at` what the whole batch holds as `rows`."""
+    """Compare the results for `obs` at the indices `at` with those of the whole batch at `rows`."""
     keys = list(range(len(obs))) if len(obs) > 1 else rows
     remedy = "use no statistics of the batch, and each row's own noise"
     for greedy, chunk in whole.items():
@@ -101,7 +102,7 @@ def _compare_rows(case: ModelCase, whole: dict[bool, Chunk], obs: Observation, r
 
 
 def take(chunk: Chunk, rows: Array) -> Chunk:
-    """These rows of a chunk, as NumPy arrays, in which it crosses processes."""
+    """Return these rows of a chunk as NumPy arrays, the form in which it crosses processes."""
     return Chunk(
         actions=to_numpy(chunk.actions)[rows],
         log_probs=to_numpy(chunk.log_probs)[rows],
@@ -303,7 +304,7 @@ def _demonstrations(case: ModelCase) -> None:
 
 
 def _steps(case: ModelCase) -> None:
-    """A step up a gradient raises what it is the gradient of."""
+    """Check that a step along a gradient raises its function."""
     with case.moved(0.02):
         chunk = case.sample()
         parts = ["log_probs", "entropy"] + ["values"] * (case.values != "none")

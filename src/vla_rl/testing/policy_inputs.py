@@ -1,4 +1,4 @@
-"""What `check_model` finds out by changing what a policy sees, and the bounds that its actions have to keep to."""
+"""Checks of `check_model` that change a policy's inputs, and checks of the bounds of its actions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vla_rl.testing import synthetic
 from vla_rl.testing.model_case import ModelCase
 
 MOVED = 0.1
-"""By which weights are moved before inputs are compared: parts that begin at zero would hide what they are given."""
+"""Step by which weights are moved before inputs are compared: parts that begin at zero would hide their inputs."""
 FAR = ((20.0, 21.0), (-31.0, -30.0), (7.0, 12.0))
-"""Bounds that nobody gets right by chance."""
+"""Bounds that no model matches by chance."""
 WIDER, FULLER = 3.0, 0.3
-"""How many times as wide, and by how much more often at its bounds, one number of an action may be than another."""
+"""Largest ratio of widths, and largest difference of the share at the bounds, between two numbers of an action."""
 EDGE = 1e-4
 """Part of the range within which an action counts as at its bound."""
 COPIES = 24
@@ -47,7 +47,7 @@ def _answers(case: ModelCase, obs: Observation, chunk: Chunk) -> list[Any]:
 
 
 def _matters(case: ModelCase, obs: Observation, chunk: Chunk) -> bool:
-    """Whether a model says something else for this observation than for the case's."""
+    """Return whether the model's output for this observation differs from that for the case's."""
     pairs = zip(_answers(case, obs, chunk), _answers(case, case.obs, chunk), strict=True)
     return any(not np.array_equal(one, other) for one, other in pairs)
 
@@ -115,8 +115,8 @@ def share(actions: Any, env: EnvInfo) -> np.ndarray[Any, Any]:
 
 
 def _numbers_alike(case: ModelCase) -> None:
-    """In the made-up environment, whose numbers have unlike bounds and nothing else to tell them apart, random weights
-    fill all ranges about alike."""
+    """Check that random weights fill all ranges about equally in a synthetic environment, whose numbers differ only in
+    their bounds."""
     if (case.env.action_low, case.env.action_high) != _made_up_bounds(case.env.action_dim) or case.env.action_dim < 2:
         return
     parts = share(case.many(COPIES)[1].actions, case.env).reshape(-1, case.env.action_dim)

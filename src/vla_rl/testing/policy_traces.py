@@ -1,5 +1,4 @@
-"""What `check_model` finds out about what a policy leaves behind: weights and global generators stay as they were,
-whatever is asked of it."""
+"""Checks of `check_model` for side effects: no call of a policy changes weights or global generators."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ OWN = "draw from `noise`; seed a torch.Generator of your own, or work inside tor
 
 
 def generator_states() -> tuple[Any, ...]:
-    """Where the global generators of torch, NumPy and Python stand."""
+    """Return the states of the global generators of torch, NumPy and Python."""
     name, keys, position, *rest = np.random.get_state()  # noqa: NPY002 - it is the old one that plugins may touch
     numpy_state = (name, np.asarray(keys).tobytes(), position, *rest)
     return torch.get_rng_state().numpy().tobytes(), numpy_state, random.getstate()
@@ -38,7 +37,7 @@ def changed_generators(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[
 
 @frozen
 class Ran:
-    """What a call returned, and where the global generators stood before and after it."""
+    """The result of a call, and the states of the global generators before and after it."""
 
     result: Any
     start: tuple[Any, ...]

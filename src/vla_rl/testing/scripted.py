@@ -45,7 +45,7 @@ class SimulatorFault(RuntimeError):
 
 @frozen(kw_only=True, eq=False)
 class StampedFrame:
-    """What a stamped image says, int64 [N] each: the run's row, its resets before this one, steps executed, state."""
+    """Content of a stamped image, int64 [N] each: the run's row, its resets before this one, steps, state."""
 
     row: Array
     episode: Array
@@ -276,7 +276,7 @@ class ScriptedConfig:
     """Rows are simulators of their own: some can step while others wait, each takes its own time, and a call as long as
     its slowest row."""
     fault: Fault = "none"
-    """How to misbehave from the `fault_at`-th chunk step on."""
+    """Kind of misbehaviour from the `fault_at`-th chunk step on."""
     fault_at: int = 0
     """Chunk steps before the fault."""
 

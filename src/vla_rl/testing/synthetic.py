@@ -22,7 +22,7 @@ from vla_rl.core.types import (
 )
 
 BOUNDS = ((-0.2, 0.3), (0.0, 1.0), (-3.0, 3.0))
-"""Of the numbers of a made-up action, in turn: unequal and not symmetric, so that a model that does not scale shows."""
+"""Bounds of the numbers of a synthetic action, in turn: asymmetric, to expose a model that does not scale."""
 
 
 def env_info(

@@ -73,7 +73,7 @@ def train_on(
 
 
 def _with_scores(rollout: Rollout, chunk: Chunk) -> Rollout:
-    """The rollout with the log-probs and values of what was sampled, [T * N, ...]."""
+    """Return the rollout with the log-probs and values of the sampled chunks, [T * N, ...]."""
 
     def shaped(array: Any) -> torch.Tensor:
         flat = torch.from_numpy(to_numpy(array))

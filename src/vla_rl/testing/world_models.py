@@ -37,7 +37,7 @@ class _Case:
     f: Findings
     env: EnvInfo
     windows: Windows
-    """Of history + 2 frames."""
+    """Windows of history + 2 frames."""
 
     @property
     def rows(self) -> Array:
@@ -45,7 +45,7 @@ class _Case:
 
     @property
     def past(self) -> Windows:
-        """What is imagined from; copies."""
+        """Return copies of the windows' history, from which imagination starts."""
         return take_rows(part(self.windows, 0, self.mind.history), self.rows)
 
     @property
@@ -194,7 +194,7 @@ def _check_learning(case: _Case) -> None:
 
 
 def _check_restoring(case: _Case, twin: WorldModel) -> None:
-    """A model that was newly built, by another seed, goes on from weights and training state."""
+    """Check that a new model, built with another seed, resumes from weights and training state."""
     mind, f = case.mind, case.f
     if mind.module is not None and twin.module is not None:
         twin.module.load_state_dict(copy.deepcopy(mind.module.state_dict()))
@@ -208,7 +208,7 @@ def _check_restoring(case: _Case, twin: WorldModel) -> None:
 
 
 def _check_imagination(case: _Case) -> bool:
-    """-> whether there are frames to look at."""
+    """Check one imagined step: shapes, probabilities, repeatability. Return whether there are frames to check."""
     f, mind, env, chosen = case.f, case.mind, case.env, case.rows
     past, actions = case.past, case.actions
     kept, asked = copy.deepcopy(past), actions.copy()
@@ -238,7 +238,7 @@ def _check_imagination(case: _Case) -> bool:
 
 
 def _check_contents(case: _Case, learns: bool) -> None:
-    """What is imagined follows from the actions and from what was seen last."""
+    """Check that imagined frames depend on the actions and on the last frames."""
     f, past, actions = case.f, case.past, case.actions
     after, elsewhere = case.imagine(past, actions), case.imagine(past, case.mirrored)
     remedy = "give the network the actions of the chunk"

@@ -14,7 +14,7 @@ Result = Mapping[str, Any]
 
 
 def page(benchmark: Benchmark, policy: str, found: Mapping[str, Result]) -> str:
-    """Of the suites that were played so far."""
+    """Return the page of the suites that have been evaluated so far."""
     about = f"<p>{escape(benchmark.about)}</p>" if benchmark.about else ""
     parts = [
         f"<header><h1>{escape(benchmark.title)}</h1>{about}</header>",

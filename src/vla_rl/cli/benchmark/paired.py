@@ -19,7 +19,7 @@ Episodes = dict[tuple[str, str, int, int], bool]
 
 @frozen(kw_only=True)
 class Pair:
-    """What became of the states that both played."""
+    """Paired outcomes of two policies on the states that both were evaluated on."""
 
     n: int
     first: int
@@ -30,15 +30,15 @@ class Pair:
 
     @property
     def p(self) -> float:
-        """That so unequal a split of the states in which they differ, or a more unequal one, comes by chance: McNemar's
-        test (1947), two-sided and exact (binomial)."""
+        """Probability that a split at least this unequal, of the states in which the two differ, arises by chance:
+        McNemar's test (1947), two-sided and exact (binomial)."""
         n = self.first_only + self.second_only
         tail = sum(comb(n, k) for k in range(min(self.first_only, self.second_only) + 1))
         return min(1.0, 2 * tail / (1 << n))
 
 
 def compare(first: Episodes, second: Episodes) -> dict[str, Pair]:
-    """ "all", then each task that both played. Raises UserError where they have no state in common."""
+    """Return the pairs for "all" and for each common task. Raises UserError if there is no common state."""
     common = first.keys() & second.keys()
     if not common:
         raise UserError("the two have no evaluation state in common: compare evaluations of the same tasks")
@@ -70,7 +70,7 @@ def check_evaluations(*paths: Path) -> None:
 
 
 def episodes(path: Path) -> Episodes:
-    """Of a file that `vla-rl eval --output` wrote, or of the folder of a benchmark. Raises UserError for another."""
+    """Read the episodes of a `vla-rl eval --output` file or of a benchmark's folder. Raises UserError for others."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     found = {key: success for file in files for key, success in _read(file)}
     if not found:
@@ -79,7 +79,7 @@ def episodes(path: Path) -> Episodes:
 
 
 def table(pairs: Mapping[str, Pair]) -> Iterator[str]:
-    """As lines of text."""
+    """Yield the comparison as lines of text."""
     width = max(len(name) for name in (*pairs, "success"))
     yield f"{'success':<{width}}    first   second   change   first only   second only         p      n"
     for name, pair in pairs.items():

@@ -1,4 +1,4 @@
-"""All suites of a benchmark with one policy: each is kept as soon as it is over, and not played again."""
+"""Evaluation of a policy on all suites of a benchmark. Each result is kept at once, and not measured again."""
 
 from __future__ import annotations
 
@@ -86,8 +86,7 @@ def play(
 
 
 def _kept(file: Path) -> Result:
-    """Return what an earlier evaluation left; empty where there is none. Raises UserError for a file of something
-    else."""
+    """Return an earlier evaluation's results; empty if there are none. Raises UserError for another kind of file."""
     if not file.is_file():
         return {}
     try:
@@ -110,7 +109,7 @@ def _keep(file: Path, kept: Result, say: Callable[[str], object]) -> None:
 
 
 def fingerprint(spec: Spec, checkpoint: Path | None) -> str:
-    """Of what decides a result: another spec, or other weights, have another one."""
+    """Return a hash of everything that determines a result: it differs for another spec or other weights."""
     manifest = checkpoint / MANIFEST if checkpoint else None
     weights = manifest.read_bytes() if manifest is not None and manifest.exists() else str(checkpoint).encode()
     text = json.dumps(spec.to_dict(), sort_keys=True, default=str)

@@ -44,7 +44,7 @@ class PublishedFigures:
 
 @frozen(kw_only=True)
 class Benchmark:
-    """What the file holds."""
+    """The content of a benchmark's file."""
 
     title: str
     env: str
@@ -55,7 +55,7 @@ class Benchmark:
     published: tuple[PublishedFigures, ...] = ()
 
     def overrides(self, suite: str) -> list[str]:
-        """Of a spec, as the command line takes them."""
+        """Return the overrides of a spec for one suite, in the command line's form."""
         return [f"{key}={json.dumps(value)}" for key, value in (self.change | self.suites[suite]).items()]
 
     def chosen(self, names: list[str] | None) -> list[str]:
@@ -68,12 +68,12 @@ class Benchmark:
 
 
 def names() -> list[str]:
-    """Of the benchmarks of this package."""
+    """Return the names of this package's benchmarks."""
     return sorted(item.name.removesuffix(".yaml") for item in _folder().iterdir() if item.name.endswith(".yaml"))
 
 
 def load(name: str) -> Benchmark:
-    """By name or path. Raises UserError where there is none, or the file does not hold one."""
+    """Load a benchmark by name or path. Raises UserError if there is none, or if the file does not hold one."""
     if name in names():
         return _read(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
     try:
@@ -113,5 +113,5 @@ def _unknown(benchmark: Benchmark) -> Iterator[str]:
 
 
 def mean_of(rates: Mapping[str, float], over: tuple[str, ...]) -> float | None:
-    """Of these suites; None where one is missing."""
+    """Return the mean rate over these suites; None if one is missing."""
     return sum(rates[name] for name in over) / len(over) if over and all(name in rates for name in over) else None

@@ -18,7 +18,7 @@ Pairs = Sequence[tuple[float, float]]
 
 @frozen
 class ChartShape:
-    """For which windows a wide chart is drawn; the page shows one of the two."""
+    """Shape of a wide chart for one range of window widths; the page shows one of the two."""
 
     css: str
     width: float
@@ -91,7 +91,7 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers between two, and two of them at least: one alone gives no scale."""
+    """Return about so many round numbers between two, and at least two: one alone gives no scale."""
     span = (high - low) or 1.0
     size = 10 ** math.floor(math.log10(span / count))
     step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)
@@ -140,7 +140,7 @@ def _range(pairs: Pairs) -> tuple[float, float]:
 
 
 def _thinned(items: Sequence[T]) -> list[T]:
-    """At most `MAX_POINTS`, the first and the last among them."""
+    """Return at most `MAX_POINTS` items, including the first and the last."""
     if len(items) <= MAX_POINTS:
         return list(items)
     return [items[round(i * (len(items) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]

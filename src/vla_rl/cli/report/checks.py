@@ -91,7 +91,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_event(event: Any) -> bool:
-    """Whether `timeline` can draw it."""
+    """Return whether `timeline` can draw the event."""
     if not isinstance(event, dict) or not isinstance(event.get("args", {}), dict):
         return False
     if not all(isinstance(event.get(key), int) for key in ("pid", "tid")) or not isinstance(event.get("name"), str):

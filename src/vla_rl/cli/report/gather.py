@@ -1,4 +1,4 @@
-"""What a run folder holds. A run that still goes on, or that broke, has a report as well."""
+"""Reader of run folders. Unfinished and failed runs have a report as well."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Point:
 
 @frozen(kw_only=True, eq=False)
 class ReportData:
-    """All of it; what is not there is empty."""
+    """Read all data of the run; missing parts are empty."""
 
     folder: Path
     spec: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Of a run that practises in a world model: what the model is worth, and what it imagines."""
+"""Report section of a run with a world model: the model's quality, and what it imagines."""
 
 from __future__ import annotations
 

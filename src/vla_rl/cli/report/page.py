@@ -31,7 +31,7 @@ AHEAD = {
     "rollout/ready_tickets": "tickets that wait to be trained on",
     "time/rollout": "seconds that learners waited for tickets",
 }
-"""Where rollouts run ahead of training."""
+"""Metrics shown when rollouts run ahead of training."""
 MIN_STEPS = 3
 """A curve of fewer says nothing."""
 

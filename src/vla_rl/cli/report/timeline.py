@@ -50,7 +50,7 @@ def timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track]:
-    """Those with calls between two times, the driver first; lanes that work at the same time are one."""
+    """Yield the tracks with calls between two times, the driver first; concurrent lanes share one."""
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     roles = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     of_track: dict[tuple[int, str], list[Event]] = {

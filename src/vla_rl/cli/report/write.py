@@ -10,7 +10,7 @@ from vla_rl.core.paths import about, check_file, write_whole
 
 
 def write(folder: Path, output: Path | None, video_mb: float) -> Path:
-    """Write the page; -> its file. Raises UserError when the folder holds no run."""
+    """Write the page. Return its file. Raises UserError if the folder holds no run."""
     run, target = gather(folder), output or folder / "report.html"
     named = "--output" if output else "RUN"
     check_file(named, target)

@@ -1,4 +1,4 @@
-"""How checks collect what they find, so that an author sees everything at once."""
+"""Findings of checks, collected so that an author sees all of them at once."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class CheckFailed(AssertionError):
 
 @frozen
 class Section:
-    """A part of a check: what it found, or why it was left out."""
+    """A section of a check: its findings, or the reason why it was left out."""
 
     name: str
     findings: tuple[str, ...]
     seconds: float
     skipped: str = ""
     notices: tuple[str, ...] = ()
-    """What could not be seen, or was left out; no findings."""
+    """Parts that could not be checked or were left out; these are no findings."""
 
 
 class LeftOut(Exception):
@@ -46,7 +46,7 @@ class LeftOut(Exception):
 
 
 class Unfit(Exception):
-    """Raised inside a section that cannot go on; what is wrong is recorded already."""
+    """Raised inside a section that cannot continue; its findings are already recorded."""
 
 
 class Findings:
@@ -59,18 +59,18 @@ class Findings:
         self._found: dict[str, None] = {}
         self._notices: list[str] = []
         self._errors: dict[str, tuple[str, str]] = {}
-        """What an error is told by -> the section that it came in first, and its words there."""
+        """Recognisable part of an error -> the section where it first occurred, and its text there."""
         self._section = ""
         self.sections: list[Section] = []
 
     def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
-        """Record a finding unless `holds`. -> `holds`."""
+        """Record a finding unless `holds`. Return `holds`."""
         if not holds:
             self._found[f"{where}: expected {expected}, got {got}; {remedy}"] = None
         return holds
 
     def notice(self, text: str) -> None:
-        """Record what could not be seen, or was left out."""
+        """Record something that could not be checked, or was left out."""
         if text not in self._notices:
             self._notices.append(text)
 
@@ -83,7 +83,7 @@ class Findings:
 
     @contextmanager
     def section(self, what: str) -> Generator[None]:
-        """An exception in here is a finding, and the check goes on after it."""
+        """Turn an exception inside the section into a finding; the check continues after it."""
         known, before, skipped = len(self._found), perf_counter(), ""
         self._section, self._notices = what, []
         self._on_section(what)
@@ -116,7 +116,7 @@ def _place(exc: Exception) -> str:
 
 
 def error_body(error: str) -> str:
-    """What two tellings of an error have in common: its last traceback, or its words without numbers of rows."""
+    """Return the part that identifies an error: its last traceback, or its text without row numbers."""
     traced = error.rfind("Traceback (most recent call last)")
     without_place = re.sub(r" \([^()\n]*\.py:\d+\)$", "", error[max(traced, 0) :])
     return re.sub(r"\brow \d+", "row", without_place).strip()

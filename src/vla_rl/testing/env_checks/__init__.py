@@ -1,4 +1,4 @@
-"""What `check_env` looks at, by subject; `testing/envs.py` says in which order.
+"""Subjects of `check_env`; `testing/envs.py` sets their order.
 
 `values`: single answers. `player`: calls a simulator and looks at every answer. `traces`: episodes and how they
 differ. `scenes`: initial states. `wandering`: what random, extreme and held actions bring about. `arrangements`: the

@@ -24,9 +24,9 @@ EXACT_PIXELS = 0.02
 LOOSE_PIXELS = 0.1
 """The same, where calls differ: a controller may add a little to what each call asks for."""
 LOOSE_MOVES = 2e-3
-"""Differences of numbers up to this share of what a chunk moves are tolerated there, too."""
+"""Tolerated difference of a number where calls differ, as a share of its change by a chunk."""
 PLAYS = 16
-"""About as many as there are arrangements."""
+"""Approximate number of arrangements."""
 NOT_TWICE = "not done: it needs episodes that come twice alike; see determinism"
 DRIFT = 1e-2
 """Differences up to here that begin late are taken for rounding that grew."""
@@ -37,7 +37,7 @@ RESET_ALL = f"reset all that an episode changes, and {KEYED}"
 
 @define(eq=False)
 class Reference:
-    """Episodes as they were played first, row by row."""
+    """The first runs of the episodes, row by row."""
 
     scripts: dict[int, Script] = field(factory=dict)
     traces: dict[int, EnvTrace] = field(factory=dict)
@@ -84,7 +84,7 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Env
 
 
 def rows_apart(player: Player, reference: Reference) -> None:
-    """What a row does depends neither on its number nor on the other rows."""
+    """Check that a row's results depend neither on its number nor on the other rows."""
     scripts, first, count = _of(reference), reference.traces, len(player.rows)
     if count < 2:
         raise LeftOut("there is one row only")
@@ -164,7 +164,7 @@ def expert_beside(player: Player, reference: Reference) -> None:
 
 
 def offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
-    """Where snapshots are offered, a restored simulator goes on as the first time.
+    """Check that a restored simulator continues as the first time, if it offers snapshots.
 
     Args:
         another: builds the simulator once more; none: the one that is there goes back.
@@ -273,8 +273,8 @@ def _tighten(player: Player, first: Mapping[int, EnvTrace], again: Mapping[int, 
 
 
 def measure_chance(player: Player) -> None:
-    """How far apart episodes of other seeds are. Where the seed matters, what is drawn may also hang on how often
-    somebody looks, so where calls differ, comparisons are as coarse as that."""
+    """Measure how far apart episodes of other seeds are. If the seed matters, random draws may also depend on the
+    number of calls; then comparisons between different sequences of calls are as coarse as this distance."""
     limit = shortest_limit(player)
     scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable(0.05, 3, limit)))
     first = player.play(scripts)
@@ -291,7 +291,7 @@ def measure_chance(player: Player) -> None:
 
 
 def _smallest_move(played: Mapping[int, EnvTrace]) -> float:
-    """By how much a chunk moves the number of a state that it moves least of all; 0 where it moves none."""
+    """Return by how much a chunk changes the state number that it changes least; 0 if it changes none."""
     states = [[trace.views[t].state for t in sorted(trace.views)] for trace in played.values()]
     moves = [np.abs(b - a) for of_row in states for a, b in pairwise(of_row) if a is not None and b is not None]
     most = np.max(moves, axis=0) if moves else np.zeros(0)

@@ -1,4 +1,4 @@
-"""What happens at an end: the row stops there, wherever it falls in a chunk, and shows the episode that ended."""
+"""Checks at an end: the row stops there, wherever it falls in a chunk, and shows the episode that ended."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, differen
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"
 FEWEST = 2
-"""Plays of an episode that ended, whatever time they take."""
+"""Minimal number of re-runs of an ended episode, regardless of time."""
 LONGEST = 400
-"""Actions of an episode that is played again to its end, unless there is no shorter one."""
+"""Longest episode, in actions, that is re-run to its end, unless there is no shorter one."""
 
 
 def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats: bool) -> None:
@@ -42,7 +42,7 @@ def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats
 
 
 def _room(player: Player, first: Mapping[int, EnvTrace], sets: int) -> int:
-    """Plays that there is time for, 6 at most."""
+    """Return the number of re-runs that the time allows, 6 at most."""
     calls = max(_end(trace) for trace in first.values()) // player.chunk + 1
     return player.affordable(0.25, sets, 6 * calls) // calls
 
@@ -120,7 +120,7 @@ def _kind(trace: EnvTrace) -> tuple[bool, bool]:
 
 
 def _past(player: Player, trace: EnvTrace, row: int) -> Script:
-    """Its script up to the end, and a chunk more."""
+    """Return the trace's script up to the end, plus one chunk."""
     more = player.script(trace.script.state, "random", player.chunk, key=row + 100).actions
     return evolve(trace.script, actions=np.concatenate([trace.script.actions[: _end(trace)], more]))
 
@@ -168,7 +168,7 @@ def _of_its_own_episode(player: Player, played: Mapping[int, EnvTrace], starts: 
 
 
 def _leaps_back(player: Player, final: EnvView, before: EnvView, starts: StartChecks) -> bool:
-    """Whether the last action takes the state back to where states start, farther than any action before."""
+    """Return whether the last action moves the state back to the initial states, farther than any action before."""
     numbers = [start.numbers for start in starts.every.values() if start.numbers is not None]
     if not numbers or player.seen.stride is None or final.state is None or before.state is None:
         return False

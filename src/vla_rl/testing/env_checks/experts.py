@@ -13,7 +13,7 @@ from vla_rl.testing.env_checks.values import check_array
 
 
 def demonstrate(player: Player, wanted: float) -> list[EnvTrace]:
-    """Play one episode in every row as the expert says. -> what it did; of each row until it had won or ended."""
+    """Run one episode of the expert in every row. Return the trace of each row, up to success or the end."""
     train = player.splits["train"]
     chosen = [train[i] for i in np.linspace(0, len(train) - 1, len(player.rows)).round().astype(int)]
     length = max(player.limit(state.id) for state in chosen)

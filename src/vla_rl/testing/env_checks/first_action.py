@@ -1,4 +1,4 @@
-"""What a reset shows against what the first action shows: units, colours, which way up, and whose picture it is.
+"""Comparison of observations after a reset and after the first action: units, colours, orientation, and row.
 
 A simulator often has two places that make observations, one for resets and one for steps. What the two show of nearly
 the same scene differs by no more than what later actions change.
@@ -24,13 +24,13 @@ FEWEST = 3
 VISIBLE = 0.2
 """Mean differences of pictures, of 255, that are looked into."""
 JUMP = 5.0
-"""Changes by the first action that are so many times the largest later one are of another kind."""
+"""Ratio to the largest later change from which a change by the first action is of another kind."""
 SAME = "make both with one function"
 UNITS = (180 / np.pi, 1000.0, 100.0, 255.0, 10.0, 2.54, 2.0)
 """Factors between units, for numbers that are the same in each state."""
 
 Change = Callable[[Mapping[str, Array], str], Array]
-"""(pictures of all cameras after a reset, a camera) -> what may have been done to its picture."""
+"""Function of (images of all cameras after a reset, a camera): the image of the camera, changed as a plugin may do."""
 
 
 def first_actions(player: Player) -> None:
@@ -92,7 +92,7 @@ def _gap(trace: EnvTrace, camera: str, t: int) -> float:
 
 
 def _changes(player: Player, camera: str) -> dict[str, Change]:
-    """What plugins do to the pictures of one of the two, in words."""
+    """Return the changes that a plugin may make to the images of resets or of steps only, by their description."""
     sizes = player.info.cameras
     found: dict[str, Change] = {
         "colours in another order (RGB and BGR)": lambda images, name: images[name][..., ::-1],
@@ -116,8 +116,9 @@ def _picture_of(camera: str) -> Change:
 
 
 def _explained(traces: Sequence[EnvTrace], camera: str, change: Change) -> float:
-    """How far pictures after the reset, changed so, are from those after the first action, where that is as near as
-    later pictures are to each other, and unchanged ones are not; else infinity."""
+    """Return the distance between images after the reset, with `change` applied, and those after the first action.
+    Return infinity unless the change brings them as near as later images are to each other, and unchanged ones are
+    farther."""
     features: tuple[Callable[[Array], Array], ...] = (
         lambda image: image,
         lambda image: image.mean(1),
@@ -185,7 +186,7 @@ def _compare_numbers(player: Player, traces: Sequence[EnvTrace]) -> None:
 
 
 def _factor(start: Array, after: Array, later: float) -> float | None:
-    """What a number is multiplied by with the first action, whatever the episode; None where there is no such thing."""
+    """Return the factor by which the first action scales a number in every episode; None if there is none."""
     size = float((start**2).sum())
     if size < 1e-8:
         return None

@@ -21,7 +21,7 @@ from vla_rl.testing.env_checks.values import check_observation, check_result
 PIXELS = 0.5
 """Mean difference of images that is tolerated as long as it is not known whether the renderer repeats itself."""
 KINDS = ("random", "extreme", "held extreme", "held random", "lowest", "highest", "slowly changing")
-"""Of actions: drawn anew each time between the bounds or at them; one for the whole episode; a new one now and then."""
+"""Kinds of action sequences: random at each step, within or at the bounds; constant in an episode; redrawn at times."""
 SMALL_SEEDS = 2**31
 HOPELESS = 3, 9
 """Calls in a row that fail alike before the check stops: where none has worked yet, and later."""
@@ -30,7 +30,7 @@ REMEDY_COPIES = "return copies, not the buffers that the next step writes"
 
 @frozen
 class End:
-    """How an episode ended."""
+    """The end of an episode."""
 
     terminated: bool
     reward: float
@@ -39,7 +39,7 @@ class End:
     """Largest reward, in size, before the end."""
     steps: int
     limit: int
-    """Of its task, in steps."""
+    """Step limit of the task."""
     truncated: bool = False
     fresh: bool = False
     """Success came with this action."""
@@ -47,7 +47,7 @@ class End:
 
 @define
 class Sightings:
-    """What has been seen so far."""
+    """Counts of the events seen so far."""
 
     varied: dict[str, bool] = field(factory=dict)
     """Camera, or state: whether it differed between resets."""
@@ -73,7 +73,7 @@ class Sightings:
 
 
 class Player:
-    """`play` plays episodes; everything that a call returns is checked on the way."""
+    """Runs episodes on a simulator (`play`) and checks everything that a call returns."""
 
     def __init__(
         self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], seconds: float
@@ -92,9 +92,9 @@ class Player:
         self.started_in = 0.0
         """Seconds that the first reset took."""
         self.hopeless = ""
-        """Why nothing is played any more."""
+        """Reason why the check has stopped calling the simulator."""
         self._failed: dict[str, tuple[str, int, float]] = {}
-        """Call -> what its last failures have in common, how many there were in a row, and seconds that they took."""
+        """Call -> common part of its last failures, their number in a row, and their seconds."""
         self._worked: set[str] = set()
         self._said: set[tuple[str, str]] = set()
         self._views: list[EnvView | None] = [None] * env.num_envs
@@ -105,7 +105,7 @@ class Player:
     # -------------------------------------------------------------------------------------------- findings
 
     def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
-        """As that of `Findings`; what was expected in vain is said once."""
+        """Report as `Findings.expect` does, but report a failed expectation once."""
         if not holds and (where, str(expected)) not in self._said:
             self._said.add((where, str(expected)))
             self.findings.expect(False, where, expected, got, remedy)
@@ -117,7 +117,7 @@ class Player:
     # ---------------------------------------------------------------------------------------------- length
 
     def seed(self, key: int) -> int:
-        """As large as those of a run."""
+        """Return a seed in the range of a run's seeds."""
         return derived_seed(0, "check_env", key) % self.seed_limit
 
     def script(self, state: int, kind: str, length: int, key: int = 0) -> Script:
@@ -133,7 +133,7 @@ class Player:
 
     @property
     def slow(self) -> bool:
-        """Whether resets take so long that few states are entered."""
+        """Return whether resets take so long that only few states are entered."""
         return self.cost("reset") > 0.01 * self.seconds
 
     def affordable(self, share: float, plays: int, wanted: int) -> int:
@@ -149,7 +149,7 @@ class Player:
     # ----------------------------------------------------------------------------------------------- calls
 
     def reset(self, rows: Sequence[int] | Array, states: Sequence[int] | Array, seeds: Sequence[int]) -> list[EnvView]:
-        """-> what each of these rows shows, in that order."""
+        """Reset the rows. Return the view of each, in that order."""
         if self.hopeless:
             raise LeftOut(self.hopeless)
         given = [np.array(values, np.int64) for values in (rows, states, seeds)]
@@ -178,7 +178,7 @@ class Player:
         return shown
 
     def step(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[EnvView]]:
-        """-> the result in NumPy, what each row shows."""
+        """Step the rows. Return the result as NumPy arrays, and the view of each row."""
         given = [np.array(actions, np.float32), np.array(active, bool)]
         kept = [values.copy() for values in given]
         began = perf_counter()
@@ -282,11 +282,11 @@ class Player:
             self._note(traces[row], result, row, stop)
 
     def remembered(self) -> tuple[Any, ...]:
-        """What is known of the rows, for `remember` once they are back there."""
+        """Return the records of the rows, for `remember` once the simulator is restored to this moment."""
         return list(self._views), dict(self._told), dict(self._state)
 
     def forget(self) -> None:
-        """Another simulator takes the place of the one that was played with: its rows have not been reset."""
+        """Forget the rows: another simulator has replaced this one, and its rows have not been reset."""
         self._views, self._told, self._state = [None] * len(self.rows), {}, {}
 
     def remember(self, known: tuple[Any, ...]) -> None:
@@ -329,7 +329,7 @@ class Player:
             self.expect(same, where, f"its {name} unchanged", "others written into them", "copy before you write")
 
     def _keep(self, where: str, arrays: list[tuple[str, Any]]) -> None:
-        """Whether what was returned in the last calls is still as it was."""
+        """Check that arrays returned by the last calls are unchanged, and keep a copy of these."""
         for kept in self._kept:
             for name, raw, copy in kept:
                 same = np.array_equal(to_numpy(raw), copy, equal_nan=copy.dtype.kind == "f")

@@ -1,4 +1,4 @@
-"""Whether every number of an action counts, over the whole of its range."""
+"""Checks that every number of an action has an effect over its whole range."""
 
 from __future__ import annotations
 
@@ -76,12 +76,13 @@ class _Plays:
         """Values of the number after which something was seen."""
 
     def same(self, change: Callable[[Array], Array]) -> bool:
-        """Whether all episodes are the same where the number is changed so."""
+        """Return whether all episodes stay the same when the number is changed so."""
         return not any(self._differ(change))
 
     def graded(self, chosen: Callable[[Array], Array], nudge: float) -> bool:
-        """Whether small changes of the number, where `chosen`, count in every episode, whichever way: what takes steps
-        (a gripper that is open or closed) has no effect of most differences, and is right."""
+        """Return whether small changes of the number, where `chosen`, have an effect in every episode, in both
+        directions. A number that acts in steps (a gripper that is open or closed) rightly ignores most small
+        differences."""
 
         def moved(by: float) -> Callable[[Array], Array]:
             return lambda actions: np.where(chosen(actions), actions + by, actions)

@@ -19,28 +19,28 @@ from vla_rl.testing.env_checks.traces import EnvView, Slack, difference, gap
 
 T = TypeVar("T")
 SHARES = {"eval": (0.04, 0.15), "train": (0.02, 0.08)}
-"""Of the time: after the first, `FEW` states are enough; after the second, whatever was entered."""
+"""Shares of the time for each split: after the first, `FEW` states are enough; after the second, any number is."""
 FEW = 100
 FAILURES = 3
-"""States that cannot be entered before the rest is left out."""
+"""Number of states that cannot be entered after which the others are skipped."""
 SCENES = 6
-"""States of which is looked whether they change with the seed."""
+"""Number of states that are checked for changes with the seed."""
 AGAIN = 4
-"""States of a split that are entered twice."""
+"""Number of states of a split that are entered twice."""
 PAIRS = 8
-"""States that look alike, of which is looked whether they play alike."""
+"""Number of pairs of similar states whose episodes are compared."""
 
 
 @frozen(eq=False)
 class FirstFrames:
-    """What a state shows first."""
+    """The first view of a state."""
 
     state: int
     split: str
     mark: bytes
     numbers: Array | None
     view: EnvView | None
-    """Of the first states that were entered."""
+    """The view, kept for the first states that were entered."""
 
 
 @define(eq=False)
@@ -72,7 +72,7 @@ def first_contact(player: Player) -> None:
 
 
 def _one_chunk(player: Player, row: int, state: int, stop: bool) -> bool:
-    """In one row, the others of which may never have been reset. -> whether the answers were fit to be compared."""
+    """Step one row, while the others may never have been reset. Return whether the results are valid for comparison."""
     script, every = player.script(state, "random", player.chunk), player.rows
     try:
         player.play({row: script}, stop=stop)
@@ -117,7 +117,7 @@ def enter_states(player: Player) -> StartChecks:
 
 
 def _enter(player: Player, starts: StartChecks, split: str, some: Sequence[ResetState], shift: int) -> dict[int, str]:
-    """-> state that cannot be entered -> what it raised."""
+    """Enter the states. Return the error of each state that cannot be entered."""
     rows = np.roll(player.rows, shift)[: len(some)]
     ids = [state.id for state in some]
     try:
@@ -149,7 +149,7 @@ def enter_again(player: Player, starts: StartChecks) -> None:
 
 
 def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
-    """With one seed another id is another scene; with another seed an id is the same scene."""
+    """Check that another id gives another scene for one seed, and that an id gives the same scene for other seeds."""
     train = player.splits["train"]
     of_train = starts.of("train")
     if len(of_train) > 1:
@@ -176,7 +176,7 @@ def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
 
 
 def _of_one_task(states: Sequence[ResetState]) -> list[ResetState]:
-    """Of the task with the most of them."""
+    """Return the states of the task that has most of them."""
     most = Counter(state.task for state in states).most_common(1)[0]
     return spread([state for state in states if most[1] < 2 or state.task == most[0]])
 
@@ -213,7 +213,7 @@ def splits_apart(player: Player, starts: StartChecks) -> None:
 
 
 def _plays_apart(player: Player, one: int, two: int) -> bool:
-    """Whether two states that look alike turn out different: in what the expert does, or in what actions lead to."""
+    """Return whether two states that look alike differ in the expert's actions or in the results of actions."""
     length = min(player.limit(one), player.limit(two), player.chunk * player.affordable(0.01, 6, 64))
     for kind in ("random", "extreme", "held random"):
         played = []
@@ -241,7 +241,7 @@ def _expert(player: Player) -> Array:
 
 
 def _distances(one: EnvView, two: EnvView) -> list[float]:
-    """Of each camera's images, made so small that noise of single pixels goes, and of the states."""
+    """Return the distances of the images (downsampled against single-pixel noise) and of the states."""
     parts = [float(np.abs(_small(one.images[name]) - _small(two.images[name])).mean()) for name in one.images]
     if one.state is not None and two.state is not None:
         parts.append(float(np.abs(one.state - two.state).mean()))

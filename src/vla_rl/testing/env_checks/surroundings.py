@@ -1,4 +1,4 @@
-"""What a simulator does to the process it lives in: generators, processes, threads, files, settings; and whether rows
+"""Checks of a simulator's effects on its process: generators, processes, threads, files, settings; and whether rows
 that share a process share anything else."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vla_rl.testing.env_checks.player import Player
 from vla_rl.toolkit.envs.rows import RowsEnv
 
 RESETS = 6
-"""Of which is looked what each of them leaves behind."""
+"""Number of resets after which leftover resources are counted."""
 OWN_GENERATOR = "make a generator of your own: np.random.default_rng(seed); others draw from the global one too"
 PYTHONS_OWN = ("forkserver", "resource_tracker", "semaphore_tracker")
 """Processes that multiprocessing starts once and keeps, by their command lines."""
@@ -103,7 +103,7 @@ def _bytes(state: Any) -> bytes:
 
 @frozen
 class Surroundings:
-    """What there is beside a simulator, before it is built and after it is closed."""
+    """The state of the process around a simulator, before it is built and after it is closed."""
 
     children: frozenset[int]
     threads: frozenset[threading.Thread]
@@ -144,7 +144,7 @@ def _new_threads(before: Surroundings) -> list[threading.Thread]:
 
 
 def _settings() -> dict[str, str]:
-    """Of the whole process; what others rely on."""
+    """Return the settings of the whole process that other code relies on."""
     try:
         folder = str(Path.cwd())
     except FileNotFoundError:
@@ -185,8 +185,7 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> None:
-    """What each episode, and each simulator that is built and closed, leaves behind: open files, processes, threads,
-    files in the folder for temporary ones."""
+    """Check that episodes and closed simulators leave no open files, processes, threads or temporary files."""
     state = player.splits["train"][0].id
     if RESETS * player.cost("reset") > 0.02 * player.seconds:
         raise LeftOut("for want of time")

@@ -1,4 +1,4 @@
-"""Episodes as they were played, and how two of them differ, in words."""
+"""Traces of episodes, and descriptions of the difference between two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBERS = 1e-4
 
 @frozen(eq=False)
 class EnvView:
-    """What one row showed."""
+    """The observation of one row."""
 
     images: Mapping[str, Array]
     """Camera -> uint8 [H, W, 3]."""
@@ -56,8 +56,8 @@ def image_gap(one: EnvView, two: EnvView, name: str) -> float:
 
 
 def gap(one: EnvView, two: EnvView, slack: Slack) -> str:
-    """What differs between two views, in words; empty when nothing does. Where the states differ by more than rounding,
-    but by no more than a wider slack has it, the pictures cannot be told to be wrong."""
+    """Describe how two views differ; empty if they do not. If the states differ by more than rounding, but within a
+    wider slack, differences of the images are no evidence of an error."""
     pictures = [name for name in one.images if name in two.images]
     if one.state is not None and two.state is not None:
         apart = np.abs(one.state - two.state)
@@ -84,7 +84,7 @@ class Script:
     actions: Array
     """float32 [T, A]."""
     kind: str
-    """Of the actions, in words."""
+    """Kind of the actions, one of `KINDS`."""
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -98,12 +98,12 @@ class Script:
 
 @define(eq=False)
 class EnvTrace:
-    """What a row showed and reported while it played a script with `stop_at_end`, or running on."""
+    """The views and results of a row over a script, with `stop_at_end` or without."""
 
     script: Script
     row: int
     views: dict[int, EnvView]
-    """After so many actions; 0: after the reset."""
+    """Number of actions -> view after them; 0: after the reset."""
     success: dict[int, bool] = field(factory=dict)
     """After so many actions."""
     rewards: list[float] = field(factory=list)
@@ -125,8 +125,8 @@ class EnvTrace:
 
 
 def difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = None) -> str:
-    """What differs first between the traces of one script, in words; what only one of them shows does not count.
-    `upto`: nor do later actions."""
+    """Describe the first difference between the traces of one script; parts that only one of them has do not count.
+    `upto`: ignore actions after it."""
     length = min(len(one), len(two)) if upto is None else min(len(one), len(two), upto)
     for t in range(length + 1):
         found = _reported(one, two, t) if t else ""

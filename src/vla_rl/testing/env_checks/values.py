@@ -74,7 +74,7 @@ def check_array(f: Expects, array: Any, shape: tuple[int, ...], dtype: str, what
 
 
 def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where: str) -> bool:
-    """-> whether it has the right shapes."""
+    """Check an observation. Return whether its shapes are right."""
     cameras = list(info.cameras)
     fine = f.expect(list(obs.images) == cameras, f"{where}: images", cameras, list(obs.images), "as in info.cameras")
     for name in set(cameras) & set(obs.images):
@@ -94,7 +94,7 @@ def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where
 
 
 def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, width: int, stop: bool) -> bool:
-    """-> whether it has the right shapes and masks."""
+    """Check a result. Return whether its shapes and masks are right."""
     n, where = len(active), f"chunk_step(stop_at_end={stop})"
     fine = check_observation(f, info, result.obs, n, where)
     shape = (n, width)

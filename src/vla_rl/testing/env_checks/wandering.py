@@ -1,4 +1,4 @@
-"""What random, extreme and held actions bring about: ends, successes, rewards, and whether actions count at all."""
+"""Checks with random, extreme and held actions: ends, successes, rewards, and whether actions have an effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENOUGH = 16
 
 
 def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
-    """Play episodes from many states. -> the very first ones, and those that ended."""
+    """Run episodes from many states. Return the first ones, and those that ended."""
     began = perf_counter()
     first: dict[int, EnvTrace] = {}
     ended: list[EnvTrace] = []
@@ -105,7 +105,7 @@ def success_is_told(player: Player) -> None:
 
 
 def _rewards_success(player: Player) -> None:
-    """Success pays, and more than failure."""
+    """Check that success is rewarded, and more than failure."""
     seen = player.seen
     won = [end for end in seen.ends if end.success]
     if seen.won and not seen.rewarded and (won or len(seen.ends) > 2):
@@ -119,7 +119,7 @@ def _rewards_success(player: Player) -> None:
 
 
 def _limits_are_truncations(player: Player) -> None:
-    """What ends for want of time is truncated; what ends since the task is solved or lost is terminated."""
+    """Check that episodes that reach a time limit are truncated, and solved or lost ones terminated."""
     ends = player.seen.ends
     expected = "truncated where an episode ends for want of time"
     remedy = "leave the step limit to core, or report it as truncated: what would follow a failure is worth nothing"
@@ -159,7 +159,7 @@ def _opposite(ends: Sequence[End]) -> str:
 
 
 def what_is_shown_changes(player: Player) -> None:
-    """What differs between scenes changes while rows move, too; in the pictures or in the state."""
+    """Check that what differs between scenes also changes while rows move, in the images or in the state."""
     seen = player.seen
     told = {name: "the state" if name == "state" else f"the image of camera {name!r}" for name in seen.moved}
     still = [told[name] for name, moved in seen.moved.items() if not moved]
@@ -192,6 +192,6 @@ def chosen_scripts(player: Player, length: int) -> dict[int, Script]:
 
 
 def shortest_limit(player: Player) -> int:
-    """Of the states that `chosen_scripts` takes."""
+    """Return the shortest step limit among the states that `chosen_scripts` uses."""
     states = spread(player.splits["train"])[: len(player.rows)]
     return int(np.min([player.limit(state.id) for state in states]))
