@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from vla_rl.core.errors import NotOffered
+from vla_rl.core.types import AdvantageScope, Requirements
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,14 +168,16 @@ class SimEnv(ABC):
 class Algorithm(ABC):
     """Advantages and a loss; no model, no simulator, no device choice, no logging. Group `vla_rl.algorithms`."""
 
-    needs: frozenset[str] = frozenset()
-    """Of "values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames": provided, or refused early."""
+    needs: Requirements = Requirements()
+    """What the algorithm needs beside rewards and log-probs. The runtime provides it, or refuses the spec."""
     off_policy: bool = False
     """Data count by how old they are, and so may be trained on more than once."""
-    scope: str = "step"
-    """"group": rewards, filters and advantages of a group need no other. Else "step", or why and what to set."""
+    advantage_scope: AdvantageScope = AdvantageScope.STEP
+    """What rewards, filters and advantages of a group depend on: that group alone, or the whole step."""
+    scope_reason: str = ""
+    """Why `advantage_scope` is STEP, and what to set for GROUP; shown where `asynchrony.stream` is refused."""
     value_granularity: str = "chunk"
-    """"chunk" or "action": shape of the critic's output, for algorithms that need "values"."""
+    """"chunk" or "action": shape of the critic's output, with `Requirements.values`."""
     extras: Mapping[str, str] = MappingProxyType({})
     """Further numbers that `advantages` returns for the loss: name -> dimensions, such as {"q_target": "T N"}. They
     come back in `Batch.extras`."""
@@ -183,7 +186,7 @@ class Algorithm(ABC):
 
     @hookspec(firstresult=True)
     def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
-        """Optional, for algorithms that need "frames"; runs where the heavy part is. Frames of `camera`, N arrays uint8
+        """Optional, with `Requirements.frames`; runs where the heavy part is. Frames of `camera`, N arrays uint8
         [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D], `Rollout.features`."""
         return None
 

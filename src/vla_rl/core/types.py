@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
@@ -292,6 +293,40 @@ class Episode:
     """Ended by the step limit, or the simulator's own truncation."""
 
 
+@frozen(kw_only=True)
+class Requirements:
+    """What an algorithm needs beside rewards, ends and recorded log-probs (`Algorithm.needs`). `|` unites two."""
+
+    values: bool = False
+    """A critic: `Rollout.values` and `next_values` in `advantages`; `Batch.values` and `Scores.values` in `loss`."""
+    recomputed_values: bool = False
+    """The rollout's `values` and `next_values` are recomputed with the newest weights; beside `values`."""
+    proximal_log_probs: bool = False
+    """Log-probs of the weights that the training step began with (the proximal policy): `Rollout.proximal_log_probs`
+    and `Batch.proximal_log_probs`."""
+    groups: bool = False
+    """At least two trajectories in each group of `Rollout.groups`."""
+    reference: bool = False
+    """Log-probs of the policy before training: `Batch.reference_log_probs`. The model has to offer them."""
+    frames: bool = False
+    """Frames of whole trajectories: the argument of `Algorithm.features`, whose result is `Rollout.features`."""
+
+    def __or__(self, other: Requirements) -> Requirements:
+        if not isinstance(other, Requirements):
+            return NotImplemented
+        names = [known.name for known in attrs.fields(Requirements)]
+        return Requirements(**{name: getattr(self, name) or getattr(other, name) for name in names})
+
+
+class AdvantageScope(Enum):
+    """What rewards, filters, advantages and weights of a group depend on (`Algorithm.advantage_scope`)."""
+
+    GROUP = "group"
+    """On that group alone, so `asynchrony.stream` may train on it before the step is whole."""
+    STEP = "step"
+    """On other groups of the step too."""
+
+
 @frozen(kw_only=True, eq=False)
 class Rollout:
     """The light part of a whole rollout: torch tensors on the CPU, time-major. A column is a ticket, in their order."""
@@ -321,8 +356,8 @@ class Rollout:
     """float32 [N, D] from `Algorithm.features`."""
     tasks: tuple[str, ...] = ()
     """Task of each column's first episode; empty where one did not end."""
-    fresh_log_probs: torch.Tensor | None = None
-    """float32 [T, N, C, M] of the newest weights, in `advantages` of algorithms that need "fresh-log-probs"."""
+    proximal_log_probs: torch.Tensor | None = None
+    """float32 [T, N, C, M] of the newest weights, with `Requirements.proximal_log_probs`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
     """Further numbers of `fields.ROLLOUT`, by name."""
     findings: Mapping[str, torch.Tensor] = field(factory=dict)
@@ -388,9 +423,9 @@ class Batch:
     lag: torch.Tensor
     """int64 [B]: learner version - version that sampled."""
     reference_log_probs: torch.Tensor | None = None
-    """float32 [B, C, M] of the reference policy, for algorithms that need "reference"."""
-    fresh_log_probs: torch.Tensor | None = None
-    """float32 [B, C, M] of the weights that the training step began with; for those that need "fresh-log-probs"."""
+    """float32 [B, C, M] of the reference policy, with `Requirements.reference`."""
+    proximal_log_probs: torch.Tensor | None = None
+    """float32 [B, C, M] of the weights that the training step began with, with `Requirements.proximal_log_probs`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
     """[B, ...] each: `Advantages.extras` of these samples, and further numbers of the rollout."""
 

@@ -174,7 +174,7 @@ class AsynchronySpec:
 
     stream: bool = False
     """Learners begin with groups that are played while the rest of the step is; the optimiser still steps once all are
-    there, with the same gradient. For algorithms whose `scope` is "group"; learners need workers of their own."""
+    there, with the same gradient. For algorithms with AdvantageScope.GROUP; learners need workers of their own."""
 
     @swap.validator
     def _swap(self, attribute: Any, value: str) -> None:

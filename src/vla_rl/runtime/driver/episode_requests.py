@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import evolve
@@ -11,7 +11,7 @@ from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Episode, ResetState
+from vla_rl.core.types import Episode, Requirements, ResetState
 from vla_rl.runtime.driver.recordings import RecordingSchedule
 from vla_rl.runtime.driver.stream_cursors import EnvStreams
 from vla_rl.runtime.driver.task_weights import TaskWeighting
@@ -19,9 +19,9 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 
 
 class EpisodeRequests:
-    def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Collection[str]):
+    def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Requirements):
         """`needs`: of the algorithm."""
-        self.spec, self.states, self.record = spec, states, "frames" in needs
+        self.spec, self.states, self.record = spec, states, needs.frames
         self.shape = RunShape.of(spec)
         self.streams, self.marks = EnvStreams(), RecordingSchedule(spec)
         self.windows: TaskWeighting | None = None

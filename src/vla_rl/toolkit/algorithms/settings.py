@@ -8,6 +8,8 @@ from typing import Literal
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core.types import AdvantageScope, Requirements
+
 Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
 Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
@@ -39,9 +41,19 @@ class PolicySettings:
             )
 
     @property
-    def needs(self) -> frozenset[str]:
-        """Of `Algorithm.needs`: what these keys ask of the runtime."""
-        return frozenset({"reference"} if self.kl_coef else ())
+    def needs(self) -> Requirements:
+        """The part of `Algorithm.needs` that these keys ask for."""
+        return Requirements(reference=self.kl_coef > 0)
+
+    @property
+    def scope_reason(self) -> str:
+        """`Algorithm.scope_reason`: the key that makes advantages depend on the whole step; "" where none does."""
+        return ""
+
+    @property
+    def advantage_scope(self) -> AdvantageScope:
+        """`Algorithm.advantage_scope`."""
+        return AdvantageScope.STEP if self.scope_reason else AdvantageScope.GROUP
 
 
 @frozen(kw_only=True, slots=False)
@@ -101,17 +113,15 @@ class CorrectionSettings(PolicySettings):
 
     @property
     def off_policy(self) -> bool:
-        """`Algorithm.corrects`: whether old data count by their age."""
+        """`Algorithm.off_policy`: whether old data count by their age."""
         return self.correction != "none"
 
     @property
-    def needs(self) -> frozenset[str]:
-        found = set(super().needs)
-        if self.off_policy and self.proximal == "forward":
-            found.add("fresh-log-probs")
-        if self.correction == "v-trace":
-            found.add("fresh-values")
-        return frozenset(found)
+    def needs(self) -> Requirements:
+        return super().needs | Requirements(
+            proximal_log_probs=self.off_policy and self.proximal == "forward",
+            recomputed_values=self.correction == "v-trace",
+        )
 
 
 @frozen(kw_only=True, slots=False)
@@ -181,11 +191,10 @@ class GroupSettings(PolicySettings):
             raise ValueError(f"std_of: {std_of} says by which std advantages are divided; normalize_by_std is false")
 
     @property
-    def scope(self) -> str:
-        """`Algorithm.scope`."""
+    def scope_reason(self) -> str:
         if self.std_of == "step":
             return "advantages are divided by a std over all of it; set algorithm.std_of: group"
-        return OF_STEP if self.aggregation == "rlinf" else "group"
+        return OF_STEP if self.aggregation == "rlinf" else ""
 
 
 @frozen(kw_only=True, slots=False)
@@ -226,8 +235,7 @@ class CriticSettings(PolicySettings):
             raise ValueError("advantage: action cannot be used with log_prob: chunk; use log_prob: action or token")
 
     @property
-    def scope(self) -> str:
-        """`Algorithm.scope`."""
+    def scope_reason(self) -> str:
         if self.normalize_advantages:
             return "advantages are normalised over all of it; set algorithm.normalize_advantages: false"
-        return OF_STEP if self.aggregation == "rlinf" else "group"
+        return OF_STEP if self.aggregation == "rlinf" else ""
