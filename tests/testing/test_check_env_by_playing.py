@@ -32,8 +32,8 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context, Plugin
 from vla_rl.testing import CheckFailed, check_env
+from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.envs import examine_env
-from vla_rl.testing.findings import Findings
 from vla_rl.toolkit.envs.rows import RowsEnv
 from vla_rl.toolkit.envs.settings import Processes
 

@@ -20,8 +20,8 @@ from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.spec.spec import read_env
 from vla_rl.core.types import Context
 from vla_rl.runtime.comm.status_line import EVERY_S, StatusLine
+from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.envs import examine_env
-from vla_rl.testing.findings import Findings
 from vla_rl.toolkit.waiting import summed, works_now
 
 FIRST_S = 10.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vla_rl.core.spec.spec import Spec
     from vla_rl.serving.policy import Policy
     from vla_rl.serving.server import PolicyServer
-    from vla_rl.testing.findings import Findings
+    from vla_rl.testing.common.findings import Findings
 
 SpecLike = Any
 """A Spec, plain data, a spec file, or the folder of a run."""

@@ -1,11 +1,12 @@
-"""The catalogue: which plugins there are, by metadata alone, and how one becomes a component.
+"""The catalogue of plugins: list them from package metadata alone, load one, and build its component.
 
-Which implementation runs is an entry point of one group a kind, so names, versions and collisions are known without
-importing anything; only what a spec names is loaded. A module that a spec lists under `plugins:` adds its own:
+Each kind of plugin has one entry-point group. Names, versions and name collisions are therefore known without importing
+anything, and only the plugins that a spec names are loaded. A module listed under `plugins:` in a spec adds its own:
 
     vla_rl_plugins = {"env": {"toy": Plugin(...)}}        # kind -> name -> plugin; kinds are the keys of KINDS
 
-and any `@hookimpl` functions in it wrap components or listen to the run (see `core/manager.py`).
+The `@hookimpl` functions in such a module wrap components or listen to the run (see `core/manager.py`).
+
 Environment: `VLA_RL_PLUGINS=acme,other` loads third-party plugins from these distributions only.
 """
 
@@ -35,12 +36,12 @@ from vla_rl.core.world_models import WorldModel
 
 OWN_DIST = "vla-rl"
 MODULE_PLUGINS = "vla_rl_plugins"
-"""Name of the mapping in which a module of `spec.plugins` offers plugins."""
+"""Name of the mapping in which a module listed in `spec.plugins` offers its plugins."""
 
 
 @frozen
 class Kind:
-    """One kind of plugin: its entry-point group and the contract of its components."""
+    """One kind of plugin: its entry-point group and the contract (abstract class) of its components."""
 
     name: str
     group: str
@@ -63,28 +64,28 @@ KINDS = {
 
 @frozen
 class Installed:
-    """A plugin on offer. Nothing of it has been imported."""
+    """An available plugin, described by metadata; its code has not been imported."""
 
     name: str
     dist: str
-    """Distribution that offers it, or the module of `spec.plugins`."""
+    """Distribution that offers the plugin, or the module of `spec.plugins`."""
     version: str
-    """Of the distribution; empty for a module."""
+    """Version of the distribution; empty for a module."""
     target: str
-    """`module:attribute`."""
+    """Import target, `module:attribute`."""
     entry: metadata.EntryPoint | None = field(default=None, repr=False, eq=False)
     plugin: object = field(default=None, repr=False, eq=False)
-    """Of a module: the plugin itself."""
+    """The plugin object itself, if a module offers it; None for an entry point."""
 
     @property
     def origin(self) -> str:
-        """`acme-env 0.1`, or `module toy_envs`."""
+        """Source of the plugin, for messages: `acme-env 0.1`, or `module toy_envs`."""
         return f"{self.dist} {self.version}" if self.version else f"module {self.dist}"
 
 
 def installed(kind: str, extra_modules: Sequence[str] = ()) -> dict[str, list[Installed]]:
-    """Plugins of a kind by name, sorted, without importing any (but `extra_modules`). More than one for a name: a
-    collision, which is an error for who asks for that name."""
+    """Return the available plugins of a kind by name, sorted, without importing any except `extra_modules`. Several
+    plugins under one name are a collision, which is an error only for a caller that asks for that name."""
     found: dict[str, list[Installed]] = {}
     for item in (*_from_entry_points(_kind(kind).group), *_from_modules(kind, extra_modules)):
         found.setdefault(item.name, []).append(item)
@@ -92,15 +93,16 @@ def installed(kind: str, extra_modules: Sequence[str] = ()) -> dict[str, list[In
 
 
 def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Plugin:
-    """Import the light part of the plugin of that name. Raises PluginError: no such name, two of that name, an import
-    that fails, a dependency that is not installed, something that is no `Plugin`."""
+    """Import the plugin of that name (its declaration only, not what `build` imports) and return it. Raise PluginError
+    if the name is unknown or ambiguous, the import fails, a dependency is not installed, or the target is no
+    `Plugin`."""
     item = _find(kind, name, extra_modules)
     return _load(item, f"{kind} {name!r} from {item.origin}")
 
 
 def build(kind: str, name: str, config: object, context: Context, extra_modules: Sequence[str] = ()) -> Any:
-    """Build the component that (kind, name, config) stands for, in this process. Raises PluginError as `load` does, and
-    for a missing dependency or a component that is not of the kind; other errors of the builder get a note."""
+    """Build the component for (kind, name, config) in this process. Raise PluginError in the cases of `load`, and for a
+    missing dependency or a component that is not of the kind. Other errors of the builder pass through with a note."""
     item = _find(kind, name, extra_modules)
     who = f"{kind} {name!r} from {item.origin}"
     plugin = _load(item, who)
@@ -122,13 +124,14 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
 
 
 def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
-    """The modules of `spec.plugins`, imported and named: their `@hookimpl` functions listen and wrap."""
+    """Import the modules of `spec.plugins` and return (name, module) pairs; their `@hookimpl` functions listen and
+    wrap."""
     return tuple((module, import_module(module)) for module in modules)
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once a process). Raises
-    PluginError, with the line of what went wrong in it."""
+    """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once per process). Raise
+    PluginError with the file and line of the failure inside the module."""
     path = Path(name).expanduser().resolve() if name.endswith(".py") and "\0" not in name else None
     if path is None and not all(part.isidentifier() for part in name.split(".")):
         raise PluginError(f"plugins: {name!r} is neither a dotted module name nor the path of a .py file")
@@ -149,16 +152,17 @@ def import_module(name: str) -> ModuleType:
 
 
 def missing_requirements(dist: str, extra: str | None) -> list[str]:
-    """Requirements of a distribution, `extra` included, that are not installed (by metadata; nothing is imported).
-    Those that vla-rl itself has without any extra are left to `unmet_base`: no single plugin lacks them."""
+    """Return the requirements of a distribution, `extra` included, that are not installed (from metadata; nothing is
+    imported). For vla-rl itself, the requirements without any extra are left to `unmet_base`: no single plugin lacks
+    them."""
     unmet = list(_unmet(dist, extra or ""))
     base = {text for text, _ in _unmet(OWN_DIST, "")} if _normal(dist) == OWN_DIST else ()
     return [text for text, _ in unmet if text not in base]
 
 
 def unmet_base() -> list[str]:
-    """What vla-rl needs for anything and does not find, each as `torch>=2.13 (2.11.0 is installed)`. A package of the
-    wrong version may still do, so this is said and not refused."""
+    """Return vla-rl's own base requirements that are not met, each as `torch>=2.13 (2.11.0 is installed)`. A package of
+    another version may still work, so callers report this and do not refuse to run."""
     try:
         return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in _unmet(OWN_DIST, "")]
     except metadata.PackageNotFoundError:  # `doctor` says so
@@ -166,7 +170,8 @@ def unmet_base() -> list[str]:
 
 
 def keep_build(unmet: Sequence[str]) -> str:
-    """How to meet what `unmet_base` found without losing a build that was chosen with care, as torch for CUDA."""
+    """Advise how to install the `unmet_base` requirements without replacing a deliberately chosen build, such as torch
+    for CUDA."""
     names = "|".join(re.split(r"[^\w.-]", text)[0] for text in unmet)
     return (
         f"a plain `pip install {OWN_DIST}` would replace what is installed, and with it a build for CUDA; to keep it: "
@@ -176,8 +181,8 @@ def keep_build(unmet: Sequence[str]) -> str:
 
 
 def install_command(dist: str, extra: str | None) -> str:
-    """The command that installs what a plugin of this distribution needs: where vla-rl's own needs are not met, only
-    that, since pip would meet those as well and replace what is installed."""
+    """Return the command that installs what a plugin of this distribution needs. If vla-rl's own requirements are
+    unmet, the command names only the plugin's packages: pip would otherwise also replace what is installed."""
     if extra and _normal(dist) == OWN_DIST and unmet_base() and (needed := missing_requirements(dist, extra)):
         return f"pip install {' '.join(f'{text!r}' for text in needed)}"
     return f"pip install '{dist}[{extra}]'" if extra else f"pip install '{dist}'"
@@ -229,7 +234,8 @@ def _from_entry_points(group: str) -> list[Installed]:
 
 @functools.lru_cache(maxsize=4)
 def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
-    """Of all groups; read once for each `sys.path`, since it opens a file of every installed distribution."""
+    """Return vla-rl's entry points of all kinds. Cached per `sys.path`, since reading opens a file of every installed
+    distribution."""
     groups = {kind.group for kind in KINDS.values()}
     found: list[Installed] = []
     seen: set[str] = set()
@@ -251,7 +257,8 @@ def _from_modules(kind: str, modules: Iterable[str]) -> list[Installed]:
 
 
 def _offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
-    """What a module offers: kind -> name -> plugin. Raises PluginError for what is not of that form, used or not."""
+    """Return the plugins that a module offers: kind -> name -> plugin. Raise PluginError if any entry has another form,
+    used or not."""
     offers = getattr(module, MODULE_PLUGINS, {})
     where = f"{MODULE_PLUGINS} of module {name}"
     if not isinstance(offers, Mapping):
@@ -275,8 +282,8 @@ def _no_plugin(found: object) -> str:
 
 
 def _raised(exc: BaseException, path: Path | None = None) -> str:
-    """`file:line: type: message` of what importing or building raised: the line in the file at `path`, if it had a part
-    in it, else the innermost one."""
+    """Describe an exception of an import or a build as `file:line: type: message`. The line is the last one in the file
+    at `path` if that file is in the traceback, else the innermost one."""
     if isinstance(exc, SyntaxError) and exc.filename is not None:
         return f"{exc.filename}:{exc.lineno}: {type(exc).__name__}: {exc.msg}"
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not _is_machinery(frame.filename)]
@@ -287,7 +294,7 @@ def _raised(exc: BaseException, path: Path | None = None) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    """Python's own imports and this module."""
+    """Return whether a traceback's file is Python's import machinery or this module."""
     return file == __file__ or file.startswith("<frozen ") or Path(file).parent.name in ("importlib", "metadata")
 
 
@@ -309,7 +316,7 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    cloudpickle.register_pickle_by_value(module)  # processes of simulator rows cannot import it by that name
+    cloudpickle.register_pickle_by_value(module)  # simulator processes cannot import it by that name
     return module
 
 
@@ -325,8 +332,8 @@ def _import_failure(who: str, item: Installed, exc: BaseException, extra: str | 
 
 
 def _guess_extra(item: Installed, missing: str) -> str | None:
-    """The extra to install when the plugin did not get as far as naming it: the one that requires the missing module,
-    or the one named like the plugin."""
+    """Guess the extra to install if the plugin failed before it could name it: the extra that requires the missing
+    module, or the one named like the plugin."""
     from packaging.requirements import Requirement
 
     dist = item.entry.dist if item.entry else None
@@ -340,7 +347,7 @@ def _guess_extra(item: Installed, missing: str) -> str | None:
 
 
 def _unmet(dist: str, extra: str) -> Iterator[tuple[str, str | None]]:
-    """(requirement, version that is installed) of those that are not met."""
+    """Yield (requirement, installed version or None) for every requirement that is not met."""
     from packaging.requirements import Requirement
 
     for requirement in map(Requirement, metadata.requires(dist) or ()):
@@ -352,7 +359,7 @@ def _unmet(dist: str, extra: str) -> Iterator[tuple[str, str | None]]:
 
 @functools.lru_cache(maxsize=256)
 def _version(dist: str, path: tuple[str, ...]) -> str | None:
-    """Read once for each `sys.path`: it parses a file."""
+    """Return the installed version of a distribution. Cached per `sys.path`, since reading parses a file."""
     try:
         return metadata.version(dist)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Errors that the user can fix: shown as a message, without a traceback."""
+"""Errors that users can fix. The command line shows their message without a traceback."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """Something in a spec, a plugin or a path is wrong; the message says what, where and what to do."""
+    """Something in a spec, a plugin or a path is wrong. The message says what, where and what to do."""
 
     exit_code = 2
-    """Of the command line."""
+    """Exit status of the command line."""
 
 
 class PluginError(UserError):
-    """A plugin is unknown, ambiguous, incomplete, or does not keep to the contract of its kind."""
+    """A plugin is unknown, ambiguous or incomplete, or violates the contract of its kind."""
 
 
 class NotOffered(UserError):
-    """An optional method was called that this component does not have, or not as it was built."""
+    """A caller used an optional method that this component does not have, or does not have as it was built."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint, of a model or a run, cannot be used or written; the message says which file and what to do."""
+    """A checkpoint of a model or a run cannot be read or written. The message names the file and says what to do."""
 
 
 class SpecError(UserError):
-    """A spec is wrong. `errors` holds every problem found, each as `file:line: path: message`."""
+    """A spec is invalid. `errors` lists every problem as `file:line: path: message`."""
 
     def __init__(self, errors: Sequence[str]) -> None:
         super().__init__("\n".join(errors))
@@ -41,10 +41,10 @@ class WorkerDied(UserError):
 
 
 class HookFailed(UserError):
-    """A listener of a run raised; the message says which, where and what."""
+    """A listener of a run raised an exception. The message says which listener, where and what."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known name, or nothing."""
+    """Return `; did you mean 'x'?` for the known name nearest to `name`, or an empty text."""
     near = get_close_matches(name, list(known), n=1) if len(name) <= 100 else []  # its time grows with the length
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""What listeners hear: the run, evaluations and their frames; and who listens."""
+"""Data that listeners (`RunEvents`) receive: the run, and evaluations with their frames."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Rate:
 
 @frozen(kw_only=True, eq=False)
 class EpisodeFrames:
-    """The frames of one evaluation episode: the first observation and one after each chunk."""
+    """Camera frames of one evaluation episode: the first observation and one after each chunk."""
 
     task: str
     instruction: str
     success: bool
     images: Mapping[str, ArrayOrTensor]
-    """Camera -> uint8 [frames, H, W, 3]."""
+    """Images by camera, uint8 [frames, H, W, 3]."""
 
 
 @frozen(kw_only=True, eq=False)
 class Evaluation:
-    """Every (task, evaluation state) once per repeat."""
+    """Result of one evaluation: each evaluation state of each task once per repeat."""
 
     step: int
     success: Rate
@@ -45,30 +45,30 @@ class Evaluation:
     seconds: float
     frames: tuple[EpisodeFrames, ...] = ()
     recordings: Iterable[Any] = ()
-    """As `Rollout.recordings`."""
+    """Recorded episodes, as in `Rollout.recordings`."""
 
 
 @frozen(kw_only=True)
 class Run:
-    """What a `RunEvents` plugin may know about the run it listens to."""
+    """Facts about a run that its listeners may use."""
 
     name: str
     doing: str = "training"
-    """"training" by reinforcement learning, or "imitation"."""
+    """Kind of run: "training" by reinforcement learning, or "imitation"."""
     folder: Any
-    """pathlib.Path of the run folder."""
+    """Run folder, a pathlib.Path."""
     spec: Mapping[str, Any]
     """The resolved spec as plain data."""
     first_step: int
-    """0, or the step a resumed run starts from."""
+    """Step that the run starts from: 0, or the checkpoint's step in a resumed run."""
     steps: int
     """Step at which the run ends."""
     devices: str = ""
-    """What each role works on, such as "sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)"."""
+    """Device of each role, such as "sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)"."""
 
 
 class ReadOnly(dict[str, Any]):
-    """A dict that listeners share, so that none of them changes what the others hear."""
+    """A read-only dict. Listeners share it, so none of them can change what the others receive."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError("what listeners hear is read-only, since all hear the same; make a copy, as dict(metrics)")
@@ -81,7 +81,7 @@ class ReadOnly(dict[str, Any]):
 
 
 def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
-    """Success rate with the 95 % interval of Wilson (1927); n = 0 gives the whole unit interval."""
+    """Return the success rate with its 95 % interval by Wilson (1927); n = 0 gives the interval [0, 1]."""
     if n == 0:
         return Rate(rate=0.0, n=0, low=0.0, high=1.0)
     p = successes / n

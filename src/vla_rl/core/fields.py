@@ -1,5 +1,5 @@
-"""The numbers that travel with every sample, in one table. A new number is one line here: what a simulator or a policy
-reports under its name is put together for the rollout, cut and joined with it, and reaches the algorithm.
+"""Table of the numeric fields that travel with every sample. A new field is one line here: what a simulator or a policy
+reports under its name is assembled into the rollout, cut and joined with it, and passed to the algorithm.
 
 Dimensions are those of `types.py`: T chunk steps, N trajectories, C actions, M log-probs of an action, D features.
 """
@@ -16,23 +16,23 @@ Source = Literal["env", "policy", "learner", "driver", "algorithm"]
 
 @frozen(kw_only=True)
 class Field:
-    """One number of every chunk step ("T N ..."), or of every trajectory ("N ...")."""
+    """A numeric field of every chunk step (dims "T N ...") or of every trajectory ("N ...")."""
 
     name: str
-    """Attribute of `Rollout`, `Advantages` or `Batch`; where these have none of that name, key of their `extras`."""
+    """Attribute of `Rollout`, `Advantages` or `Batch`; a key of their `extras` if they have no such attribute."""
     dims: str
     source: Source
-    """Who makes it."""
+    """Component that produces the field."""
     optional: bool = False
-    """It may be missing: without a critic, or where the algorithm does not need it."""
+    """The field may be missing: without a critic, or if the algorithm does not need it."""
     in_batch: bool = False
-    """It goes with the samples to the learners, and is in `Batch`."""
+    """The field is sent to the learners with the samples, and is part of `Batch`."""
     fill: float = 0.0
-    """Value of chunk steps after a trajectory ended."""
+    """Value at chunk steps after the end of a trajectory."""
 
     @property
     def by_time(self) -> bool:
-        """Whether it has a time axis, which comes first."""
+        """Whether the field has a time axis, which comes first."""
         return self.dims.startswith("T")
 
 
@@ -50,7 +50,7 @@ ROLLOUT = (
     Field(name="success", dims="N", source="driver"),
     Field(name="features", dims="N D", source="policy", optional=True),
 )
-"""Of a rollout."""
+"""Fields of a rollout."""
 
 ADVANTAGES = (
     Field(name="advantages", dims="T N [C]", source="algorithm", in_batch=True),
@@ -60,7 +60,7 @@ ADVANTAGES = (
     Field(name="value_weights", dims="T N [C]", source="algorithm", optional=True, in_batch=True),
     Field(name="value_counts", dims="T N [C]", source="algorithm", optional=True),
 )
-"""Of what an algorithm makes of a rollout; `Algorithm.extras` adds to them."""
+"""Fields of the advantages that an algorithm computes from a rollout; `Algorithm.extras` adds to them."""
 
 
 def read(holder: Any, field: Field) -> Any:
@@ -69,16 +69,16 @@ def read(holder: Any, field: Field) -> Any:
 
 
 def arranged(holder: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments for these values (name -> tensor) of a class: its attributes, and "extras" with the
-    others; None is left out of these."""
+    """Return the keyword arguments of a class for these values (name -> tensor): its attributes by name, and all others
+    under "extras", without those that are None."""
     attributes = {name: value for name, value in values.items() if hasattr(holder, name)}
     extras = {name: value for name, value in values.items() if name not in attributes and value is not None}
     return {**attributes, "extras": extras}
 
 
 def fits(shape: Iterable[int], dims: str, known: dict[str, int]) -> bool:
-    """Whether a tensor of this shape has these dimensions ("T N C M"; those in brackets may be missing), where the
-    sizes of some are known."""
+    """Return whether a tensor of this shape matches `dims` ("T N C M"; bracketed dimensions may be missing). `known`
+    maps dimensions to their sizes, if known."""
     shape = tuple(shape)
     for names in (dims.replace("[", "").replace("]", "").split(), [d for d in dims.split() if not d.startswith("[")]):
         if len(names) == len(shape) and all(known.get(n, size) == size for n, size in zip(names, shape, strict=True)):

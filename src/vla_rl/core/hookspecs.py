@@ -1,10 +1,12 @@
-"""The contracts of vla-rl: one abstract class a kind of plugin.
+"""The contracts of vla-rl: one abstract class per kind of plugin.
 
-Each method is also a pluggy hook specification: subclassing is all an author does, and `@hookimpl(wraps=KIND)`
+Each method is also a pluggy hook specification. An author only subclasses the contract, and `@hookimpl(wraps=KIND)`
 functions of the same name wrap every component of that kind. Specifications and implementations take no default
-arguments (pluggy drops them); an implementation may leave out arguments that it does not use. An optional method that a
-plugin does not have, or not as it was built, raises `NotOffered`; any other exception is a bug and shown as one.
-Shapes: N simulator rows, B samples, C actions in a chunk, A action dimensions, M log-probs an action.
+arguments (pluggy drops them). An implementation may leave out arguments that it does not use. An optional method that a
+plugin does not have, or does not have as it was built, raises `NotOffered`; any other exception is a bug and is shown
+as one.
+
+Shapes: N envs (simulator instances), B samples, C actions in a chunk, A action dimensions, M log-probs per action.
 """
 
 from __future__ import annotations
@@ -51,57 +53,62 @@ class VLAModel(ABC):
     module: torch.nn.Module
     """All parameters; those with `requires_grad` are trained."""
     critic: torch.nn.Module | None = None
-    """The part of `module` that only `values` come from: it has a learning rate and a warm-up of its own."""
+    """Submodule of `module` that only `values` depend on. It has its own learning rate and warm-up."""
     tokens_per_action: int
-    """M."""
+    """M, log-probs per action: its action tokens, or 1."""
     cameras_read: tuple[str, ...] | None = None
-    """Cameras that it looks at; None: all of the simulator's."""
+    """Cameras that the model reads; None: all cameras of the simulator."""
 
     @hookspec(firstresult=True)
     def encode_actions(self, actions: ArrayOrTensor) -> torch.Tensor:
-        """float [B, C, A] in the simulator's units -> int64 [B, C, M]. Optional: of models with tokens."""
+        """Tokenise actions, float [B, C, A] in the simulator's units, and return int64 [B, C, M]. Optional, for models
+        with action tokens."""
         raise NotOffered(f"{type(self).__name__} has no action tokens")
 
     @hookspec(firstresult=True)
     def decode_actions(self, tokens: ArrayOrTensor) -> torch.Tensor:
-        """int64 [B, C, M] -> float32 [B, C, A], un-normalised with the checkpoint's statistics. Optional as well."""
+        """Return the actions of tokens int64 [B, C, M] as float32 [B, C, A], un-normalised with the checkpoint's
+        statistics. Optional, for models with action tokens."""
         raise NotOffered(f"{type(self).__name__} has no action tokens")
 
     @abstractmethod
     @hookspec(firstresult=True)
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        """Choose a chunk for each row, without gradient. `noise` hands out keyed uniforms and normals a row (tokens
-        are drawn by inverse CDF); `greedy` takes the mode, or the like. `log_probs`: of the distribution sampled."""
+        """Choose an action chunk for each observation, without gradient. `noise` provides keyed uniform and normal
+        numbers per sample (tokens are drawn by inverse CDF). `greedy` takes the mode, or the model's equivalent.
+        `log_probs` are those of the distribution that was sampled."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        """Score recorded chunks with gradient: log_probs and entropy [B, C, M], values [B] | [B, C] | None.
-        With the weights that sampled them, log_probs equal the recorded ones."""
+        """Score recorded chunks, with gradient: log_probs and entropy [B, C, M], values [B], [B, C] or None. With the
+        weights that sampled the chunks, log_probs equal the recorded ones."""
 
     @hookspec(firstresult=True)
     def values(self, obs: Observation) -> torch.Tensor:
-        """Optional: the critic alone, without gradient, without actions. -> [B] or [B, C]."""
+        """Return the critic's values, [B] or [B, C], without gradient and without sampling actions. Optional."""
         raise NotOffered(f"{type(self).__name__} has no value head")
 
     @hookspec(firstresult=True)
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> torch.Tensor:
-        """Optional: the log_probs [B, C, M] under the policy before training, without gradient."""
+        """Return the log-probs [B, C, M] under the reference policy (the policy before training), without gradient.
+        Optional."""
         raise NotOffered(f"{type(self).__name__} has no reference policy")
 
     @abstractmethod
     @hookspec(firstresult=True)
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> torch.Tensor:
-        """Behaviour cloning of float [B, C, A], with gradient: a scalar, mean over the batch."""
+        """Return the behaviour-cloning loss of actions float [B, C, A], with gradient: a scalar, the mean over the
+        batch."""
 
     @hookspec(firstresult=True)
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Trainable (name, tensor) pairs in publishing order."""
+        """Return the trainable (name, tensor) pairs in publishing order."""
         return [(name, p.detach()) for name, p in self.module.named_parameters() if p.requires_grad]
 
     @hookspec(firstresult=True)
     def load_weights(self, pairs: Iterable[tuple[str, ArrayOrTensor]]) -> None:
-        """Copy published pairs into the module. Raises KeyError for a name that is not there."""
+        """Copy published pairs into the module. Raise KeyError for an unknown name."""
         import torch
 
         own = dict(self.module.named_parameters())
@@ -112,11 +119,12 @@ class VLAModel(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def save(self, folder: Path) -> None:
-        """Write the model's own public format, statistics included, loadable as `checkpoint:`."""
+        """Write the model in its own public format, statistics included, so that `checkpoint:` can load it."""
 
 
 class SimEnv(ABC):
-    """A batch of N simulator rows. Core adds resets, limits, masks and statistics. Entry-point group `vla_rl.envs`."""
+    """A batch of N envs (simulator instances). Core adds resets, step limits, masks and statistics. Entry-point group
+    `vla_rl.envs`."""
 
     num_envs: int
     info: EnvInfo
@@ -124,80 +132,88 @@ class SimEnv(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
-        """Fixed initial states of "train" or "eval", in a stable order. The two share neither id nor scene.
-        Where nothing can be evaluated, "eval" is `NotOffered`."""
+        """Return the fixed initial states of split "train" or "eval", in a stable order. The splits share neither ids
+        nor scenes. Raise `NotOffered` for "eval" if the simulator cannot be evaluated."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
-        """Put rows (int64 [R]) into states (int64 [R]); `seed` (int64 [R]) keys whatever else is random in the
-        episode. -> Observation of those R rows, in that order; the other rows are untouched."""
+        """Reset the envs numbered `rows` (int64 [R]) to the states `state_ids` (int64 [R]). `seed` (int64 [R]) keys
+        everything else that is random in the episode. Return the Observation of those R envs, in that order; the other
+        envs are untouched."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
-        """Apply up to C actions, float [N, C, A], to the rows where `active` (bool [N]). `stop_at_end`: a row stops
-        executing at its first terminated or truncated action; else it executes all. Cameras render once, at the end."""
+        """Apply up to C actions, float [N, C, A], to the envs where `active` (bool [N]) holds. With `stop_at_end` an
+        env stops executing after its first terminated or truncated action, else it executes all. Cameras render once,
+        at the end."""
 
     @hookspec(firstresult=True)
     def expert_chunk(self) -> ArrayOrTensor:
-        """Optional: a scripted demonstrator's next chunk from the current states, float32 [N, C, A] with C as in
-        `Context.chunk`. Has no effect on the rows."""
+        """Return the next chunk of a scripted expert from the current states, float32 [N, C, A] with C as in
+        `Context.chunk`. Optional. Does not change the envs."""
         raise NotOffered(f"{type(self).__name__} has no scripted expert")
 
     @hookspec(firstresult=True)
     def faults(self) -> Mapping[int, Sequence[str]]:
-        """Optional: row -> what broke there since the last call. A reset mends it; core plays its episode anew."""
+        """Return the faults since the last call: env number -> what broke. Optional. A reset repairs the env, and core
+        runs its episode again."""
         return {}
 
     @hookspec(firstresult=True)
     def snapshot(self) -> Any:
-        """Optional, for offload: all that `restore` of a newly built simulator needs to go on; tensors on the host."""
+        """Return everything that `restore` of a newly built simulator needs to continue exactly; tensors in host
+        memory. Optional, for offload."""
         raise NotOffered(f"{type(self).__name__} cannot be offloaded")
 
     @hookspec(firstresult=True)
     def restore(self, snapshot: Any) -> None:
-        """Optional, for offload: go on from what another's `snapshot` gave."""
+        """Continue from the `snapshot` of another instance. Optional, for offload."""
         raise NotOffered(f"{type(self).__name__} cannot be offloaded")
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
     def close(self) -> None:
-        """Free processes and GL contexts; may be called twice."""
+        """Free processes and GL contexts. May be called twice."""
 
 
 class Algorithm(ABC):
-    """Advantages and a loss; no model, no simulator, no device choice, no logging. Group `vla_rl.algorithms`."""
+    """Advantages and a loss; no model, no simulator, no device choice, no logging. Entry-point group
+    `vla_rl.algorithms`."""
 
     needs: Requirements = Requirements()
-    """What the algorithm needs beside rewards and log-probs. The runtime provides it, or refuses the spec."""
+    """Inputs that the algorithm needs. Core provides them, or refuses the run early."""
     off_policy: bool = False
-    """Data count by how old they are, and so may be trained on more than once."""
+    """The loss corrects for the age of the data (off-policy correction), so a sample may be trained on more than
+    once."""
     advantage_scope: AdvantageScope = AdvantageScope.STEP
-    """What rewards, filters and advantages of a group depend on: that group alone, or the whole step."""
+    """What the rewards, filters and advantages of a group depend on: that group alone, or the whole step."""
     scope_reason: str = ""
     """Why `advantage_scope` is STEP, and what to set for GROUP; shown where `asynchrony.stream` is refused."""
     value_granularity: str = "chunk"
-    """"chunk" or "action": shape of the critic's output, with `Requirements.values`."""
+    """Shape of the critic's output, with `Requirements.values`: "chunk" ([B]) or "action" ([B, C])."""
     extras: Mapping[str, str] = MappingProxyType({})
-    """Further numbers that `advantages` returns for the loss: name -> dimensions, such as {"q_target": "T N"}. They
-    come back in `Batch.extras`."""
+    """Further numbers that `advantages` returns for the loss: name -> dimensions, such as {"q_target": "T N"}. The loss
+    receives them in `Batch.extras`."""
     camera: str | None = None
-    """Whose frames `features` gets; none: those of the first camera."""
+    """Camera whose frames `features` gets; None: the first camera."""
 
     @hookspec(firstresult=True)
     def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
-        """Optional, with `Requirements.frames`; runs where the heavy part is. Frames of `camera`, N arrays uint8
-        [frames, H, W, 3] (none of a trajectory that was not played) -> float32 [N, D], `Rollout.features`."""
+        """Return a feature vector per trajectory, float32 [N, D], for `Rollout.features`. Optional, called with
+        `Requirements.frames`; runs where the model inputs are stored. `frames` holds N arrays uint8 [frames, H, W, 3]
+        of `camera`; an array has no frames if its trajectory was not collected."""
         return None
 
     @hookspec(firstresult=True)
     def shape_rewards(self, rollout: Rollout) -> Rollout:
-        """The rollout with rewards rewritten. Default: unchanged."""
+        """Return the rollout with rewards rewritten. Default: unchanged."""
         return rollout
 
     @hookspec(firstresult=True)
     def select(self, rollout: Rollout) -> torch.Tensor:
-        """bool [N]: trajectories to keep. What is dropped leaves loss, normalisers and counts. Default: all."""
+        """Return the trajectories to keep, bool [N]. Dropped ones are excluded from the loss, all normalisation and
+        counts. Default: keep all."""
         import torch
 
         return torch.ones(rollout.valid.shape[1], dtype=torch.bool)
@@ -205,90 +221,97 @@ class Algorithm(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def advantages(self, rollout: Rollout) -> Advantages:
-        """From the light part of the whole (selected) rollout, without gradient."""
+        """Compute advantages from the trajectory record of the whole (selected) rollout, without gradient."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The loss of one micro-batch on a learner rank; totals are summed, so weights carry the normalisation.
-        Its metrics hold "loss/policy". The runtime's own, refused in `advantages` too: "step", "loss/total",
-        "loss/imitation", "policy/grad_norm", all with "env/", "eval/", "eval_task/", "faults/", "groups/" in front,
-        "imagination/", "imitation/", "offload/", "replay/", "rollout/", "sampling/", "throughput/", "time/", "update/",
-        "warmup/", "world_model/"."""
+        """Return the loss of one micro-batch on a learner rank. Totals are summed, so `Batch.weights` carry the
+        normalisation.
+
+        The metrics must include "loss/policy". The runtime reserves these names, also in `advantages`: "step",
+        "loss/total", "loss/imitation", "policy/grad_norm", and all that start with "env/", "eval/", "eval_task/",
+        "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/", "rollout/", "sampling/",
+        "throughput/", "time/", "update/", "warmup/", "world_model/".
+        """
 
 
 class Placement(ABC):
-    """Resources in, plan out; pure, Ray never appears here. Entry-point group `vla_rl.placement`."""
+    """A strategy that maps resources to a plan; pure, without Ray. Entry-point group `vla_rl.placement`."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def plan(self, cluster: Cluster, job: Job) -> Plan:
-        """Slots of each role, stages, window, offload. Raises `DoesNotFit` with the numbers, or
-        `MeasureFirst` to be asked again with `Job.measured`."""
+        """Return the plan: slots of each role, pipeline stages, dynamic batching and offload. Raise `DoesNotFit` with
+        the numbers, or `MeasureFirst` to be called again with a `Job.forecast`."""
 
 
 class Demonstrations(ABC):
-    """Recorded demonstrations as samples: what was seen and the chunk of actions that followed. Group `vla_rl.data`."""
+    """Recorded demonstrations as samples: an observation and the chunk of actions that followed it. Entry-point group
+    `vla_rl.data`."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def num_samples(self) -> int:
-        """How many there are: steps of episodes that a whole chunk follows. At least 1."""
+        """Return the number of samples, at least 1: the episode steps that a whole chunk follows."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def read_samples(self, indices: ArrayOrTensor) -> tuple[Observation, ArrayOrTensor]:
-        """Samples int64 [B], each in 0 ... num_samples - 1. -> (their Observation, with the cameras, state and
-        instructions of the simulator; float32 [B, C, A] in its units). Called from one thread at a time."""
+        """Read samples by index, int64 [B] in 0 ... num_samples - 1. Return (Observation with the simulator's cameras,
+        state and instructions; actions float32 [B, C, A] in its units). Core calls it from one thread at a time."""
 
     @hookspec(firstresult=True)
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
-        """Optional: {"action": {"mean", "std", "min", "max", "q01", "q99"}, "state": ...} over all steps, as many
-        numbers each as the feature has. Lets a model scale by the data instead of by its checkpoint."""
+        """Return {"action": {"mean", "std", "min", "max", "q01", "q99"}, "state": ...} over all steps; each list has
+        one number per dimension of the feature. Optional. Lets a model normalise by the data instead of by its
+        checkpoint."""
         raise NotOffered(f"{type(self).__name__} has no statistics")
 
 
 class RunEvents:
-    """Listeners, called on the driver; every one hears every event. Entry-point group `vla_rl.hooks`."""
+    """Listeners, called on the driver. Every listener receives every event. Entry-point group `vla_rl.hooks`."""
 
     @hookspec
     def on_run_start(self, run: Run) -> None:
-        """Before the first evaluation or rollout, in a fresh or a resumed run."""
+        """Called before the first evaluation or rollout, in a fresh or a resumed run."""
 
     @hookspec
     def frames_wanted(self, step: int) -> int:
-        """Before the evaluation at `step`: of how many episodes frames shall be recorded; the largest answer wins."""
+        """Called before the evaluation at `step`. Return the number of episodes whose frames shall be recorded; the
+        largest answer wins."""
         return 0
 
     @hookspec
     def on_rollout_end(self, run: Run, step: int, rollout: Rollout, metrics: dict[str, float]) -> None:
-        """After the rollout of `step`, before its update."""
+        """Called after the rollout of `step`, before its update."""
 
     @hookspec
     def on_update_end(self, run: Run, step: int, metrics: dict[str, float]) -> None:
-        """After the optimiser steps of `step`; `metrics` holds everything measured in the whole iteration."""
+        """Called after the optimiser steps of `step`. `metrics` holds everything measured in the whole iteration."""
 
     @hookspec
     def on_weights_published(self, run: Run, step: int, version: int) -> None:
-        """After policies hold `version`."""
+        """Called after the policies have loaded the weights of `version`."""
 
     @hookspec
     def on_eval_end(self, run: Run, step: int, evaluation: Evaluation) -> None:
-        """After an evaluation (step 0: before training)."""
+        """Called after an evaluation (step 0: before training)."""
 
     @hookspec
     def on_checkpoint(self, run: Run, step: int, folder: Path) -> None:
-        """After a checkpoint was renamed to its final place."""
+        """Called after a checkpoint was renamed to its final path."""
 
     @hookspec
     def on_progress(self, run: Run, phase: str, done: int, total: int) -> None:
-        """When a phase (demonstrations, warmup, rollout, update, eval) begins, and about every second while it goes on,
-        `done` of `total` (chunk steps, episodes; 0: not known); or what it waits for, as "loading the model" (MB)."""
+        """Called when a phase (demonstrations, warmup, rollout, update, eval) begins, and about every second during it.
+        Progress is `done` of `total` chunk steps or episodes (0: unknown). If the run waits for something else, `phase`
+        says for what, such as "loading the model" (in MB)."""
 
     @hookspec
     def on_fault(self, run: Run, step: int, message: str) -> None:
-        """After something broke that the run survives."""
+        """Called after something broke and the run survived it."""
 
     @hookspec
     def on_run_end(self, run: Run, results: dict[str, Any]) -> None:
-        """Last, unless the run was stopped or failed; `results` is the content of results.json."""
+        """Called last, unless the run was stopped or failed. `results` is the content of results.json."""

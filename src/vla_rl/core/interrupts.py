@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: the first ends what is played and saves, the second stops at once.
+"""Ctrl-C and SIGTERM: the first signal ends the current phase and saves, the second stops at once.
 
 A terminal sends Ctrl-C to a whole process group, and Slurm sends SIGTERM to every process of a job. Only the driver
-takes them as an order; workers, simulators in processes of their own and a Ray that was started for the run go on until
-the driver ends them.
+obeys them. Workers, simulators in their own processes and a Ray that was started for the run continue until the driver
+ends them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 class RunStopped(UserError):
-    """Ctrl-C or SIGTERM: what there was to save is saved, and the run can be resumed."""
+    """Ctrl-C or SIGTERM stopped the run. Everything worth saving is saved, and the run can be resumed."""
 
     exit_code = 130
 
@@ -29,36 +29,36 @@ class StopRequested(Exception):
 
 
 class StopAtOnce(KeyboardInterrupt):
-    """The second signal."""
+    """The second signal arrived: stop without saving."""
 
 
 class Interrupts:
-    """While entered, the first signal is noted and `check` raises StopRequested; the second is a KeyboardInterrupt,
-    unless the run is `closing`: workers that are being ended are never left alone. A listener that fails stops a run
-    in the same way (`stop_because`)."""
+    """Signal handler of a run, used as a context manager. The first signal is noted, and `check` raises StopRequested.
+    The second raises KeyboardInterrupt, unless the run is `closing`: workers that are being ended are never abandoned.
+    A failing listener stops a run in the same way (`stop_because`)."""
 
     def __init__(self) -> None:
         self.requested = False
         self.closing = False
         self.worth_saving = False
-        """Until there is something to save, a stop ends any waiting."""
+        """The run has something to save. Until then a stop also ends waiting for workers."""
         self.reason: UserError | None = None
-        """What stops the run, where no signal does."""
+        """Reason for the stop, if it was not a signal."""
         self._signalled = False
 
     def begin(self) -> None:
-        """Before an attempt at the run. Raises StopRequested where a signal came meanwhile."""
+        """Reset the state before an attempt at the run. Raise StopRequested if a signal came meanwhile."""
         self.closing = False
         self.worth_saving = False
         self.check()
 
     def stop_because(self, reason: UserError) -> None:
-        """Stop as after a signal. The first reason counts."""
+        """Stop the run as a signal would. The first reason counts."""
         self.reason = self.reason or reason
         self.requested = True
 
     def stopped(self, how: str) -> UserError:
-        """What a run that was stopped ends with; `how`: what was saved."""
+        """Return the error that ends a stopped run. `how` says what was saved."""
         if self.reason is None:
             return RunStopped(how)
         self.reason.add_note(f"  {how}")
@@ -69,7 +69,7 @@ class Interrupts:
             raise StopRequested
 
     def check_waiting(self) -> None:
-        """For whoever waits for a worker."""
+        """Raise StopRequested while waiting for a worker, as long as there is nothing to save."""
         if not self.worth_saving:
             self.check()
 
@@ -83,12 +83,12 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.closing:
-            self.requested = True  # before another attempt
+            self.requested = True  # `begin` of the next attempt raises StopRequested
             return
         if self._signalled:
             raise StopAtOnce
         self._signalled = True
         self.requested = True
         first = ": saving first" if self.worth_saving else ""
-        with suppress(OSError):  # not print, which may be what was interrupted
+        with suppress(OSError):  # not print: the signal may have interrupted a print
             os.write(1, f"\nstopping{first}; once more to stop at once\n".encode())

@@ -1,8 +1,9 @@
-"""Where components sit: checked when they are registered, wrapped by hooks, and named in what they raise.
+"""Component wrappers: check components at registration, call them through pluggy hooks, and name them in exceptions.
 
-`wrap` gives a component back as its own contract: `env.chunk_step(actions, active, stop)` is a call of the pluggy hook
+`wrap` returns a component as its own contract: `env.chunk_step(actions, active, stop)` calls the pluggy hook
 `chunk_step`, so `@hookimpl(wraps="env")` functions run around it. `broadcast` does the same for listeners. Each kind of
-plugin has hooks of its own, so two kinds may have one of the same name.
+plugin has its own hooks, so two kinds may have a hook of the same name.
+
 Environment: `VLA_RL_TRACE=1` prints every hook call to stderr.
 """
 
@@ -41,8 +42,9 @@ def hookimpl(function: F) -> F: ...
 @overload
 def hookimpl(*, wraps: str) -> Callable[[F], F]: ...
 def hookimpl(function: Any = None, *, wraps: str | None = None) -> Any:
-    """Makes a function a listener to the event of its name; with `wraps`, a kind of plugin ("env", "model" ...), a
-    wrapper around that method of its components: it yields once, where the method runs, and returns the result."""
+    """Mark a function as a listener to the event of its name. With `wraps`, a kind of plugin ("env", "model" ...), mark
+    it as a wrapper around that method of the kind's components: it yields once, where the method runs, and returns the
+    result."""
     if function is None:
         return functools.partial(hookimpl, wraps=wraps)
     marked = _mark(function, wrapper=wraps is not None)
@@ -51,16 +53,17 @@ def hookimpl(function: Any = None, *, wraps: str | None = None) -> Any:
 
 
 def hook_names(contract: type) -> tuple[str, ...]:
-    """The hooks of a contract, in the order in which it declares them."""
+    """Return the hooks of a contract, in the order of their declaration."""
     return tuple(name for name, value in vars(contract).items() if hasattr(value, "vla_rl_spec"))
 
 
 class Manager(pluggy.PluginManager):
-    """A plugin manager for one kind. A component's methods are implementations by their names, without decorator;
-    modules and wrappers mark theirs with `@hookimpl`. What does not fit the contract is refused with file and line."""
+    """A plugin manager for one kind. A component's methods implement hooks by their names, without a decorator; modules
+    and wrappers mark theirs with `@hookimpl`. A mismatch with the contract is refused with file and line."""
 
     def __init__(self, kind: str, failed: Callable[[HookFailed], None] | None = None) -> None:
-        """`failed` is told of an implementation that raises, in place of the exception."""
+        """Create the manager. `failed` is called with the error of an implementation that raises, instead of raising
+        it."""
         super().__init__("vla_rl")
         self.failed = failed
         self.kind, self.contract = kind, KINDS[kind].base
@@ -70,8 +73,8 @@ class Manager(pluggy.PluginManager):
         self._plugin_name = ""
 
     def register(self, plugin: object, name: str | None = None, component: bool = False) -> str | None:
-        """Register a component (methods count by name) or an object with `@hookimpl` functions. Raises PluginError for
-        a second registration, an unknown hook, and an implementation whose signature does not fit."""
+        """Register a component (methods count by name) or an object with `@hookimpl` functions. Raise PluginError for a
+        second registration, an unknown hook, or an implementation whose signature does not match."""
         self._component, self._plugin_name = component, name or type(plugin).__name__
         if self.has_plugin(self._plugin_name) or self.is_registered(plugin):
             raise PluginError(f"plugin {self._plugin_name!r} is registered twice")
@@ -94,7 +97,7 @@ class Manager(pluggy.PluginManager):
         return result
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
-        """pluggy's question whether an attribute implements a hook. Properties are never evaluated."""
+        """Return pluggy's options if an attribute implements a hook, else None. Properties are never evaluated."""
         if name.startswith("__"):
             return None
         static = inspect.getattr_static(plugin, name, None)
@@ -120,15 +123,16 @@ class Manager(pluggy.PluginManager):
         return dict(options)
 
     def said(self, hook: str) -> str:
-        """The hook in words: those of components with their kind, since another may have one of the same name."""
+        """Format a hook for messages. Hooks of components carry their kind, since another kind may have one of the same
+        name."""
         return f"hook {hook!r}" + ("" if self.kind == "hook" else f" of {self.kind}")
 
     def result_of(self, hook: str) -> str:
-        """The annotation of what the contract has a hook return."""
+        """Return the contract's return annotation of a hook."""
         return str(inspect.signature(getattr(self.contract, hook)).return_annotation)
 
     def _elsewhere(self, hook: str) -> str:
-        """What to do about a name that this kind does not have."""
+        """Suggest what to do about a hook name that this kind does not have."""
         marks = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].base)]
         return f"; to go around that method, say {' or '.join(marks)}" if marks else did_you_mean(hook, self.arguments)
 
@@ -151,7 +155,7 @@ class Manager(pluggy.PluginManager):
 
 
 class _Wrapped:
-    """Attributes of the component, except for its hooks: those are calls through the manager."""
+    """Proxy of a component: hooks are calls through the manager, all other attributes are the component's."""
 
     def __init__(self, component: object, calls: Mapping[str, Callable[..., Any]]) -> None:
         self.__dict__.update(calls)
@@ -170,9 +174,9 @@ class _Wrapped:
 
 
 def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
-    """The component as its contract, with `wrappers` (objects with `@hookimpl(wraps=kind)` functions; the first is
-    outermost) around its methods. Raises PluginError where signatures do not fit the contract.
-    A method that returns None, or a tuple, where its contract has an object is an error too."""
+    """Return the component as its contract, with `wrappers` (objects with `@hookimpl(wraps=kind)` functions, outermost
+    first) around its methods. Raise PluginError if signatures do not match the contract, or later if a method returns
+    None or a tuple where its contract has an object."""
     manager = Manager(kind)
     manager.register(component, name, component=True)
     for wrapper_name, wrapper in reversed(_pairs(wrappers)):
@@ -183,8 +187,8 @@ def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
 
 
 def check_module(name: str, module: ModuleType) -> None:
-    """Raise PluginError unless the `@hookimpl` functions of a module fit the hooks that they name, whatever kind these
-    are of. A function with the name of an event and without `@hookimpl` is refused too: nobody would call it."""
+    """Raise PluginError unless the module's `@hookimpl` functions match the hooks that they name, of whatever kind. A
+    function that has an event's name but no `@hookimpl` is refused too: nothing would call it."""
     for kind in KINDS:
         Manager(kind).register(module, name)
     for event in hook_names(RunEvents):
@@ -202,9 +206,10 @@ def check_module(name: str, module: ModuleType) -> None:
 
 
 def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
-    """All listeners as one `RunEvents`: every event reaches each, in their order. A listener's exception carries a note
-    with its name; with `failed`, which is told of it instead, the others hear the event all the same. Objects count by
-    method names, modules by `@hookimpl`. `frames_wanted` is the largest answer. Dicts are read-only for listeners."""
+    """Return one `RunEvents` that passes every event to each listener, in their order. An exception of a listener
+    carries a note with its name. With `failed`, that is called with the exception instead, and the other listeners
+    still receive the event. Objects implement events by method name, modules by `@hookimpl`. `frames_wanted` returns
+    the largest answer. Listeners receive dicts as read-only copies."""
     manager = Manager("hook", failed)
     for name, listener in reversed(_pairs(listeners)):
         manager.register(listener, name, component=not isinstance(listener, ModuleType))
@@ -224,7 +229,7 @@ def _refuse(who: str, function: FunctionType, problem: str) -> None:
 
 
 def _pairs(named: Named) -> list[tuple[str, object]]:
-    """Names made unique: the second `video` is `video#2`."""
+    """Return (name, plugin) pairs with unique names: a second `video` becomes `video#2`."""
     pairs: list[tuple[str, object]] = []
     seen: dict[str, int] = {}
     for name, plugin in named.items() if isinstance(named, Mapping) else named:
@@ -238,7 +243,7 @@ def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _call(manager: Manager, hook: str, name: str, trace: bool) -> Callable[..., Any]:
-    """The call of one hook of a wrapped component: straight to the method where nothing is around it."""
+    """Return the callable of one hook of a wrapped component. It calls the method directly if nothing wraps it."""
     impls = getattr(manager.hook, hook).get_hookimpls()
     component = impls[0]  # wrappers come after
     component.function = _with_result(component.function, manager, hook, name)
@@ -293,13 +298,13 @@ def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name
 
 
 def _place(function: Callable[..., Any]) -> str:
-    """Where the author wrote it: " (FILE:LINE)"; nothing where that is not known."""
+    """Return the source location of a function, " (FILE:LINE)", or an empty text if unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _returned(result: object) -> str:
-    """What a method returned instead of what it should have."""
+    """Describe a wrong return value for messages."""
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else "None"
 
 
@@ -330,7 +335,7 @@ def _guarded(function: Callable[..., Any], who: str) -> Callable[..., Any]:
 def _reporting(
     function: Callable[..., Any], name: str, hook: str, failed: Callable[[HookFailed], None]
 ) -> Callable[..., Any]:
-    """Around a listener: what it raises is told, except for an interrupt by the user."""
+    """Wrap a listener so that its exceptions are passed to `failed`, except for an interrupt by the user."""
 
     @functools.wraps(function)
     def told(*args: Any) -> Any:
@@ -348,12 +353,12 @@ def _reporting(
 
 
 def _ctrl_c_raises() -> bool:
-    """Whether nobody has put a handler in the place of Python's own."""
+    """Return whether SIGINT still has Python's default handler, which raises KeyboardInterrupt."""
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseException) -> str:
-    """What a listener raised, in words, with the last line of its own that led to it."""
+    """Describe a listener's exception, with the last line of the listener's own code in the traceback."""
     if isinstance(exc, UserError):
         return f"hook {name!r}, {hook}: {exc}"
     code = function.__code__
@@ -366,8 +371,8 @@ def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseExcept
 
 
 def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> Callable[..., Any]:
-    """Around a wrapper: notes what it raises itself, not what passes through it, and refuses one that loses the result.
-    `expected`: the annotation of what the contract has the method return."""
+    """Guard a wrapper: add a note to exceptions that it raises itself (not those that pass through it), and refuse a
+    wrapper that loses the result. `expected` is the contract's return annotation of the method."""
     kind = getattr(types, expected, None)
 
     @functools.wraps(function)

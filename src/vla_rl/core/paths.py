@@ -1,4 +1,4 @@
-"""Paths that a user names: tried before there is work to lose, and what is wrong with one is said in a sentence."""
+"""Checks of paths that users give: try them before there is work to lose, and explain errors in a sentence."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from vla_rl.core.errors import UserError
 
 MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
-"""Errors that no code of ours can cause, whichever path they are about."""
+"""Errors of the machine that no code of ours can cause, for any path."""
 NUL = "embedded null"
-"""What Python's ValueError says of a path with a NUL byte."""
+"""Text in Python's ValueError about a path with a NUL byte."""
 LONGEST = 200
-"""Characters of a path in a message."""
+"""Most characters of a path in a message."""
 
 
 def why(exc: OSError | ValueError) -> str:
@@ -40,17 +40,17 @@ def why(exc: OSError | ValueError) -> str:
 
 
 def shown(path: object) -> str:
-    """Return a path as messages name it: on one line, and not longer than is read."""
+    """Format a path for messages: on one line, shortened to a readable length."""
     text = str(path)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}...{text[-LONGEST // 4 :]}"
 
 
 def path_error(exc: BaseException, given: Mapping[str, Path]) -> UserError | None:
-    """Return the sentence for an error that one of these paths has caused; None for any other, such as a bug.
+    """Return a UserError for an exception that one of these paths caused; None for any other exception, such as a bug.
 
     Args:
-        given: what the user calls it ("--to", "PLAN") -> path.
+        given: what the user calls a path ("--to", "PLAN") -> path.
     """
     if isinstance(exc, ValueError):
         broken = next((name for name, path in given.items() if "\0" in str(path)), None) if NUL in str(exc) else None
@@ -68,8 +68,8 @@ def path_error(exc: BaseException, given: Mapping[str, Path]) -> UserError | Non
 
 
 def _caused_by(path: Path, file: Path, exc: OSError) -> bool:
-    """Whether the error about `file` is about what the user called `path`, or a folder above it. A file that is missing
-    *within* a folder that is there is none that the user has named."""
+    """Return whether an error about `file` was caused by the user's `path` or a folder above it. A file missing
+    *within* an existing folder is not the user's path."""
     path, file = Path(os.path.abspath(path)), Path(os.path.abspath(file))  # noqa: PTH100 - links stay as they are
     if file in (path, *path.parents):
         return True
@@ -78,8 +78,8 @@ def _caused_by(path: Path, file: Path, exc: OSError) -> bool:
 
 @contextmanager
 def about(name: str, path: Path) -> Iterator[None]:
-    """Turn what the operating system says of `path` inside the block into a UserError; `name`: what the user calls it,
-    such as "--to"."""
+    """Turn operating-system errors about `path` inside the block into a UserError. `name` is what the user calls the
+    path, such as "--to"."""
     try:
         yield
     except (OSError, ValueError) as exc:
@@ -89,7 +89,7 @@ def about(name: str, path: Path) -> Iterator[None]:
 
 
 def check_file(name: str, path: Path) -> None:
-    """Raise UserError unless a file can be written at `path`, by trying; what is there stays as it is."""
+    """Raise UserError unless a file can be written at `path`; tested by trying. Existing content is not changed."""
     with about(name, path):
         path = _target(path)
         if path.is_dir():
@@ -97,7 +97,7 @@ def check_file(name: str, path: Path) -> None:
         if path.is_file():
             path.open("ab").close()
         elif _there(path):
-            return  # a device or a pipe, in which whatever is tried stays
+            return  # a device or a pipe: a trial write could not be undone
         elif not _there(path.parent):
             raise UserError(
                 f"{name} {shown(path)} cannot be written: there is no folder {shown(path.parent)}; make it, or give "
@@ -108,7 +108,8 @@ def check_file(name: str, path: Path) -> None:
 
 
 def check_folder(name: str, path: Path) -> None:
-    """Raise UserError unless files can be written in a folder at `path`, by trying; one that is made for that goes."""
+    """Raise UserError unless files can be written in a folder at `path`; tested by trying. Folders created for the test
+    are removed."""
     new: list[Path] = []
     with about(name, path):
         if _there(path) and not path.is_dir():
@@ -127,7 +128,8 @@ def check_folder(name: str, path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there as a whole, or as it was before; into a device or a pipe, as it comes."""
+    """Write a file atomically: afterwards it is either complete or as before. Devices and pipes are written
+    directly."""
     path = _target(path)
     if _there(path) and not path.is_file():
         path.write_text(text, encoding="utf-8")
@@ -143,12 +145,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Where a link leads, so that the link stays."""
+    """Return the target of a symbolic link, so that the link itself is kept."""
     return path.resolve() if path.is_symlink() else path
 
 
 def _there(path: Path) -> bool:
-    """Whether there is anything; other than with `Path.exists`, a path that cannot be is an error."""
+    """Return whether anything exists at the path. Unlike `Path.exists`, an impossible path raises an error."""
     try:
         os.lstat(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What placement strategies are asked (a cluster and a job) and answer (a plan of slots)."""
+"""Input of placement strategies (a cluster and a job) and their output (a plan of slots)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Node:
     """One machine of a cluster."""
 
     name: str
-    """As Ray lists it (`ray start --node-name`, or its address)."""
+    """Name as Ray lists it (`ray start --node-name`, or the machine's address)."""
     cpus: float
     gpus: int
     memory: int
@@ -21,7 +21,7 @@ class Node:
 
 @frozen(kw_only=True)
 class Cluster:
-    """What there is to place on."""
+    """Resources that are available for a run."""
 
     cpus: float
     gpus: int
@@ -33,24 +33,25 @@ class Cluster:
             takes_self=True,
         )
     )
-    """Its machines, of which these are the sums; by default one."""
+    """Machines of the cluster, whose resources the fields above sum up; default: one machine."""
 
 
 @frozen(kw_only=True)
 class Job:
-    """What has to be placed."""
+    """The run that has to be placed."""
 
     num_envs: int
     group_size: int
     env: str
     """Type of the simulator, for messages."""
     row_memory: int = 0
-    """Host memory of one simulator row in bytes; 0 when negligible."""
+    """Host memory of one env (simulator instance) in bytes; 0 when negligible."""
     global_batch: int | None = None
     """Samples of an optimiser step, over all learners; None: the whole rollout."""
     forecast: Callable[[Plan], float] | None = field(default=None, eq=False)
-    """Seconds that an iteration will take under a plan, simulated with what the roles took in a measurement, as `vla-rl
-    plan` does it. None: not measured yet; a strategy that wants it raises MeasureFirst, and is asked again."""
+    """Function that returns the seconds an iteration will take under a plan, simulated from the measured times of the
+    roles, as in `vla-rl plan`. None: not measured yet; a strategy that needs it raises MeasureFirst and is called
+    again."""
 
 
 @frozen(kw_only=True)
@@ -58,22 +59,23 @@ class Slot:
     """One worker (a Ray actor, or a set of roles in the local process)."""
 
     roles: tuple[str, ...]
-    """Of "sim", "policy", "learner"; roles in one slot call each other directly and share one model."""
+    """Roles of the worker, out of "sim", "policy", "learner". Roles in one slot call each other directly and share one
+    model."""
     device: str = "cpu"
     cpus: float = 1.0
     gpus: float = 0.0
-    """1, or the part of a GPU that this worker has."""
+    """Share of a GPU that this worker has, 1 for a whole one."""
     node: str | None = None
-    """Name of its node; None: any."""
+    """Name of the worker's node; None: any."""
     index: int | None = None
-    """Number of its device on that node. Slots with the same one share it; None: any device."""
+    """Number of the worker's device on that node. Slots with the same number share the device; None: any device."""
 
 
 @frozen(kw_only=True)
 class Window:
-    """When a policy worker infers: as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds.
-    `max_wait=None` waits for the batch, `max_batch=None` is all rows (or, with stages in lock-step, one lane).
-    `max_wait` needs policies that act for several lanes of other workers; elsewhere it is refused."""
+    """Dynamic batching of a policy worker: it infers as soon as `max_batch` envs wait, or the oldest has waited
+    `max_wait` seconds. `max_wait=None` waits for the batch; `max_batch=None` means all envs (or one lane, with stages
+    in lock-step). `max_wait` needs policies that act for several lanes of other workers; otherwise it is refused."""
 
     max_batch: int | None = None
     max_wait: float | None = None
@@ -81,23 +83,25 @@ class Window:
 
 @frozen(kw_only=True)
 class Plan:
+    """Workers of a run, their lanes, dynamic batching and offload: the answer of a placement strategy."""
+
     slots: tuple[Slot, ...]
     stages: int = 1
-    """Lanes of each sim worker."""
+    """Lanes (pipeline stages) of each sim worker."""
     side_by_side: bool = False
-    """Lanes of a sim worker step and reset at the same time, each in a thread; else one after another."""
+    """Lanes of a sim worker step and reset concurrently, each in a thread; False: one after another."""
     window: Window = field(factory=Window)
     offload: frozenset[str] = frozenset()
-    """Roles that leave their device while they have nothing to do."""
+    """Roles that free their device's memory while they are idle."""
 
     def hosting(self, role: str) -> tuple[int, ...]:
-        """Indices of the slots that host a role."""
+        """Return the indices of the slots that host a role."""
         return tuple(i for i, slot in enumerate(self.slots) if role in slot.roles)
 
 
 class DoesNotFit(Exception):
-    """A placement strategy cannot place the job; the message carries what is needed and what is there."""
+    """A placement strategy cannot place the job. The message compares what is needed with what is available."""
 
 
 class MeasureFirst(DoesNotFit):
-    """A placement strategy plans by `Job.forecast`."""
+    """A placement strategy needs `Job.forecast` to plan."""

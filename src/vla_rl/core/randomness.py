@@ -1,8 +1,8 @@
 """Keyed randomness: every random number is a pure function of (run seed, purpose, number, episode, chunk).
 
-A counter-based generator (Philox-4x64, Salmon et al. 2011) is keyed with the run seed and the purpose; number (mostly
-of a ticket), episode and chunk are its counter. So there is no generator state to save, and neither placement,
-batching nor a restart changes what is drawn.
+A counter-based generator (Philox-4x64, Salmon et al. 2011) is keyed with the run seed and the purpose. Its counter is
+the number (mostly a ticket's), the episode and the chunk. So there is no generator state to save, and neither
+placement, batching nor a restart changes the random numbers.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from vla_rl.core.types import Array
 
 
 def generator(seed: int, purpose: str, number: int = 0, episode: int = 0, chunk: int = 0) -> np.random.Generator:
-    """The generator of this key. Equal keys give equal numbers, in any process and on any machine."""
+    """Return the generator of this key. Equal keys give equal numbers, in any process and on any machine."""
     key = np.array([seed & (2**64 - 1), crc32(purpose.encode())], dtype=np.uint64)
     counter = np.array([0, number, episode, chunk], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def derived_seed(seed: int, purpose: str, number: int = 0, episode: int = 0) -> int:
-    """A 63-bit seed for code that wants one number, for instance a simulator's episode."""
+    """Return a 63-bit seed for code that takes a single number, for instance a simulator's episode."""
     return int(generator(seed, purpose, number, episode).integers(2**63 - 1))
 
 
 class Noise:
-    """Random numbers for B samples; sample b draws from its own key. Successive calls go on in each stream.
+    """Random numbers for B samples. Sample b draws from its own keyed stream, and successive calls continue each
+    stream.
 
-    One generator of the thread takes the state of each sample in turn. Up to 1,000 numbers that earlier calls drew are
-    drawn anew, which is faster than to ask it where a stream stands.
+    One generator per thread takes the state of each sample in turn. Up to 1,000 numbers of earlier calls are drawn
+    again, which is faster than reading the generator's state.
     """
 
     def __init__(self, seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):
@@ -47,11 +48,11 @@ class Noise:
         return len(self._states)
 
     def uniforms(self, *shape: int) -> Array:
-        """float32 [B, *shape] in [0, 1)."""
+        """Return float32 [B, *shape], uniform in [0, 1)."""
         return self._draw(np.random.Generator.random, shape)
 
     def normals(self, *shape: int) -> Array:
-        """float32 [B, *shape], standard normal."""
+        """Return float32 [B, *shape], standard normal."""
         return self._draw(np.random.Generator.standard_normal, shape)
 
     def _draw(self, method: Callable[..., Any], shape: tuple[int, ...]) -> Array:

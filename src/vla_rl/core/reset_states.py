@@ -1,4 +1,4 @@
-"""Which fixed state an episode starts from: keyed draws that no placement changes."""
+"""Choice of the fixed initial state of each episode: keyed draws that do not depend on placement."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.types import Array, ResetState
 
 TaskWeights = Mapping[str, float] | None
-"""Task -> its weight (all above 0); None: each state alike."""
+"""Sampling weight of each task (all above 0); None: every state is equally likely."""
 
 
 def draw_state(
     states: Sequence[ResetState], seed: int, number: int, episode: int = 0, weights: TaskWeights = None
 ) -> ResetState:
-    """Where a group's `episode`-th episode starts, `number` being the group's through the whole run: a keyed shuffle of
-    the split, reshuffled when it is used up. With `weights` the task is drawn by its weight, and then the next of its
-    own states."""
+    """Return the initial state of a group's episode number `episode`; `number` counts groups through the whole run. The
+    states are a keyed shuffle of the split, reshuffled when it is used up. With `weights` a task is drawn by its
+    weight, then the next of its own states."""
     lap, place = divmod(number, len(states))
     if weights is None:
         return states[int(_shuffle(len(states), seed, episode, lap)[place])]
@@ -31,15 +31,16 @@ def draw_state(
 
 @frozen(eq=False)
 class _Tasks:
-    """Of a split; hashed by identity, as a split may have many thousand states."""
+    """Tasks of a split; hashed by identity, since a split may have many thousand states."""
 
     names: tuple[str, ...]
     of: Array
-    """Position of each state's task among the names, int64 [states]."""
+    """Index of each state's task in `names`, int64 [states]."""
 
 
 _known: dict[int, tuple[Sequence[ResetState], _Tasks]] = {}
-"""The split that was drawn from last, by its id; it is held, so that nothing else has that id."""
+"""Cache of the last split that was drawn from, by its id. Keeping a reference ensures that no other object gets that
+id."""
 
 
 def _tasks_of(states: Sequence[ResetState]) -> _Tasks:
@@ -58,7 +59,8 @@ def _shuffle(n: int, seed: int, episode: int, lap: int) -> Array:
 
 @lru_cache(maxsize=8)
 def _weighted(tasks: _Tasks, shares: tuple[float, ...], seed: int, episode: int, lap: int) -> Array:
-    """As many draws as there are states, int64: the task of each by its share, then that task's states in turn."""
+    """Return as many indices of states as the split has, int64: each task drawn by its share, then that task's states
+    in turn."""
     count = len(tasks.of)
     shuffled = _shuffle(count, seed, episode, lap)
     task_of = tasks.of[shuffled]

@@ -1,7 +1,7 @@
-"""The data that crosses plugin borders. Importing this module imports neither torch nor a simulator.
+"""Data types at plugin borders. Importing this module imports neither torch nor a simulator.
 
-Dimensions: T chunk steps of a rollout, N rows or trajectories, C actions in a chunk, A action dimensions,
-M log-probs of an action (action tokens, or 1), B samples of a batch, S state dimensions.
+Dimensions: T chunk steps of a rollout, N envs or trajectories, C actions in a chunk, A action dimensions, M log-probs
+of an action (action tokens, or 1), B samples of a batch, S state dimensions.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     import torch
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-"""A NumPy array of any shape and dtype; docstrings and comments give both. A string, so that this module is light."""
+"""A NumPy array of any shape and dtype; docstrings and comments give both. A string, so that importing this module
+stays cheap."""
 ArrayOrTensor: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
-"""What crosses plugin borders in either form; `to_numpy` and `pick` take both."""
+"""A NumPy array or a torch tensor. Data crosses plugin borders in either form; `to_numpy` and `pick` accept both."""
 ValueGranularity = Literal["none", "chunk", "action"]
 
 
 def to_numpy(array: Any) -> Any:
-    """A NumPy view (or copy, when it lies on a device) of a tensor or array."""
+    """Return a tensor or array as a NumPy view (a copy, if it is on a device)."""
     return array.detach().cpu().numpy() if hasattr(array, "detach") else array
 
 
 def pick(array: Any, indices: Any) -> Any:
-    """Rows of a tensor or array at these positions (int64 NumPy array), in this order."""
+    """Return the rows of a tensor or array at these positions (int64 NumPy array), in this order."""
     if hasattr(array, "detach"):
         import torch
 
@@ -40,7 +41,7 @@ def pick(array: Any, indices: Any) -> Any:
 
 
 def contiguous(array: Any) -> Any:
-    """The same tensor or array; one that is a view with strides of its own is copied."""
+    """Return the same tensor or array in contiguous memory; a strided view is copied."""
     if hasattr(array, "detach"):
         return array.contiguous()
     import numpy as np
@@ -60,7 +61,8 @@ def concat(parts: Sequence[Any]) -> Any:
 
 
 def at_last_action(flags: Any, executed: Any) -> Any:
-    """Of NumPy flags [N, C] those of each row's last executed action, [N]; of its first where there is none."""
+    """Return the flags (NumPy [N, C]) at each env's last executed action, [N]; at its first action if none was
+    executed."""
     import numpy as np
 
     last = np.maximum(executed.sum(1) - 1, 0)
@@ -72,57 +74,63 @@ def at_last_action(flags: Any, executed: Any) -> Any:
 
 @frozen(kw_only=True)
 class Context:
-    """What core tells a builder about the place of the component in the run."""
+    """Run information that core passes to a component's builder."""
 
     seed: int = 0
     device: str = "cpu"
     chunk: int = 1
     """C, actions in a chunk."""
     num_envs: int = 1
-    """Simulators: rows of this component (a run may hold several components)."""
+    """Simulators: envs of this component (a run may have several components)."""
     first_row: int = 0
-    """Simulators: number of the first of these rows within the run."""
+    """Simulators: run-wide number of the component's first env."""
     env: EnvInfo | None = None
-    """Models: the simulator they act in; demonstrations: the one that they are for."""
+    """Models: the simulator they act in. Demonstrations: the simulator they are for."""
     temperature: float = 1.0
     """Models: sampling temperature, in rollout and training alike."""
     values: ValueGranularity = "none"
-    """Models: critic output the algorithm needs: none, [B] or [B, C]."""
+    """Models: critic output that the algorithm needs: none, [B] or [B, C]."""
     scaling: Mapping[str, Mapping[str, Sequence[float]]] | None = None
-    """Models: scale actions and state by these (`Demonstrations.data_statistics`), not by the checkpoint's own, which
-    need not be there. In `Plugin.check`, where data are not read yet: empty."""
+    """Models: statistics to normalise actions and state by (`Demonstrations.data_statistics`), instead of the
+    checkpoint's own, which may then be missing. Empty in `Plugin.check`, where no data have been read yet."""
 
 
 @frozen(kw_only=True)
 class Plugin:
-    """What an entry point names. Light to import: `build` imports torch, simulators and the rest when it is called."""
+    """The object that an entry point names. Cheap to import: `build` imports torch, simulators and the rest when
+    called."""
 
     config: type
     """attrs class (frozen, kw_only) of the plugin's keys in a spec."""
     build: Callable[[Any, Context], Any] = field(validator=attrs.validators.is_callable())
-    """(config, context) -> component; for hooks: an object with `RunEvents` methods or wrappers."""
+    """Function (config, context) -> component; for hooks: an object with `RunEvents` methods or wrappers."""
     summary: str
     extra: str | None = None
     """Extra of the distribution that installs what `build` imports."""
     presets: Mapping[str, Mapping[str, Any]] = field(factory=dict)
-    """Keys under a name: `preset: NAME` in a spec stands for them, and keys beside it win; no key is named `preset`."""
+    """Named sets of keys: `preset: NAME` in a spec stands for them, and keys beside it take precedence. No key may be
+    named `preset`."""
     row_memory: int = 0
-    """Simulators: host memory of one row in bytes, when it is not negligible."""
+    """Simulators: host memory of one env in bytes, if it is not negligible."""
     preflight: Callable[[Any], None] | None = None
-    """config -> None, before any process starts: raises UserError for what this machine lacks (drivers, assets)."""
+    """Function of the config that is called before any process starts. Raises UserError for what this machine lacks
+    (drivers, assets)."""
     check: Callable[[Any, Context], None] | None = None
-    """(config, context without `env`) -> None, for `vla-rl check` and before every run, within a second: raises
-    UserError for what shows without building, such as files that are missing or cut off, names that nobody has, a chunk
-    that a checkpoint was not trained for. `vla_rl.at(key)` says which key is to blame. No downloads."""
+    """Function of (config, context without `env`), called by `vla-rl check` and before every run; takes less than a
+    second. Raises UserError for problems that are visible without building: missing or truncated files, unknown names,
+    a chunk length that the checkpoint was not trained for. `vla_rl.at(key)` names the key to blame. No downloads."""
     lacks: Callable[[], str | None] | None = None
-    """-> what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None: nothing."""
+    """Function that returns what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None:
+    nothing."""
     action_dim: Callable[[Any], int | None] | None = None
-    """config -> numbers of an action, where known without building (else None): env and model must agree."""
+    """Function of the config that returns the action dimension, or None if it is unknown without building. Env and
+    model must agree."""
     files: Callable[[Any], Iterable[str]] | None = None
-    """Hooks: config -> names of the files and folders that it writes in the run folder; no other hook writes them, and
-    the run does not."""
+    """Hooks: function of the config that returns the names of the files and folders the hook writes in the run folder.
+    Neither another hook nor the run may write them."""
     no_rl: Callable[[Any], str | None] | None = None
-    """Models: config -> why reinforcement learning is impossible with it (None: it is possible), asked before a run."""
+    """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
+    run; None: it is possible."""
 
 
 # ---------------------------------------------------------------------------------------------- simulators
@@ -130,19 +138,19 @@ class Plugin:
 
 @frozen(kw_only=True)
 class TaskInfo:
-    """One task of a simulator: what the policy is told and how long it may take."""
+    """One task of a simulator: the instruction for the policy and the step limit."""
 
     name: str
     instruction: str
     max_steps: int
     """Step limit in environment steps (single actions)."""
     instruction_varies: bool = False
-    """The simulator words it anew in each episode; `instruction` is an example then."""
+    """The simulator rephrases the instruction in each episode; `instruction` is then an example."""
 
 
 @frozen(kw_only=True)
 class EnvInfo:
-    """What a simulator offers; a model is built to fit it, and refused early when it cannot."""
+    """Properties of a simulator. A model is built to fit them, and refused early if it cannot."""
 
     cameras: Mapping[str, tuple[int, int]]
     """Camera name -> (height, width) in pixels, in the order in which a model sees them."""
@@ -150,19 +158,20 @@ class EnvInfo:
     """Length of the proprioceptive state; 0 when there is none."""
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
-    """Bounds of an action, A numbers each, in the simulator's units."""
+    """Upper bounds of an action; with `action_low` A numbers each, in the simulator's units."""
     tasks: tuple[TaskInfo, ...]
     notes: tuple[str, ...] = ()
-    """What a reader of results has to know of this simulator's settings; goes into results.json."""
+    """Facts about this simulator's settings that a reader of results must know; written to results.json."""
     deterministic: bool = True
-    """An episode comes twice alike. Else streams (`auto_reset`) begin anew where they would be played again."""
+    """The same actions from the same reset give the same episode. If not, a persistent env stream (`auto_reset`) that
+    would have to be replayed starts a new episode instead."""
 
     @property
     def action_dim(self) -> int:
         return len(self.action_low)
 
     def task(self, name: str) -> TaskInfo:
-        """The task of that name. Raises KeyError when there is none."""
+        """Return the task of that name. Raise KeyError if there is none."""
         for task in self.tasks:
             if task.name == name:
                 return task
@@ -179,30 +188,30 @@ class ResetState:
 
 @frozen(kw_only=True, eq=False)
 class Observation:
-    """What a policy sees of N rows: the images after the last executed action, state and instruction."""
+    """Policy input of N envs: the images after the last executed action, the state and the instruction."""
 
     images: Mapping[str, ArrayOrTensor]
-    """Camera -> uint8 [N, H, W, 3], upright."""
+    """Images by camera, uint8 [N, H, W, 3], upright."""
     instructions: tuple[str, ...]
     state: ArrayOrTensor | None = None
-    """float32 [N, S]."""
+    """Proprioceptive state, float32 [N, S]."""
     steps: ArrayOrTensor | None = None
-    """int64 [N]: valid actions of each row's episode so far, in rollouts; else None. Core fills it in."""
+    """Valid actions of each env's episode so far, int64 [N], in rollouts; else None. Core fills it in."""
 
     def __len__(self) -> int:
         return len(self.instructions)
 
     def take(self, rows: Any) -> Observation:
-        """The rows at these positions (int64 NumPy array), in this order."""
+        """Return the observations at these positions (int64 NumPy array), in this order."""
         return self._each(lambda array: pick(array, rows), tuple(self.instructions[int(i)] for i in rows))
 
     def numpy(self) -> Observation:
-        """The same observation in host memory, ready to cross processes."""
+        """Return the same observation in host memory, ready to send to another process."""
         return self._each(to_numpy, self.instructions)
 
     def contiguous(self) -> Observation:
-        """The same observation, where views with strides of their own are copied: pictures are turned with `[:, ::-1]`,
-        which torch does not read."""
+        """Return the same observation in contiguous memory. Strided views are copied: images are flipped with
+        `[:, ::-1]`, whose negative strides torch cannot read."""
         return self._each(contiguous, self.instructions)
 
     def _each(self, change: Callable[[ArrayOrTensor], ArrayOrTensor], instructions: tuple[str, ...]) -> Observation:
@@ -224,22 +233,24 @@ class Observation:
 
 @frozen(kw_only=True, eq=False)
 class ChunkResult:
-    """What `SimEnv.chunk_step` returns for N rows and chunks of C actions."""
+    """Result of `SimEnv.chunk_step` for N envs and chunks of C actions."""
 
     obs: Observation
-    """After the last executed action of each row (of an ended row: its final observation, never a reset one)."""
+    """Observation after each env's last executed action. For an ended env it is the final observation, never one after
+    a reset."""
     rewards: ArrayOrTensor
-    """float32 [N, C]; 0 where nothing was executed."""
+    """Rewards, float32 [N, C]; 0 for actions that were not executed."""
     terminated: ArrayOrTensor
-    """bool [N, C]: the task ended at this action, by success or failure."""
+    """The task ended at this action, by success or failure; bool [N, C]."""
     truncated: ArrayOrTensor
-    """bool [N, C]: the simulator gave up at this action for a reason of its own (core adds the step limit)."""
+    """The simulator ended the episode at this action for its own reason; bool [N, C]. Core adds the step limit."""
     executed: ArrayOrTensor
-    """bool [N, C]: this action was applied. Rows that are not active execute nothing."""
+    """The action was applied; bool [N, C]. Envs that are not active execute nothing."""
     success: ArrayOrTensor
-    """bool [N]: the task's success predicate after the row's last executed action."""
+    """The task's success predicate after each env's last executed action; bool [N]."""
     succeeded: ArrayOrTensor | None = None
-    """Optional bool [N, C]: the predicate after each action; makes success_once exact where rows run on."""
+    """The success predicate after each action; optional, bool [N, C]. It makes success_once exact if episodes continue
+    after their end."""
 
 
 # -------------------------------------------------------------------------------------------------- models
@@ -247,28 +258,28 @@ class ChunkResult:
 
 @frozen(kw_only=True, eq=False)
 class Chunk:
-    """A sampled chunk of actions for B rows."""
+    """A sampled chunk of actions for B samples."""
 
     actions: ArrayOrTensor
-    """float32 [B, C, A] in the simulator's units."""
+    """Actions, float32 [B, C, A] in the simulator's units."""
     log_probs: ArrayOrTensor
-    """float32 [B, C, M]: log-probability under the distribution that was sampled (temperature included)."""
+    """Log-probabilities under the distribution that was sampled (temperature included), float32 [B, C, M]."""
     values: ArrayOrTensor | None = None
-    """float32 [B] or [B, C] from the same forward pass, when the model has a value head."""
+    """Values from the same forward pass, float32 [B] or [B, C], if the model has a value head."""
     extras: Mapping[str, ArrayOrTensor] = field(factory=dict)
-    """What `chunk_log_probs` needs again, batch first: tokens [B, C, M], a denoising chain ..."""
+    """Further inputs of `chunk_log_probs`, batch first: tokens [B, C, M], a denoising chain ..."""
 
 
 @frozen(kw_only=True, eq=False)
 class Scores:
-    """What a model says of recorded chunks, with gradient."""
+    """A model's scores of recorded chunks, with gradient."""
 
     log_probs: torch.Tensor
-    """[B, C, M]."""
+    """Log-probabilities, [B, C, M]."""
     entropy: torch.Tensor
-    """[B, C, M], nats."""
+    """Entropies in nats, [B, C, M]."""
     values: torch.Tensor | None = None
-    """[B] or [B, C]."""
+    """Values, [B] or [B, C]; None without a critic."""
 
 
 # ---------------------------------------------------------------------------------- rollouts and algorithms
@@ -280,7 +291,8 @@ class Episode:
 
     number: int
     episode: int
-    """Its ticket's, or with auto_reset its row's, and its place there; in an evaluation its state's, and the repeat."""
+    """Index of the episode within `number`. In rollouts `number` is the ticket, or with auto_reset the env's persistent
+    stream; in an evaluation it is the state, and the index is the repeat."""
     task: str
     state: int
     """Id of the reset state."""
@@ -290,7 +302,7 @@ class Episode:
     success_once: bool
     success_at_end: bool
     truncated: bool
-    """Ended by the step limit, or the simulator's own truncation."""
+    """The episode ended by the step limit, or by the simulator's own truncation."""
 
 
 @frozen(kw_only=True)
@@ -329,45 +341,49 @@ class AdvantageScope(Enum):
 
 @frozen(kw_only=True, eq=False)
 class Rollout:
-    """The light part of a whole rollout: torch tensors on the CPU, time-major. A column is a ticket, in their order."""
+    """The trajectory record of a whole rollout: torch tensors on the CPU, time-major. Each column is a ticket, in their
+    order."""
 
     step: int
     rewards: torch.Tensor
-    """float32 [T, N, C]; 0 where not valid."""
+    """Rewards, float32 [T, N, C]; 0 where not valid."""
     terminated: torch.Tensor
     truncated: torch.Tensor
-    """bool [T, N, C], at valid steps only. An episode ended where either holds."""
+    """Ends of episodes: with `terminated` bool [T, N, C], set at valid steps only. An episode ended where either
+    holds."""
     valid: torch.Tensor
-    """bool [T, N, C]: the action counts. False from the step after an end."""
+    """The action counts; bool [T, N, C]. False from the step after an end."""
     log_probs: torch.Tensor
-    """float32 [T, N, C, M] of sampling time."""
+    """Log-probs at sampling time, float32 [T, N, C, M]."""
     values: torch.Tensor | None
-    """float32 [T, N] or [T, N, C] of sampling time; None without a critic."""
+    """Values at sampling time, float32 [T, N] or [T, N, C]; None without a critic."""
     next_values: torch.Tensor | None
-    """float32 [T, N]: value of what follows a truncation in this chunk, or the last chunk; 0 where none is needed."""
+    """Bootstrap value after a truncation in this chunk, or after the last chunk, float32 [T, N]; 0 where none is
+    needed."""
     groups: torch.Tensor
-    """int64 [N]: trajectories with one number started from one state (and share the task)."""
+    """Group of each trajectory, int64 [N]. Trajectories of one group started from one state (and share the task)."""
     success: torch.Tensor
-    """bool [N]: success_once of the column's first episode."""
+    """success_once of each column's first episode, bool [N]."""
     versions: torch.Tensor
-    """int64 [T, N]: version of the weights that chose the chunk."""
+    """Version of the weights that chose the chunk, int64 [T, N]."""
     episodes: tuple[Episode, ...]
     features: torch.Tensor | None = None
-    """float32 [N, D] from `Algorithm.features`."""
+    """Features from `Algorithm.features`, float32 [N, D]."""
     tasks: tuple[str, ...] = ()
-    """Task of each column's first episode; empty where one did not end."""
+    """Task of each column's first episode; empty if one of them did not end."""
     proximal_log_probs: torch.Tensor | None = None
-    """float32 [T, N, C, M] of the newest weights, with `Requirements.proximal_log_probs`."""
+    """Log-probs of the weights that the training step begins with, float32 [T, N, C, M]; set in `advantages`, with
+    `Requirements.proximal_log_probs`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Further numbers of `fields.ROLLOUT`, by name."""
+    """Further fields of `fields.ROLLOUT`, by name."""
     findings: Mapping[str, torch.Tensor] = field(factory=dict)
-    """What `Algorithm.shape_rewards` found of each trajectory, [N] each; for its metrics and for listeners."""
+    """Per-trajectory results of `Algorithm.shape_rewards`, [N] each; for its metrics and for listeners."""
     recordings: Iterable[Any] = ()
-    """Episodes that a hook with `RecordSettings` records (vla_rl.toolkit.data.recording), fetched as it iterates."""
+    """Episodes that a hook with `RecordSettings` records (vla_rl.toolkit.data.recording), fetched while iterating."""
 
     @property
     def samples(self) -> torch.Tensor:
-        """bool [T, N]: chunk steps with at least one valid action; these can be trained on."""
+        """Chunk steps with at least one valid action, bool [T, N]; these can be trained on."""
         return self.valid.any(-1)
 
     def evolve(self, **changes: Any) -> Rollout:
@@ -376,29 +392,30 @@ class Rollout:
 
 @frozen(kw_only=True, eq=False)
 class Advantages:
-    """What an algorithm makes of a rollout's light part. A loss is a sum of `weight * entry's loss`, divided by the
-    sum of `counts` over *all* samples of one optimiser step, whatever micro-batches and ranks they are split over."""
+    """Advantages and loss weights that an algorithm computes from a rollout's trajectory record. The policy loss is the
+    sum of `weight * loss term`, divided by the sum of `counts` over *all* samples of one optimiser step, however they
+    are split over micro-batches and ranks."""
 
     advantages: torch.Tensor
-    """float32 [T, N] or [T, N, C]; 0 where not valid."""
+    """Advantages, float32 [T, N] or [T, N, C]; 0 where not valid."""
     weights: torch.Tensor
-    """float32 [T, N] (chunk-level ratio) or [T, N, C]: weight of each entry of the policy loss; 0 where not valid."""
+    """Weight of each term of the policy loss, float32 [T, N] (chunk-level ratio) or [T, N, C]; 0 where not valid."""
     counts: torch.Tensor | None = None
-    """What each entry adds to the divisor; None: its weight."""
+    """Contribution of each loss term to the divisor; None: its weight."""
     returns: torch.Tensor | None = None
-    """float32, shape of the values: target of the critic."""
+    """Target of the critic, float32, shape of the values."""
     value_weights: torch.Tensor | None = None
-    """float32, shape of the values: weight of each entry of the value loss; 0 where not valid."""
+    """Weight of each term of the value loss, float32, shape of the values; 0 where not valid."""
     value_counts: torch.Tensor | None = None
-    """What each entry adds to the value loss's divisor; None: its weight."""
+    """Contribution of each term to the value loss's divisor; None: its weight."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Further numbers for the loss, as `Algorithm.extras` declares them; they come back in `Batch.extras`."""
+    """Further numbers for the loss, as `Algorithm.extras` declares them; the loss receives them in `Batch.extras`."""
     metrics: Mapping[str, float] = field(factory=dict)
-    """Names: see `Algorithm.loss`."""
+    """Metrics by name; `Algorithm.loss` lists the reserved names."""
 
     @property
     def divisors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(counts, value_counts), the weights where none are given."""
+        """Divisors (counts, value_counts); the weights where none are given."""
         counts = self.weights if self.counts is None else self.counts
         return counts, self.value_weights if self.value_counts is None else self.value_counts
 
@@ -410,42 +427,46 @@ class Batch:
     obs: Observation
     chunk: Chunk
     valid: torch.Tensor
-    """bool [B, C]."""
+    """Valid actions, bool [B, C]."""
     log_probs: torch.Tensor
-    """float32 [B, C, M] of sampling time."""
+    """Log-probs at sampling time, float32 [B, C, M]."""
     values: torch.Tensor | None
     advantages: torch.Tensor
-    """float32 [B] or [B, C]."""
+    """Advantages, float32 [B] or [B, C]."""
     weights: torch.Tensor
-    """float32 [B] or [B, C]; already divided by the counts of the whole optimiser step."""
+    """Weights of the policy-loss terms, float32 [B] or [B, C], already divided by the counts of the whole optimiser
+    step."""
     returns: torch.Tensor | None
     value_weights: torch.Tensor | None
     lag: torch.Tensor
-    """int64 [B]: learner version - version that sampled."""
+    """Policy lag, int64 [B]: learner version minus the version that sampled."""
     reference_log_probs: torch.Tensor | None = None
-    """float32 [B, C, M] of the reference policy, with `Requirements.reference`."""
+    """Log-probs of the reference policy, float32 [B, C, M], with `Requirements.reference`."""
     proximal_log_probs: torch.Tensor | None = None
-    """float32 [B, C, M] of the weights that the training step began with, with `Requirements.proximal_log_probs`."""
+    """Log-probs of the weights at the start of the training step, float32 [B, C, M], with
+    `Requirements.proximal_log_probs`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
-    """[B, ...] each: `Advantages.extras` of these samples, and further numbers of the rollout."""
+    """Further numbers of these samples, [B, ...] each: `Advantages.extras`, and further fields of the rollout."""
 
 
 @frozen(kw_only=True, eq=False)
 class Loss:
-    """`total` is summed over micro-batches and ranks before the optimiser steps."""
+    """The loss of one micro-batch. `total` is summed over micro-batches and ranks before the optimiser steps."""
 
     total: torch.Tensor
     metrics: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Partial sums: added over micro-batches and ranks, the mean over the optimiser step. Names: `Algorithm.loss`."""
+    """Partial sums: added over micro-batches and ranks, they give the mean over the optimiser step. `Algorithm.loss`
+    lists the reserved names."""
     maxima: Mapping[str, torch.Tensor] = field(factory=dict)
-    """Reduced by maximum."""
+    """Metrics that are reduced by maximum."""
     statistics: Mapping[str, Statistic] = field(factory=dict)
-    """Added over micro-batches, ranks and optimiser steps, then read: means over entries, quantiles."""
+    """Statistics that are added over micro-batches, ranks and optimiser steps, then read: means over loss terms,
+    quantiles."""
 
 
 @frozen(eq=False)
 class Statistic(ABC):
-    """`sums`: float64, of one length for all instances of a class."""
+    """A mergeable statistic. `sums` is float64 and has the same length in all instances of a class."""
 
     sums: torch.Tensor
 
@@ -457,4 +478,4 @@ class Statistic(ABC):
 
     @abstractmethod
     def read(self, name: str) -> dict[str, float]:
-        """Metrics, whose names begin with `name`. Nothing when no entry was counted."""
+        """Return the metrics, whose names begin with `name`; none if nothing was counted."""

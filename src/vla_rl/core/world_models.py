@@ -1,4 +1,5 @@
-"""The contract of world models, and what they see of episodes. Experimental: it may change until several exist."""
+"""The contract of world models, and the recorded windows they are trained on. Experimental: it may change until several
+exist."""
 
 from __future__ import annotations
 
@@ -19,58 +20,64 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class Windows:
-    """B stretches of episodes, in NumPy: T chunk ends each, and the T - 1 chunks between them. Beyond the first and the
-    last frame of an episode that frame is repeated; the chunks there executed nothing."""
+    """B windows of recorded episodes, in NumPy: T chunk ends each, and the T - 1 chunks between them. Before the first
+    and after the last frame of an episode that frame is repeated; the chunks there executed nothing."""
 
     images: Mapping[str, Array]
     state: Array
-    """Camera -> uint8 [B, T, H, W, 3]; float32 [B, T, S], with S = 0 where the simulator has no state."""
+    """Observations: `images` is camera -> uint8 [B, T, H, W, 3]; `state` is float32 [B, T, S], with S = 0 if the
+    simulator has no state."""
     actions: Array
     executed: Array
-    """float32 [B, T - 1, C, A], as they were asked for; bool [B, T - 1, C]."""
+    """Chunks: `actions` is float32 [B, T - 1, C, A], as requested; `executed` is bool [B, T - 1, C]."""
     outcomes: Array
-    """int64 [B, T - 1]: 0 where the episode went on; else 1 + i, success at action i = 0 ..., or 1 + C + i, failure."""
+    """Outcome classes, int64 [B, T - 1]: 0 if the episode continued; else success at action i = 0 ... is 1 + i, and
+    failure is 1 + C + i."""
     first: Array
     states: Array
     seeds: Array
-    """int64 [B]: chunks before the first frame (below 0 where that is repeated); reset state; seed of the reset."""
+    """Origin of each window, int64 [B] each: `first` counts the chunks before its first frame (below 0 if that is
+    repeated), `states` holds the reset state, `seeds` the seed of the reset."""
     instructions: tuple[str, ...]
 
 
 class WorldModel(ABC):
-    """Predicts what a chunk of actions leads to. Experimental. Entry-point group `vla_rl.world_models`."""
+    """A model that predicts the result of a chunk of actions. Experimental. Entry-point group `vla_rl.world_models`."""
 
     history: int
-    """K, how many chunk ends a prediction looks back on: the T of windows to imagine from."""
+    """K, the number of chunk ends a prediction looks back on: the T of windows to imagine from."""
     module: torch.nn.Module | None = None
-    """All that is trained; none where nothing is."""
+    """Everything that is trained; None if nothing is."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
-        """One optimiser step of all parts on recorded windows, T > K. -> metrics. The optimiser is the model's own."""
+        """Take one optimiser step of all parts on recorded windows, T > K, and return metrics. The optimiser is the
+        model's own."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
-        """What is seen after a chunk float32 [B, C, A] that follows windows with T = K. NumPy, without gradient. A row
-        depends on its own window, actions and noise only."""
+        """Return the observation after a chunk, float32 [B, C, A], that follows windows with T = K. NumPy, without
+        gradient. A sample depends on its own window, actions and noise only."""
 
     @abstractmethod
     @hookspec(firstresult=True)
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
-        """float32 [B, 1 + 2 C]: probabilities of the classes of `Windows.outcomes` for the chunk that led here."""
+        """Return the probabilities of the classes of `Windows.outcomes` for the chunk that led to `after`:
+        float32 [B, 1 + 2 C]."""
 
     @hookspec(firstresult=True)
     def measure(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
-        """Optional: the model's own losses on held-out windows, T > K."""
+        """Return the model's own losses on held-out windows, T > K. Optional."""
         return {}
 
     @hookspec(firstresult=True)
     def training_state(self) -> Mapping[str, Any]:
-        """Optional: what `load_training_state` needs besides the weights, to go on exactly; tensors on the host."""
+        """Return what `load_training_state` needs besides the weights to resume exactly; tensors in host memory.
+        Optional."""
         return {}
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Optional: go on from what `training_state` gave."""
+        """Resume from what `training_state` returned. Optional."""

@@ -1,1 +1,3 @@
-"""One runtime for every execution mode: roles (sim, policy, learner), lanes and a window, local and Ray backends."""
+"""One runtime for every execution mode: roles (sim, policy, learner), lanes and dynamic batching, local and Ray
+backends.
+"""

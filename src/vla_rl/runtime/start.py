@@ -1,4 +1,4 @@
-"""Runs on this runtime: what the command line and `import vla_rl` call."""
+"""Entry points of this runtime, which the command line and `import vla_rl` call."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from vla_rl.runtime.workers.host import WorkerHost
 
 
 def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
-    """Train by reinforcement learning in a folder, from its last checkpoint with `resume`; as `Session.run`."""
+    """Train by reinforcement learning in a folder, with `resume` from its last checkpoint. Arguments and result are
+    those of `Session.run`.
+    """
     check_spec(spec, training=True)
     return ReinforcementLearning.run(spec, RunFolder(Path(folder)), resume, start)
 
 
 def clone(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
-    """Train as the spec's `imitation:` says, in a folder; as `run`."""
+    """Train in a folder as the spec's `imitation:` says; otherwise as `run`."""
     imitation_of(spec)
     check_spec(spec, training=False, imitation=True)
     return Cloning.run(spec, RunFolder(Path(folder)), resume, start)
@@ -45,10 +47,15 @@ def evaluate(
     progress: evaluation.Progress = lambda phase, done, total: None,
     record: Component | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a spec's model, with the weights of a checkpoint folder of a run when one is given; `progress` is called
-    from time to time with what goes on ("eval", or what it waits for, "starting rows: TASK"), what is done and all
-    of it. `record`: the hook that records the episodes, such as `component("hook", "lerobot", folder="episodes")`; the
-    spec's own hooks hear nothing. Raises CheckpointError when any of the checkpoint's files is damaged."""
+    """Evaluate a spec's model, with the weights of a run's checkpoint folder if one is given.
+
+    Args:
+        progress: called from time to time with what is going on ("eval", or what it waits for, "starting rows: TASK"),
+            how much is done, and how much there is.
+        record: hook that records the episodes, such as `component("hook", "lerobot", folder="episodes")`; the spec's
+            own hooks are not called.
+    Raises CheckpointError when any of the checkpoint's files is damaged.
+    """
     check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)
     spec = evolve(spec, hooks=() if record is None else (record,))
     if checkpoint is None:
@@ -65,8 +72,9 @@ def start(
     plan: Plan | None = None,
     interrupts: Interrupts | None = None,
 ) -> Driver:
-    """Start the runtime of a run, as `core.runtime.StartRuntime`. `plan`: of the workers; None: that of the spec's
-    placement."""
+    """Start the runtime of a run, as `core.runtime.StartRuntime`. `plan`: plan of the workers; None: the one for the
+    spec's placement.
+    """
     return Driver(
         spec,
         lambda: backend_of(spec),
@@ -80,12 +88,12 @@ def start(
 
 
 def backend_of(spec: Spec) -> Backend:
-    """Make what hosts the workers of a spec: this process, or Ray."""
+    """Create the host of a spec's workers: this process, or Ray."""
     if spec.runtime.backend == "local":
         return LocalBackend(WorkerHost)
     return RayBackend(WorkerHost, spec.runtime.address, spec.runtime.deadline_s)
 
 
 def measure_roles(spec: Spec, cluster: Cluster) -> Profile:
-    """Measure what the roles of a spec take on these machines, for a placement that plans by it."""
+    """Measure the cost of a spec's roles on these machines, for a placement that plans by it."""
     return measure(lambda short, plan: start(short, plan=plan), spec, cluster)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vla_rl.testing.algorithms import check_algorithm
+    from vla_rl.testing.common.findings import CheckFailed
     from vla_rl.testing.data import check_data
     from vla_rl.testing.envs import check_env
-    from vla_rl.testing.findings import CheckFailed
     from vla_rl.testing.linear import LinearModel
     from vla_rl.testing.models import check_model
     from vla_rl.testing.placements import check_placement
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckFailed": "findings",
+    "CheckFailed": "common.findings",
     "LinearModel": "linear",
     "ScriptedEnv": "scripted",
     "check_algorithm": "algorithms",

@@ -16,7 +16,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Advantages, AdvantageScope, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
-from vla_rl.testing.findings import Findings
+from vla_rl.testing.common.findings import Findings
 from vla_rl.toolkit.algorithms.functional import expand_to
 from vla_rl.toolkit.algorithms.losses import by_action
 

@@ -16,7 +16,7 @@ from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
-from vla_rl.testing.findings import Findings, built
+from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
 from vla_rl.toolkit.algorithms.declarations import wrong_declarations
 from vla_rl.toolkit.algorithms.result_checks import SAID, reserved

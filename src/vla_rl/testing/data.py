@@ -10,7 +10,7 @@ from attrs import frozen
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, EnvInfo, Observation, Plugin, to_numpy
-from vla_rl.testing.findings import Findings, LeftOut, built
+from vla_rl.testing.common.findings import Findings, LeftOut, built
 from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unknown_instruction
 
 SAMPLES = 96

@@ -8,10 +8,10 @@ from typing import Any
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context, Plugin
+from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.env_checks import arrangements, ends, experts, first_action, scenes, surroundings, values, wandering
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.traces import EnvTrace
-from vla_rl.testing.findings import Findings, built
 
 SECONDS = 60.0
 

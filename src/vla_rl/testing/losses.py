@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Batch, Loss, Scores
-from vla_rl.testing.findings import Findings
+from vla_rl.testing.common.findings import Findings
 from vla_rl.toolkit.algorithms.result_checks import DEMANDED, SAID, reserved
 from vla_rl.toolkit.algorithms.statistics import read_all
 

@@ -14,7 +14,7 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
-from vla_rl.testing.findings import Findings
+from vla_rl.testing.common.findings import Findings
 
 
 @frozen(eq=False)

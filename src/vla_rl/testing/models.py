@@ -15,7 +15,7 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
-from vla_rl.testing.findings import Findings, built
+from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.model_case import ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds

@@ -9,7 +9,7 @@ import attrs
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
 from vla_rl.core.types import Context, Plugin
-from vla_rl.testing.findings import Findings, built
+from vla_rl.testing.common.findings import Findings, built
 from vla_rl.toolkit.placement.checks import ROLES, checked
 
 GIB = 2**30

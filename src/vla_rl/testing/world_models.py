@@ -15,8 +15,8 @@ from attrs import frozen
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Array, Context, EnvInfo, Observation, Plugin, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
+from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.env_checks.values import check_array, check_observation
-from vla_rl.testing.findings import Findings, built
 from vla_rl.testing.policy_traces import OWN, SEEDED, changed_generators, other_seed, run_from, seeded_generators
 from vla_rl.toolkit.world_models.windows import ROWS as ARRAYS
 from vla_rl.toolkit.world_models.windows import part, take_rows

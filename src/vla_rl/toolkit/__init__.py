@@ -1,1 +1,1 @@
-"""What authors of plugins build with, one package for each kind of plugin."""
+"""Building blocks for plugin authors, one package per kind of plugin."""

@@ -1,4 +1,4 @@
-"""JSON files that others wrote, read with one sentence for whatever is wrong with them. Light to import."""
+"""Reader of JSON files from other programs: every problem is explained in one sentence. Cheap to import."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import said
 
 MAX_BYTES = 64 << 20
-"""Size of a file that is read; parsing takes up to 30 times as much memory."""
+"""Most bytes of a file that is read; parsing takes up to 30 times as much memory."""
 LARGEST = 2**53
-"""The largest integer that every reader of JSON keeps exactly."""
+"""Largest integer that every JSON reader keeps exactly."""
 LARGEST_NUMBER = 1e300
 
 
 @frozen(kw_only=True)
 class Record:
-    """A JSON object, or a row of a table, whose values are checked as they are asked for. Each method raises `error`,
-    which names the file, the key, what is there and what is expected."""
+    """A JSON object, or a row of a table, whose values are checked when they are read. Each method raises `error`,
+    which names the file, the key, the value and what is expected."""
 
     source: str
-    """The file, and the place in it."""
+    """File of the object, and the place in it."""
     data: Mapping[str, Any]
     error: type[UserError] = UserError
 
@@ -45,7 +45,7 @@ class Record:
         return value
 
     def number(self, key: str, low: float = -math.inf, above: float = -math.inf) -> float:
-        """A finite number, at least `low` and more than `above`."""
+        """Return a finite number, at least `low` and more than `above`."""
         bounds = [f"from {low:g} on"] if low > -math.inf else []
         bounds += [f"above {above:g}"] if above > -math.inf else []
         expected = " ".join(["a number", *bounds])
@@ -62,7 +62,7 @@ class Record:
         return value
 
     def sizes(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers from 0 on."""
+        """Return a list of whole numbers from 0 on."""
         expected = "a list of whole numbers from 0 on"
         value = self._find(key, expected)
         if not isinstance(value, list | tuple) or not all(type(size) is int and 0 <= size <= LARGEST for size in value):
@@ -70,14 +70,14 @@ class Record:
         return tuple(value)
 
     def records(self, key: str) -> dict[str, Record]:
-        """A JSON object of JSON objects."""
+        """Return a JSON object of JSON objects."""
         value = self._find(key, "a JSON object")
         if not isinstance(value, Mapping):
             raise self._wrong(key, "a JSON object")
         return Record(source=f"{self.source}: {key}", data=value, error=self.error).records_here()
 
     def records_here(self) -> dict[str, Record]:
-        """All values, each a JSON object."""
+        """Return all values, each a JSON object."""
         return {name: self.record(name) for name in self.data}
 
     def record(self, key: str) -> Record:
@@ -96,7 +96,7 @@ class Record:
 
 
 def read_record(file: Path, error: type[UserError] = UserError, limit: int = MAX_BYTES) -> Record:
-    """A file that holds a JSON object. Raises `error`."""
+    """Read a file that holds a JSON object. Raise `error`."""
     value = read_value(file, error, limit)
     if not isinstance(value, dict):
         raise error(f"{file} holds {said(value)}, a JSON object is expected")
@@ -104,7 +104,7 @@ def read_record(file: Path, error: type[UserError] = UserError, limit: int = MAX
 
 
 def read_records(file: Path, error: type[UserError] = UserError, limit: int = MAX_BYTES) -> Iterator[Record]:
-    """A JSON object on each line, blank ones left out (JSON lines). Raises `error`."""
+    """Yield the JSON object on each line, without blank lines (JSON lines). Raise `error`."""
     for number, line in enumerate(_read(file, error, limit).split("\n"), 1):
         if line.strip():
             source = f"{file}, line {number}"
@@ -115,13 +115,13 @@ def read_records(file: Path, error: type[UserError] = UserError, limit: int = MA
 
 
 def read_value(file: Path, error: type[UserError] = UserError, limit: int = MAX_BYTES) -> Any:
-    """What a JSON file holds. Raises `error`."""
+    """Return the value in a JSON file. Raise `error`."""
     return _parse(_read(file, error, limit), str(file), error)
 
 
 def path_inside(folder: Path, name: str, source: str, error: type[UserError] = UserError) -> Path:
-    """`folder / name`. Raises `error` where the name leaves the folder. Links are followed: the Hugging Face hub's
-    cache consists of them.
+    """Return `folder / name`. Raise `error` if the name leaves the folder. Links are followed, since the Hugging Face
+    hub's cache consists of them.
 
     Args:
         source: file and key that the name comes from.
@@ -133,7 +133,7 @@ def path_inside(folder: Path, name: str, source: str, error: type[UserError] = U
 
 
 def _read(file: Path, error: type[UserError], limit: int) -> str:
-    """A file's text, with or without a byte order mark."""
+    """Return a file's text, with or without a byte order mark."""
     try:
         if not file.is_file():
             raise error(f"{file} {'is not a regular file' if file.exists() else 'does not exist'}")
@@ -180,7 +180,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _encodes(text: str) -> bool:
-    """Whether the text can be written as UTF-8: half of a surrogate pair cannot."""
+    """Return whether the text can be encoded as UTF-8; half of a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

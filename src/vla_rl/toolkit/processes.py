@@ -1,4 +1,4 @@
-"""Processes that another one starts and ends, and their signals."""
+"""Signals and lifetime of child processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vla_rl.core.interrupts import SIGNALS
 
 
 def ignore_signals() -> None:
-    """For a process that another one ends; to be called in its main thread."""
+    """Ignore stop signals in a process that another one ends; must be called in its main thread."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def leave_with_parent() -> None:
-    """End this process when the one that started it has ended in any way, whatever this one is doing."""
+    """End this process when its parent has ended in any way, whatever this one is doing."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -38,13 +38,13 @@ def leave_with_parent() -> None:
 
 
 class _Late(BaseException):
-    """Raised by the alarm: code that passes over any Exception does not pass over it."""
+    """Raised by the alarm. It is no Exception, so code that swallows any Exception does not swallow it."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in this block after so many seconds, and again every second where that is passed over. Does
-    nothing outside of the main thread. A call that never comes back to Python is not left."""
+    """Raise TimeoutError in this block after this many seconds, and again every second if it is swallowed. Does nothing
+    outside the main thread, and cannot interrupt a call that never returns to Python."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -67,15 +67,15 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def leave_if_importing() -> None:
-    """End this process at once where it is a row's, which only imports the main module of its parent: a script without
-    a `__main__` guard would start its run in each of them. `unguarded_call` lets the parent say so."""
+    """End this process at once if it is an env process that only imports its parent's main module. Without a `__main__`
+    guard the script would start its run in each of them. `unguarded_call` lets the parent report that."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(1)
 
 
 def unguarded_call() -> str:
-    """Where the main module does what goes on now, as file:line, unless that is below `if __name__ == "__main__":`;
-    empty otherwise."""
+    """Return the line of the main module that is executing now, as file:line, if it is not below
+    `if __name__ == "__main__":`; otherwise an empty text."""
     main, ident = sys.modules["__main__"], threading.main_thread().ident
     file = getattr(main, "__file__", None)
     frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 - rows start in threads, too
@@ -95,7 +95,7 @@ def unguarded_call() -> str:
 
 @contextmanager
 def held(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
-    """Signals wait for the end of this block. Processes and threads that begin in it are not reached by them."""
+    """Delay signals until the end of this block. Processes and threads started in it do not receive them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

@@ -1,5 +1,5 @@
-"""What people wait for. Long work says here how far it is, whichever process it is done in; whoever waits for that
-process asks. Work that is over within `PATIENCE_S` is never shown."""
+"""Progress of long work. Code that takes long reports its progress here, in whichever process it runs; whoever waits
+for that process asks for it. Work that ends within `PATIENCE_S` is never shown."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PATIENCE_S = 1.5
 
 @frozen(kw_only=True)
 class Work:
-    """Something that goes on."""
+    """A piece of work in progress."""
 
     what: str
-    """In words, such as "starting rows"."""
+    """Name of the work, such as "starting rows"."""
     done: int
     total: int
-    """Of what is counted; 0: not known."""
+    """Number of items; 0: unknown."""
     about: str = ""
-    """Which, such as the tasks of these rows."""
+    """Further description, such as the tasks of these envs."""
     since: float = 0.0
 
     @property
@@ -36,7 +36,7 @@ _listeners: list[Callable[[], None]] = []
 
 @contextmanager
 def waiting(what: str, total: int = 0, about: str = "") -> Iterator[Callable[[int], None]]:
-    """For work that may take long. -> a function that is told how much of `total` is done."""
+    """Register work that may take long, and yield a function to report how much of `total` is done."""
     work = Work(what=what, done=0, total=total, about=about, since=monotonic())
     key = id(work)
     _works[key] = work
@@ -53,13 +53,13 @@ def waiting(what: str, total: int = 0, about: str = "") -> Iterator[Callable[[in
 
 
 def works_now() -> tuple[Work, ...]:
-    """What goes on in this process for longer than `PATIENCE_S`, the oldest first."""
+    """Return the work of this process that has lasted longer than `PATIENCE_S`, oldest first."""
     begun = monotonic() - PATIENCE_S
     return tuple(sorted((work for work in tuple(_works.values()) if work.since <= begun), key=lambda work: work.since))
 
 
 def summed(works: Iterable[Work]) -> Work | None:
-    """Those that do the same as the first, in whichever process, as one."""
+    """Merge all work of the same kind as the first, from any process, into one."""
     first, *others = tuple(works) or (None,)
     if first is None:
         return None

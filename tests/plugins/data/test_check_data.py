@@ -13,7 +13,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import EnvInfo, Observation, TaskInfo
 from vla_rl.testing import check_data
-from vla_rl.testing.findings import CheckFailed
+from vla_rl.testing.common.findings import CheckFailed
 from vla_rl.toolkit.data.samples import StepWindows, check_sample, statistics
 from vla_rl.toolkit.data.validation import CheckedDemonstrations
 

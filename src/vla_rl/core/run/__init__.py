@@ -1,1 +1,1 @@
-"""A run: what happens in which order, against a runtime that `runtime.py` declares."""
+"""A run: the order of its phases, against a runtime that `runtime.py` declares."""

@@ -1,17 +1,18 @@
-"""Which trajectories may be played now, and which step trains on them: the whole scheduler of a run.
+"""The scheduler of a run: which trajectories may be collected now, and which training step uses them.
 
-A **ticket** is one trajectory to be played. Tickets are numbered through the whole run, and group g holds the tickets
-g * G .. g * G + G - 1. Steps consume groups in the order of their numbers. Issued are those that the running step still
-wants, and `max_lag * per_step` further ones. So
+A **ticket** is one trajectory to be collected (elsewhere: rollout request). Tickets are numbered through the whole run;
+group g holds the tickets g * G .. g * G + G - 1, with G the group size. Training steps consume groups in the order of
+their numbers. The tickets issued at any time are those that the running step still wants, plus those of
+`max_lag * per_step` further groups. So
 
 - every chunk is at most `max_lag` training steps old when it is trained on, since each of the steps after the running
   one consumes at least `per_step` groups;
 - nothing is discarded for its age, short trajectories are not favoured, and at most `(max_lag + 1) * per_step` groups
-  stand between their issue and the end of their step;
+  are between their issue and the end of their step;
 - `max_lag: 0` is synchronous, on-policy training.
 
-Where a filter drops groups, the running step may want others: dynamic sampling is nothing but further tickets. Pure:
-no thread, no clock, no process; a run and `vla-rl plan` drive the same code.
+If a filter drops groups, the running step may want others: dynamic sampling only issues further tickets. The scheduler
+is pure: no thread, no clock, no process. A run and `vla-rl plan` drive the same code.
 """
 
 from __future__ import annotations
@@ -27,25 +28,30 @@ End = Literal["trained", "void"]
 
 @frozen(order=True)
 class Ticket:
+    """One trajectory to be collected, by its number through the whole run, and its group."""
+
     number: int
     group: int
 
 
 @define(kw_only=True)
 class Ledger:
-    """How the groups before `first` ended; what a checkpoint keeps of the flow."""
+    """Counts of how the groups before `first` ended. A checkpoint keeps this part of the flow."""
 
     step: int = 0
-    """Training steps that are over."""
+    """Training steps that are finished."""
     first: int = 0
-    """The first group that no step has consumed."""
+    """First group that no step has consumed."""
     trained: int = 0
     filtered: int = 0
     void: int = 0
-    """Tickets, by how they ended: trained on, dropped by a filter, or of a step that trained on nothing."""
+    """Tickets by how they ended: trained on, dropped by a filter, or discarded (void) in a step that trained on
+    nothing."""
 
 
 class Flow:
+    """Issues tickets, records collected ones, and hands groups to training steps."""
+
     def __init__(
         self,
         *,
@@ -59,35 +65,37 @@ class Flow:
         """
         Args:
             per_step: groups that a training step wants.
-            steps: of the run.
+            steps: training steps of the run.
+            group_size: tickets in a group.
+            max_lag: training steps that a chunk may be old when it is trained on.
             further: groups that a step may consume beyond `per_step`, in place of filtered ones.
-            ledger: to go on from; groups that were not consumed are issued again, with their numbers.
+            ledger: counts to resume from. Groups that were not consumed are issued again under the same numbers.
         """
         self.per_step, self.steps, self.group_size, self.further = per_step, steps, group_size, further
         self.max_lag = max_lag
         self.ledger = ledger or Ledger()
         self.next = self.ledger.first
-        """The next group to be issued."""
+        """Next group to issue."""
         self.cursor = self.ledger.first
-        """The next group to be consumed."""
+        """Next group to consume."""
         self.kept: Sequence[int] = ()
-        """Groups that the running step has consumed and will be trained on."""
+        """Groups that the running step has consumed and will train on."""
         self.missing: dict[int, set[int]] = {}
-        """Group -> its tickets that are not played yet, of all groups that were issued and not consumed."""
+        """Group -> its tickets that are still to be collected, for all groups issued and not yet consumed."""
 
     @property
     def step(self) -> int:
-        """Training steps that are over."""
+        """Training steps that are finished."""
         return self.ledger.step
 
     @property
     def held(self) -> int:
-        """Groups between their issue and the end of their step; dropped ones are gone before."""
+        """Number of groups between their issue and the end of their step; dropped groups no longer count."""
         return len(self.missing) + len(self.kept)
 
     @property
     def wanted(self) -> int:
-        """Groups that the running step has still to consume."""
+        """Number of groups that the running step has still to consume."""
         tried = self.cursor - self.ledger.first
         return min(self.per_step - len(self.kept), self.per_step + self.further - tried)
 
@@ -99,7 +107,7 @@ class Flow:
 
     @property
     def ready(self) -> list[int]:
-        """Groups that are played of those that the running step will consume next, up to the first that is not."""
+        """Complete groups among those the running step consumes next, up to the first incomplete one."""
         groups = range(self.cursor, self.cursor + self.wanted)
         return list(takewhile(lambda group: not self.missing.get(group, {-1}), groups))
 
@@ -109,11 +117,11 @@ class Flow:
 
     @property
     def playing(self) -> list[int]:
-        """All tickets that are not played yet."""
+        """All tickets that are still to be collected."""
         return sorted(number for numbers in self.missing.values() for number in numbers)
 
     def issue(self) -> list[Ticket]:
-        """Tickets that may start now, in the order in which they should; each is given out once."""
+        """Return the tickets that may start now, in the order in which they should. Each is returned once."""
         tickets = []
         ahead = min(self.max_lag, self.steps - self.step - 1)
         while self.next < self.cursor + self.wanted + ahead * self.per_step:
@@ -125,15 +133,16 @@ class Flow:
         return tickets
 
     def add(self, number: int) -> None:
-        """A ticket was played. Raises ValueError for one that was not issued, or was played already."""
+        """Record that a ticket was collected. Raise ValueError for a ticket that was not issued or is already
+        recorded."""
         try:
             self.missing[number // self.group_size].remove(number)
         except KeyError:
             raise ValueError(f"ticket {number} is not being played") from None
 
     def take(self) -> list[int] | None:
-        """The groups that the running step consumes next, once they are played: as many as it still wants. None: not
-        yet; [], it has what it gets, and `finish` may be called."""
+        """Consume and return the groups that the running step still wants, once they are all collected. None: not
+        complete yet. []: the step has everything it gets, and `finish` may be called."""
         groups = self.ready
         if len(groups) < self.wanted:
             return None
@@ -144,11 +153,11 @@ class Flow:
         return groups
 
     def keep(self, groups: Sequence[int]) -> None:
-        """Of all that the running step has taken, what the filters keep."""
+        """Set the groups that the filters keep, out of all that the running step has consumed."""
         self.kept = groups
 
     def finish(self, end: End = "trained") -> None:
-        """The step is over, and its weights are published: a new step begins."""
+        """End the step, whose weights are published, and begin the next one."""
         ledger, kept = self.ledger, len(self.kept) * self.group_size
         setattr(ledger, end, getattr(ledger, end) + kept)
         ledger.filtered += (self.cursor - ledger.first) * self.group_size - kept

@@ -1,4 +1,4 @@
-"""Imitation (`vla-rl sft`): clone demonstrations, evaluate, save. A step is one of the optimiser."""
+"""Behaviour cloning (`vla-rl sft`): train on demonstrations, evaluate, save. A step is an optimiser step."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from vla_rl.core.spec.spec import Spec
 
 @define
 class Cloning(Session):
+    """A behaviour-cloning run; a step is an optimiser step."""
+
     doing = "imitation"
 
     @staticmethod
@@ -45,10 +47,10 @@ class Cloning(Session):
         )
 
     def settle(self) -> None:
-        """Nothing is played between evaluations."""
+        """Do nothing: no rollout runs between evaluations."""
 
     def _train(self, imitation: Imitation) -> None:
-        """To the next line of metrics, evaluation or checkpoint."""
+        """Train until the next metrics line, evaluation or checkpoint."""
         begun, section = perf_counter(), imitation_of(self.spec)
         first = self.state.step + 1
         marks = (section.report_every, section.eval_every, section.checkpoint_every)

@@ -1,9 +1,10 @@
-"""Reinforcement learning, top down: play tickets, turn what they paid into advantages, train, publish. How far playing
-runs ahead of training is the flow's (`core/run/flow.py`): the loop is the same. Where the spec has a world model, the
-policy practises in it after each real rollout (`runtime/imagination`).
+"""The reinforcement learning loop, top down: collect tickets, compute advantages from rewards, train, publish.
 
-Where this happens (one process, Ray workers, which devices) is the runtime's; the run folder, listeners, evaluations,
-checkpoints, resume and a clean stop are the session's.
+The flow (`core/run/flow.py`) decides how far rollouts run ahead of training; the loop is the same for all. If the spec
+has a world model, the policy also trains in imagination after each real rollout (`runtime/imagination`).
+
+The runtime decides where the work happens (one process, Ray workers, which devices). The session owns the run folder,
+listeners, evaluations, checkpoints, resume and a clean stop.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 @define
 class ReinforcementLearning(Session):
+    """A reinforcement learning run; a step is a rollout and its updates."""
+
     doing = "training"
     selection: Selection = field(init=False, default=Factory(lambda self: Selection(self.spec), takes_self=True))
     flow: Flow = field(init=False, default=Factory(lambda self: flow_of(self.spec, self.state), takes_self=True))
@@ -73,7 +76,7 @@ class ReinforcementLearning(Session):
                 self.flow.add(number)
 
     def warm_up(self) -> None:
-        """Clone the simulator's expert. A run that is stopped before its end starts again."""
+        """Clone the simulator's expert (`warmup:`). A run that is stopped before the end repeats it."""
         self.events.on_update_end(self.about, 0, self.runtime.warm_up())
         self.state.warmed_up = True
         self.save()
@@ -89,8 +92,8 @@ class ReinforcementLearning(Session):
 
 
 def collect(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, torch.Tensor, dict[str, float]]:
-    """The groups of a step, in the order of their numbers, and others in place of those that the filters drop.
-    -> (the rollout, bool [N]: which of its trajectories are kept, metrics)."""
+    """Collect the groups of a step, in the order of their numbers, and further groups in place of those that the
+    filters drop. Return (rollout, kept trajectories as bool [N], metrics)."""
     algorithm, taken = runtime.algorithm, list[int]()
     while True:
         runtime.play(step, flow.issue())
@@ -108,7 +111,7 @@ def collect(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, torch.Ten
 
 
 def flow_of(spec: Spec, state: State) -> Flow:
-    """The flow of a run, from where it is."""
+    """Return the flow of a run, from its current state."""
     shape = RunShape.of(spec)
     return Flow(
         per_step=shape.groups_per_step,

@@ -1,4 +1,4 @@
-"""What a run asks of whatever carries it out. `vla_rl.runtime` is one; a test may bring another."""
+"""Interface between a run and the runtime that executes it. `vla_rl.runtime` implements it; tests may use another."""
 
 from __future__ import annotations
 
@@ -20,108 +20,109 @@ Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
 
 
 class Runtime(Protocol):
-    """Simulators, policies and learners, wherever they are."""
+    """Simulators, policies and learners, wherever they run."""
 
     algorithm: Algorithm
     info: EnvInfo
     version: int
-    """Of the weights: training steps that are over."""
+    """Version of the weights: training steps that are finished."""
     scaling: Scaling
-    """By which the model scales, where it took them from demonstrations."""
+    """Statistics that the model normalises by, if they came from demonstrations; else None."""
     faults: int
-    """Simulator rows that broke and were replaced."""
+    """Number of envs that broke and were replaced."""
     progress: Callable[[str, int, int], None]
-    """Is called with (phase, done, total) while work goes on; may raise, to stop it."""
+    """Callback with (phase, done, total) during work. It may raise an exception to stop the work."""
     on_fault: Callable[[str], None]
-    """Is told of what broke and was survived."""
+    """Callback with a message about a fault that the run survived."""
     tick: Callable[[], None]
-    """Is called from time to time while work goes on."""
+    """Callback made from time to time during work."""
 
     @property
     def practice(self) -> dict[str, Any]:
-        """Sums over the run of what `practise` did, plain data, and why it did not let the policy play."""
+        """Totals of training in imagination over the run, as plain data, with the reasons for skipping it."""
 
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
-        """Have these played as rows become free; they were issued while `step` ran. Does not wait."""
+        """Start collecting these tickets as envs become free; they were issued during `step`. Does not wait."""
 
     def finished(self, needed: Collection[int]) -> Sequence[int]:
-        """Wait until tickets were played, best all that are needed. -> those that were, each once."""
+        """Wait until some tickets are collected, preferably all needed ones. Return the collected tickets, each
+        once."""
 
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
-        """What came of these. -> (its light part, metrics)."""
+        """Assemble the rollout of these tickets. Return (trajectory record, metrics)."""
 
     def feed(self, step: int, tickets: Sequence[int]) -> None:
-        """These were played, first of all that the step consumes: with `asynchrony.stream` learners may begin with what
-        the algorithm makes of them. Does not wait; what goes wrong, `update` raises."""
+        """Announce collected tickets, the first that the step consumes. With `asynchrony.stream` learners may begin
+        with the algorithm's advantages for them. Does not wait; `update` raises what went wrong."""
 
     def practise(self, step: int) -> dict[str, float]:
-        """Fit the world model to what the last rollout brought, and let the policy play in it; what comes of that,
-        `update` trains on beside what is prepared, each with advantages of its own. Nothing without a world model.
-        -> metrics."""
+        """Train the world model on the last rollout, and let the policy collect episodes in it. `update` trains on
+        those beside the prepared rollout, with separate advantages. Does nothing without a world model. Return
+        metrics."""
 
     def prepare(self, kept: Rollout, keep: Array) -> Rollout:
-        """What is trained on: the columns `keep` (int64 [K]) of the last rollout, which `kept` is cut to, behind those
-        that are trained on again; with values and log-probs of the newest weights as the algorithm needs them."""
+        """Return the rollout to train on: the columns `keep` (int64 [K]) of the last rollout, as cut in `kept`, after
+        the replayed ones. Values and log-probs are recomputed with the newest weights if the algorithm needs that."""
 
     def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
-        """Train on what was prepared last. -> metrics."""
+        """Train on the rollout that was prepared last. Return metrics."""
 
     def finish(self, trained: bool) -> dict[str, float]:
-        """The step of the last rollout is over: forget what it was made of, and publish the weights, or say that they
-        are the same. -> metrics."""
+        """End the training step: drop the model inputs of the last rollout, and publish the weights, or announce that
+        they are unchanged. Return metrics."""
 
     def evaluate(self, step: int, frames: int) -> Evaluation:
-        """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
+        """Evaluate every evaluation state once per repeat, and record camera frames of `frames` episodes."""
 
     def warm_up(self) -> dict[str, float]:
-        """Clone the simulator's scripted expert, as `warmup:` says. -> metrics."""
+        """Clone the simulator's scripted expert, as `warmup:` says. Return metrics."""
 
     def imitation(self) -> Imitation:
-        """The demonstrations of `imitation:`, ready to train on."""
+        """Return the demonstrations of `imitation:`, ready for training."""
 
     def publish(self) -> None:
-        """Give the policies the learners' weights."""
+        """Send the learners' weights to the policies."""
 
     def save(self, model_folder: Path, trainer_folder: Path) -> None:
-        """The model in its public format, and the exact state to go on from."""
+        """Save the model in its public format, and the exact state to resume from."""
 
     def load(self, trainer_folder: Path) -> None:
-        """What `save` wrote."""
+        """Load the state that `save` wrote."""
 
     def devices(self) -> str:
-        """What each role works on, in words."""
+        """Describe the device of each role."""
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
-        """What goes on, and (done, total) of it, in a phase of which `progress` was told these last."""
+        """Return the current activity and its (done, total), in the phase that `progress` was last called with."""
 
     def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
-        """Take in who worked and who waited since the last time, for the trace in `folder`."""
+        """Collect busy and idle times of the workers since the last call, for the trace in `folder`."""
 
     def roles(self) -> dict[str, dict[str, Any]]:
-        """Role -> shares of its workers' time, for results.json."""
+        """Return each role's shares of its workers' time, for results.json."""
 
     def close(self) -> None:
-        """End all workers; may be called twice, also after an error."""
+        """End all workers. May be called twice, also after an error."""
 
 
 class Imitation(Protocol):
-    """Demonstrations that lie with the learners, and optimiser steps on them."""
+    """Demonstrations stored with the learners, and optimiser steps on them."""
 
     epoch: int
-    """Optimiser steps of one pass over the demonstrations."""
+    """Optimiser steps in one pass over the demonstrations."""
     about: dict[str, float]
     """Metrics of the demonstrations."""
 
     def size(self, step: int) -> int:
-        """Samples of an optimiser step (from 1)."""
+        """Return the number of samples in an optimiser step (steps count from 1)."""
 
     def train(self, first: int, last: int, rate: Callable[[int], float], progress: Callable[[int], None]) -> float:
-        """Optimiser steps `first` to `last` (from 1, inclusive), the learning rate of each given by `rate`;
-        `progress` is told the next. -> mean loss of a sample."""
+        """Run the optimiser steps `first` to `last` (from 1, inclusive). `rate` gives each step's learning rate;
+        `progress` is called with the next step. Return the mean loss of a sample."""
 
 
 class StartRuntime(Protocol):
-    """How a run gets its runtime."""
+    """Factory of a run's runtime."""
 
     def __call__(
         self,
@@ -135,7 +136,7 @@ class StartRuntime(Protocol):
         """
         Args:
             imitation: the learners open the data that the spec's `imitation:` names.
-            scaling: by which the model scales, of a run that took them from its data; None: the model's own.
-            folder: of the run, where a world model's episodes are kept; None: there is no practice.
-            interrupts: by whose order a rollout or an evaluation is left, with StopRequested.
+            scaling: statistics the model normalises by, in a run that took them from its data; None: the model's own.
+            folder: run folder, where a world model's episodes are kept; None: no training in imagination.
+            interrupts: signal handler; on its request a rollout or an evaluation ends with StopRequested.
         """

@@ -1,4 +1,4 @@
-"""Which trajectories of a rollout are trained on; and the end of a run whose filters keep nothing."""
+"""Selection of the trajectories to train on, and the end of a run whose filters keep nothing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 
 class Selection:
+    """Chooses the trajectories to train on, and ends a run whose filters keep nothing."""
+
     def __init__(self, spec: Spec):
         self.spec = spec
         self.skipped: deque[Counter[tuple[int, int]]] = deque()
-        """Of each rollout in a row that had nothing to train on: how many groups had (successes, members)."""
+        """Per skipped rollout in succession (nothing left to train on): the number of groups by (successes,
+        members)."""
 
     def choose(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
-        """Columns to train on, int64 [K] ascending: those that the algorithm keeps (bool [N]). Writes the metrics of
-        it."""
+        """Return the columns to train on, int64 [K] ascending: those that the algorithm keeps (bool [N]). Add metrics
+        of the selection to `metrics`."""
         columns: Array = keep.nonzero().flatten().numpy()
         kept = groups_in(rollout, keep)
         metrics["rollout/kept"] = len(columns) / len(keep)
@@ -38,7 +41,7 @@ class Selection:
         return columns
 
     def check_progress(self) -> None:
-        """Raise UserError when `train.max_skipped` rollouts in a row had nothing to train on."""
+        """Raise UserError if `train.max_skipped` rollouts in succession had nothing to train on."""
         limit = self.spec.train.max_skipped
         if len(self.skipped) < limit:
             return
@@ -58,12 +61,12 @@ class Selection:
 
 
 def groups_in(rollout: Rollout, keep: torch.Tensor) -> int:
-    """How many groups have a trajectory in `keep` (bool [N])."""
+    """Return the number of groups with a trajectory in `keep` (bool [N])."""
     return len(rollout.groups[keep].unique())
 
 
 def take_columns(rollout: Rollout, columns: Array) -> Rollout:
-    """The rollout of these trajectories only; episodes stay for the record."""
+    """Return the rollout cut to these trajectories. `episodes` stays complete, for the record."""
     import torch
 
     index = torch.from_numpy(columns)

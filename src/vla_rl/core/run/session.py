@@ -1,6 +1,6 @@
-"""What every way of training shares: the run folder, listeners, evaluations, checkpoints, resume and a clean stop.
+"""Common parts of all ways of training: the run folder, listeners, evaluations, checkpoints, resume and a clean stop.
 
-`core/run/loop.py` trains by reinforcement learning, `core/run/imitation.py` by cloning demonstrations.
+`core/run/loop.py` trains by reinforcement learning, `core/run/imitation.py` by behaviour cloning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOTHING = "stopped before there was anything to save"
 
 @define
 class Session(ABC):
-    """One attempt at a run. Steps are those of the subclass: rollouts with their updates, or optimiser steps."""
+    """One attempt at a run. A subclass defines its steps: rollouts with their updates, or optimiser steps."""
 
     spec: Spec
     runtime: Runtime
@@ -43,9 +43,9 @@ class Session(ABC):
     interrupts: Interrupts
     _begun: float = field(factory=perf_counter, init=False)
     _saved: tuple[int, int] | None = field(default=None, init=False)
-    """Step, and last step that was evaluated, of the last checkpoint of this attempt."""
+    """(step, last evaluated step) of the last checkpoint in this attempt."""
     _untraced: bool = field(default=False, init=False)
-    """It was told that the trace cannot be written."""
+    """A warning that the trace cannot be written has been logged."""
     _phase: tuple[str, int, int] = field(default=("starting", 0, 0), init=False)
 
     doing: ClassVar[str]  # for `Run.doing`
@@ -53,11 +53,11 @@ class Session(ABC):
     @staticmethod
     @abstractmethod
     def total(spec: Spec) -> int:
-        """The last step."""
+        """Return the last step."""
 
     @classmethod
     def open(cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts) -> Runtime:
-        """The runtime of the run in this folder."""
+        """Start the runtime of the run in this folder."""
         return start(spec, scaling=state.scaling, folder=folder, interrupts=interrupts)
 
     @abstractmethod
@@ -66,14 +66,14 @@ class Session(ABC):
 
     @abstractmethod
     def due(self) -> tuple[bool, bool]:
-        """Whether to evaluate and whether to save at `state.step`, apart from the last step, which does both."""
+        """Return whether to evaluate and whether to save at `state.step`. The last step always does both."""
 
     @classmethod
     def run(cls, spec: Spec, home: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
-        """Train to the end; -> the content of results.json. No process is left behind in any case. Raises RunStopped
-        after Ctrl-C or SIGTERM (saved), HookFailed where a listener raised (saved as well), UserError for what the user
-        can fix, and what a plugin raised. After the death of a worker it goes on from the last checkpoint, if there is
-        one, up to `runtime.restarts` times. Meanwhile no other process can run in the folder."""
+        """Train to the end and return the content of results.json. No process is left behind in any case. Raise
+        RunStopped after Ctrl-C or SIGTERM (saved), HookFailed if a listener raised (saved as well), UserError for what
+        the user can fix, and a plugin's exceptions as they are. If a worker dies and there is a checkpoint, the run
+        resumes from it, up to `runtime.restarts` times. Meanwhile no other process can run in the folder."""
         with home.claim(resume), Interrupts() as interrupts:
             for left in range(spec.runtime.restarts, -1, -1):
                 state, trainer = home.begin(spec, cls.doing, resume)
@@ -129,7 +129,7 @@ class Session(ABC):
 
     @classmethod
     def _resumable(cls, home: RunStore) -> str:
-        """How a run that ended early goes on, in words; empty where there is no checkpoint."""
+        """Return advice on how to resume a run that ended early; empty without a checkpoint."""
         latest = home.latest()
         if latest is None:
             return ""
@@ -148,7 +148,7 @@ class Session(ABC):
         self.events.on_progress(self.about, phase, done, total)
 
     def _meanwhile(self) -> None:
-        """While the workers are waited for."""
+        """Report progress while waiting for workers."""
         self.events.on_progress(self.about, *self.runtime.how_far(*self._phase))
 
     def save(self) -> None:
@@ -159,16 +159,16 @@ class Session(ABC):
         self.trace("checkpoint")
 
     def trace(self, kind: str, final: bool = False) -> None:
-        """Fetch what the workers recorded, for the trace file."""
+        """Fetch the workers' recorded times for the trace file."""
         try:
             self.runtime.record(kind, self.state.step, self.state.env_steps, self.home.path, final)
-        except OSError as exc:  # it is for people to look at: a full disk ends a run where something is lost
+        except OSError as exc:  # the trace is only for people to look at: no reason to end the run
             if not self._untraced:
                 logger.warning("the trace in %s cannot be written: %s; the run goes on", self.home.path, exc)
             self._untraced = True
 
     def play(self) -> dict[str, Any]:
-        """All of it; the rest is as in `run`."""
+        """Run the attempt and return the content of results.json; exceptions as in `run`."""
         state = self.state
         self._begun = perf_counter() - state.wall_seconds
         self.runtime.progress, self.runtime.on_fault, self.runtime.tick = self.progress, self._fault, self._meanwhile
@@ -189,7 +189,7 @@ class Session(ABC):
         return results
 
     def _stop(self) -> UserError:
-        """Save, unless that is done. -> what the run ends with."""
+        """Save, unless that is already done. Return the error that ends the run."""
         done = f"stopped after step {self.state.step}; saved in {self.home.path}, go on with --resume"
         try:
             if self._saved != (self.state.step, self.state.evaluated):
@@ -198,11 +198,11 @@ class Session(ABC):
         except (CheckpointError, OSError) as exc:
             if self.interrupts.reason is None:
                 raise
-            return self.interrupts.stopped(str(exc))  # such as a disk that a listener found full
+            return self.interrupts.stopped(str(exc))  # such as a full disk, on which a listener failed first
         return self.interrupts.stopped(done)
 
     def milestone(self) -> bool:
-        """Between two steps: evaluate and save where it is due. -> whether to train on."""
+        """Evaluate and save between two steps, if due. Return whether to continue training."""
         state, finished = self.state, self.state.step >= self.about.steps
         self.interrupts.worth_saving = True
         evaluate, save = self.due()
@@ -214,7 +214,7 @@ class Session(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Wait until nothing is played, so that an evaluation is of one version."""
+        """Wait until no episode is being collected, so that the evaluation uses one policy version."""
 
     def _evaluate(self) -> None:
         self.settle()
@@ -229,6 +229,7 @@ class Session(ABC):
 
 
 def listeners(spec: Spec, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
-    """All run-event plugins of the spec, and the modules of `plugins:`; `failed` as in `broadcast`."""
+    """Return all run-event plugins of the spec, and the modules of `plugins:`, as one listener; `failed` as in
+    `broadcast`."""
     built = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
     return broadcast([*built, *hook_modules(spec.plugins)], failed)

@@ -1,4 +1,5 @@
-"""The shape of a run, resolved once from its spec: everybody who counts groups, tickets or staleness asks it."""
+"""Size and staleness parameters of a run, resolved once from its spec and used wherever groups, tickets or lag are
+counted."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from vla_rl.core.spec.spec import Spec
 
 @frozen(kw_only=True)
 class RunShape:
-    """How much a training step consists of, and how stale it may be."""
+    """Size of a training step, and how stale its data may be."""
 
     envs: int
     """Simulator instances of the run."""
@@ -41,7 +42,7 @@ class RunShape:
 
     @property
     def overlaps(self) -> bool:
-        """Whether rollouts go on while learners train."""
+        """Whether rollouts continue while the learners train."""
         return self.max_lag > 0
 
     @property
@@ -51,8 +52,8 @@ class RunShape:
 
     @property
     def groups_held(self) -> int:
-        """Groups that lie with the learners, or are on their way to them, at most: those of the running step, with what
-        filters may drop of it and what it imagines, those of later steps, and the replay buffer."""
+        """Most groups that the learners store or receive at once: those of the running step (with what filters may drop
+        and what the step imagines), those of later steps, and the replay buffer."""
         ahead = (self.max_lag + 1) * self.groups_per_step + self.resampled_groups
         return ahead + self.imagined_groups + self.replayed_groups
 

@@ -1,4 +1,4 @@
-"""What a run remembers besides weights, and where it is kept."""
+"""State of a run besides the weights, and the interface of its storage."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from vla_rl.core.spec.spec import Spec
 
 
 def _ledger(kept: Ledger | dict[str, int]) -> Ledger:
-    """Also from a checkpoint."""
+    """Return a ledger; convert it if it comes from a checkpoint."""
     return kept if isinstance(kept, Ledger) else Ledger(**kept)
 
 
 @define
 class State:
-    """What a run remembers besides weights. There is no generator state: randomness is keyed."""
+    """State of a run besides the weights. It has no generator state, since randomness is keyed."""
 
     step: int = 0
     wall_seconds: float = 0.0
     env_steps: int = 0
     faults: int = 0
-    """Simulator rows that broke and were replaced."""
+    """Number of envs that broke and were replaced."""
     evaluated: int = -1
-    """Last step that was evaluated."""
+    """Last evaluated step; -1: none."""
     before: dict[str, Any] | None = None
     """Result of the evaluation at step 0."""
     last: dict[str, Any] | None = None
     """Result of the last evaluation."""
     warmed_up: bool = False
-    """The expert was cloned; a run that is stopped before that starts again."""
+    """The expert was cloned (`warmup:`). A run that is stopped before that repeats it."""
     doing: str = "training"
-    """As in `Run`."""
+    """Kind of run, as in `Run.doing`."""
     scaling: Mapping[str, Any] | None = None
-    """By which the model scales, where it took them from demonstrations."""
+    """Statistics that the model normalises by, if they came from demonstrations; else None."""
     tickets: Ledger = field(factory=Ledger, converter=_ledger)
-    """How those that were consumed ended."""
+    """Counts of how the consumed tickets ended."""
     practice: dict[str, Any] = field(factory=dict)
-    """`Runtime.practice`: what was done in a world model."""
+    """Totals of training in imagination, `Runtime.practice`."""
     reused: int = 0
-    """Tickets that were trained on again, out of the replay buffer; each counts as often as that was."""
+    """Tickets that were trained on again from the replay buffer; each counts once per reuse."""
     refilled: int = 0
-    """Times that the run went on with an empty replay buffer."""
+    """Times that the run resumed with an empty replay buffer."""
 
     def remember(self, evaluation: Evaluation) -> None:
         self.evaluated, self.last = evaluation.step, summary(evaluation)
@@ -57,7 +57,7 @@ class State:
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
-    """An evaluation as results.json has it."""
+    """Summarise an evaluation for results.json."""
     mean = sum(evaluation.repeats) / max(len(evaluation.repeats), 1)
     spread = sum((r - mean) ** 2 for r in evaluation.repeats)
     count = len(evaluation.repeats)
@@ -72,27 +72,30 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
 
 
 class RunStore(Protocol):
-    """Where a run keeps its state, checkpoints and results: `runtime/run_folder` is one."""
+    """Storage of a run's state, checkpoints and results, implemented by `runtime/run_folder`."""
 
     path: Path
 
     def claim(self, resume: bool) -> AbstractContextManager[Any]:
-        """Hold it for this process. Raises UserError where another one does, or nothing can be kept."""
+        """Claim the storage for this process. Raise UserError if another process holds it, or if it cannot be
+        written."""
 
     def begin(self, spec: Spec, doing: str, resume: bool) -> tuple[State, Path | None]:
-        """What to start from: the state, and the trainer folder of its checkpoint if there is one. Raises UserError
-        where there is a run already and `resume` is not asked for, or another one."""
+        """Return the state to start from, and the trainer folder of its checkpoint if there is one. Raise UserError if
+        a run exists already and `resume` is false, or if it is another run."""
 
     def record(self, spec: Spec, resumed: int | None = None) -> None:
-        """Write down what trains, and where; `resumed`: from which step it goes on."""
+        """Record the spec and the environment of the training; `resumed` is the step it resumes from."""
 
     def latest(self) -> Path | None:
-        """The newest checkpoint."""
+        """Return the newest checkpoint, or None."""
 
     def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
-        """Keep a checkpoint, which `write(model folder, trainer folder)` writes, and the `keep` newest. -> it."""
+        """Write a checkpoint with `write(model folder, trainer folder)`, and keep the `keep` newest. Return its
+        folder."""
 
     def write_results(
         self, spec: Spec, state: State, notes: Sequence[str], doing: str, roles: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """`notes`: what the simulator has to say of its settings; `roles`: as of `Runtime.roles`. -> results.json."""
+        """Write results.json and return its content. `notes` are the simulator's remarks on its settings; `roles` is
+        `Runtime.roles`."""

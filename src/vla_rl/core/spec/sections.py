@@ -1,4 +1,4 @@
-"""The sections of a spec: their keys, units, ranges and defaults. `core/spec/spec.py` puts them together."""
+"""Sections of a spec: their keys, units, ranges and defaults. `core/spec/spec.py` combines them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from attrs import field, frozen
 from attrs import validators as v
 
 ENVS, EPISODES, STEPS, UPDATES, LAG = 100_000, 1_000_000, 10_000_000, 1_000_000_000, 1_000
-"""The most that a spec may ask for of simulator rows, of episodes at once, of environment steps, of steps of training,
-and of versions between acting and learning: beyond what any run has, so that a slip of the finger is refused."""
+"""Upper limits of a spec for envs, simultaneous episodes, environment steps, training steps, and policy lag in
+versions. They exceed any real run, so that typing errors are refused."""
 SECONDS = 30.0 * 24 * 3600
-"""The longest wait."""
+"""Longest wait in seconds."""
 
 
 def between(low: float, high: float) -> Any:
-    """Validator of a number within these bounds, both included."""
+    """Return a validator of numbers within these bounds, both inclusive."""
     return v.and_(v.ge(low), v.le(high))
 
 
 def positive(low: float, high: float) -> Any:
-    """Validator of a number above 0, and within these bounds."""
+    """Return a validator of numbers above 0 and within these bounds."""
     return v.and_(v.gt(0), between(low, high))
 
 
@@ -33,7 +33,7 @@ class Component:
     type: str
     """Name of an installed plugin of the kind, or of one from `plugins:`."""
     config: Any
-    """Instance of the plugin's attrs class, made of the other keys."""
+    """Instance of the plugin's attrs class, made from the other keys."""
 
 
 @frozen(kw_only=True)
@@ -41,21 +41,21 @@ class EnvSpec(Component):
     """The simulator."""
 
     num_envs: int = field(validator=between(1, ENVS))
-    """Simulator rows that step together, over all workers."""
+    """Envs (simulator instances) that step together, over all workers."""
     python: Path | None = None
-    """Another Python interpreter for the simulators (`.../bin/python` of a virtual environment that holds vla-rl and
-    the simulator), where their packages do not go with those of the model; none: this one. Ray only."""
+    """Another Python interpreter for the simulators (`.../bin/python` of a virtual environment with vla-rl and the
+    simulator), if their packages conflict with the model's; none: this one. Ray only."""
 
 
 @frozen(kw_only=True)
 class TaskSampling:
-    """How often a task comes up in rollouts."""
+    """Task distribution of rollouts."""
 
     type: Literal["uniform", "weighted"] = "uniform"
-    """As often as it has train states (uniform), or the more often the more it fails (weighted, AcceRL eq. 11):
+    """Sample a task by its number of train states (uniform), or more often the more it fails (weighted, AcceRL eq. 11):
     with probability w / sum of all w, where w = failures among the task's last `window` episodes + `smoothing`."""
     window: int = field(default=100, validator=between(1, EPISODES))
-    """Episodes of a task that are remembered, over all workers."""
+    """Latest episodes of a task that count, over all workers."""
     smoothing: float = field(default=1.0, validator=positive(1e-9, 1e9))
     """Weight of a task that never fails."""
 
@@ -68,45 +68,46 @@ class TaskSampling:
 
 @frozen(kw_only=True)
 class ResampleSpec:
-    """Dynamic sampling (DAPO, Yu et al. 2025): until as many groups survive the filters as a training step has."""
+    """Dynamic sampling (DAPO, Yu et al. 2025): roll out further episodes until as many groups pass the filters as a
+    training step wants."""
 
     max_rounds: int = field(validator=between(1, 10_000))
-    """So many times env.num_envs further episodes a training step, at most."""
+    """Most further episodes of a training step, in multiples of env.num_envs."""
 
 
 @frozen(kw_only=True)
 class RolloutSpec:
-    """What is collected in each training step."""
+    """Data collected in each training step."""
 
     chunk: int = field(validator=between(1, 10_000))
-    """C: actions of one inference, executed before the next."""
+    """C, actions per inference, executed before the next one."""
     episodes: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
-    """Episodes a training step, over all rows; with `auto_reset: off` only, and a multiple of group_size."""
+    """Episodes per training step, over all envs; only with `auto_reset: off`, and a multiple of group_size."""
     steps: int | None = field(default=None, validator=v.optional(between(1, STEPS)))
-    """Environment steps (single actions) of each of env.num_envs tickets a training step; with `auto_reset: immediate`
-    or `deferred` only, and a multiple of chunk."""
+    """Environment steps (single actions) of each of the env.num_envs tickets in a training step; a multiple of chunk,
+    and only with `auto_reset: immediate` or `deferred`."""
     auto_reset: Literal["off", "immediate", "deferred"] = "off"
-    """What follows the end of an episode: the row plays another ticket (off), or its ticket goes on with a new episode,
-    at once (immediate) or at the next chunk (deferred)."""
+    """Behaviour at the end of an episode: the env takes another ticket (off), or its ticket continues with a new
+    episode, at once (immediate) or at the next chunk (deferred)."""
     ignore_terminations: bool = False
-    """Let episodes run on to the step limit after the task ended."""
+    """Continue episodes to the step limit after the task ended."""
     group_size: int = field(default=1, validator=between(1, ENVS))
     """Trajectories that start from the same state (GRPO's groups)."""
     max_steps: int | None = field(default=None, validator=v.optional(between(1, STEPS)))
     """Step limit of an episode in environment steps; none: the task's own."""
     temperature: float = field(default=1.0, validator=positive(1e-3, 1e3))
-    """Of action sampling, in rollout and training alike."""
+    """Temperature of action sampling, in rollout and training alike."""
     reward: Literal["raw", "relative"] = "raw"
-    """The simulator's reward, or its change since the previous step (so that a success counts once)."""
+    """The simulator's reward (raw), or its change since the previous step (relative), so that a success counts once."""
     reward_coef: float = field(default=1.0)
     """Factor on rewards; not 0, which would leave nothing to learn from."""
     resample: ResampleSpec | None = field(default=None)
-    """Play further episodes in place of groups that the algorithm's filters drop (DAPO's dynamic sampling); null: train
-    on what is left. With `auto_reset: off` only."""
+    """Roll out further episodes in place of groups that the algorithm's filters drop (DAPO's dynamic sampling); null:
+    train on what is left. Only with `auto_reset: off`."""
     lag: int = field(default=0, validator=between(0, LAG))
-    """Act with the weights of this many versions ago, to see how an algorithm stands old data; 0: the newest."""
+    """Act with the weights of this many versions ago, to test how an algorithm tolerates stale data; 0: the newest."""
     task_sampling: TaskSampling = field(factory=TaskSampling)
-    """Which tasks episodes are of; evaluation is not touched."""
+    """Task distribution of rollouts; evaluation is not affected."""
 
     @reward_coef.validator
     def _reward_coef(self, attribute: Any, value: float) -> None:
@@ -139,17 +140,17 @@ class RolloutSpec:
 
 @frozen(kw_only=True)
 class ReplaySpec:
-    """Training on trajectories more than once (AcceRL). They lie with the learners."""
+    """Experience replay: train on trajectories more than once (AcceRL). The learners store them."""
 
     uses: int = field(default=1, validator=between(1, LAG))
-    """How often a group is trained on, in the mean: once when it is played, then out of a buffer."""
+    """Average number of times a group is trained on: once when collected, then from the replay buffer."""
     capacity: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
-    """Groups that the buffer keeps, the newest; none: as many as `oldest` needs, uses - 1 times those of a step."""
+    """Newest groups that the buffer keeps; none: as many as `oldest` needs, uses - 1 times those of a step."""
     sampling: Literal["oldest", "uniform"] = field(default="oldest")
-    """Which earlier groups a step trains on: those of the last uses - 1 steps, so that each is used exactly `uses`
-    times (oldest); or uses - 1 times as many as are new, drawn from all that are kept (uniform)."""
+    """Earlier groups that a step replays: those of the last uses - 1 steps, so that each is used exactly `uses` times
+    (oldest); or uses - 1 times as many as are new, drawn from the whole buffer (uniform)."""
     max_age: int | None = field(default=None, validator=v.optional(between(1, UPDATES)))
-    """Training steps that a chunk may be old when it is trained on again; none: any number. Older groups leave."""
+    """Most training steps that a chunk may be old when replayed; none: unlimited. Older groups leave the buffer."""
 
     @capacity.validator
     @sampling.validator
@@ -161,20 +162,21 @@ class ReplaySpec:
 
 @frozen(kw_only=True)
 class AsynchronySpec:
-    """How far rollouts run ahead of training. One loop: 0 is synchronous."""
+    """How far rollouts run ahead of training, in one loop for all settings; max_lag 0 is synchronous."""
 
     max_lag: int = field(default=0, validator=between(0, LAG))
-    """Training steps that a chunk may be old when it is trained on, a promise; rollouts go on meanwhile. Above 0
-    learners need workers of their own."""
+    """Guaranteed bound on policy lag: training steps that a chunk may be old when it is trained on. Rollouts continue
+    meanwhile. Above 0 the learners need dedicated workers."""
     swap: Literal["request", "pinned"] = field(default="request")
-    """Which weights act: at each chunk the newest (request), or in a whole ticket those of max_lag steps before its own
-    (pinned: the run is reproducible, and policies keep max_lag versions more in host memory)."""
+    """Weights that act: the newest at each chunk (request), or for a whole ticket those of max_lag steps before its own
+    (pinned: the run is reproducible, and policies keep max_lag further versions in host memory)."""
     replay: ReplaySpec = field(factory=ReplaySpec)
-    """How often what was played is trained on."""
+    """Experience replay: how often collected trajectories are trained on."""
 
     stream: bool = False
-    """Learners begin with groups that are played while the rest of the step is; the optimiser still steps once all are
-    there, with the same gradient. For algorithms with AdvantageScope.GROUP; learners need workers of their own."""
+    """Streaming update: learners begin with collected groups while the rest of the step is still being collected. The
+    optimiser still steps once all are there, with the same gradient. For algorithms whose `advantage_scope` is GROUP;
+    the learners need dedicated workers."""
 
     @swap.validator
     def _swap(self, attribute: Any, value: str) -> None:
@@ -184,38 +186,39 @@ class AsynchronySpec:
 
 @frozen(kw_only=True)
 class ImaginationSpec:
-    """Practice in the world model after each real rollout, with the same policy. Experimental."""
+    """Training in imagination: after each real rollout the same policy collects trajectories in the world model.
+    Experimental."""
 
     per_real: int = field(default=7, validator=between(1, 10_000))
     """Imagined trajectories for each real one of a training step."""
     start: Literal["any", "first"] = "any"
-    """From where a recorded episode stood after any chunk, or from its first frames only."""
+    """Start from a recorded episode after any of its chunks (any), or from its first frames only (first)."""
     recent: int = field(default=512, validator=between(1, EPISODES))
-    """Newest real episodes that it starts from."""
+    """Newest real episodes that imagination starts from."""
     horizon: int = field(default=4, validator=between(1, STEPS))
     """Chunks after which an imagined trajectory is truncated, if the episode's step limit does not come first."""
     outcome: Literal["sample", "most likely"] = "sample"
-    """How an end is taken from the model's probabilities."""
+    """How the end of an episode is chosen from the model's probabilities."""
     fit_updates: int = field(default=15, validator=between(0, EPISODES))
     """Optimiser steps of the world model after each real rollout ..."""
     fit_shut: int = field(default=30, validator=between(0, EPISODES))
-    """... and so many while a measure says that it is not good enough. Many on few episodes learn those by heart."""
+    """... and while a quality threshold is not met. Many steps on few episodes overfit them."""
     fit_batch: int = field(default=32, validator=between(1, EPISODES))
-    """Recorded windows of each."""
+    """Recorded windows per optimiser step of the world model."""
     warm_start: int = field(default=4, validator=between(0, UPDATES))
-    """First training steps without imagined trajectories; the model is fitted in them too."""
+    """First training steps without imagined trajectories; the world model is trained in them too."""
     buffer: int = field(default=4096, validator=between(2, EPISODES))
     """Newest real episodes that are kept, in files of the run folder."""
     held_out: float = field(default=0.2, validator=(v.gt(0.0), v.lt(1.0)))
-    """Share of them that the model is measured by and never fitted to."""
+    """Share of the kept episodes that measures the model and is never trained on."""
     measured: int = field(default=64, validator=between(16, ENVS))
-    """Episodes of them that are imagined again in each training step, half of them successes where there are as many;
-    and episodes of the last rollout by which success inflation is measured."""
+    """Held-out episodes that are imagined again in each training step, half of them successes if there are enough. Also
+    the number of episodes of the last rollout that measure success over-estimation."""
     gates: bool = True
-    """Imagine only while the measures say that the model is good enough; false: whatever they say, for experiments."""
+    """Imagine only while the model meets its quality thresholds; false: always, for experiments."""
     max_inflation: float = field(default=0.15, validator=between(0, 1))
-    """Imagine only while the policy's imagined success is not higher than its real one from the same states by more
-    than this, by the lower end of the 95 % interval."""
+    """Imagine only while the policy's imagined success exceeds its real success from the same states by no more than
+    this, by the lower end of the 95 % interval."""
 
     @max_inflation.validator
     def _used(self, attribute: Any, value: float) -> None:
@@ -225,24 +228,24 @@ class ImaginationSpec:
 
 @frozen(kw_only=True)
 class RuntimeSpec:
-    """Where the roles run."""
+    """Execution of the workers."""
 
     backend: Literal["ray", "local"] = "ray"
     """Ray actors, or the same roles in this process."""
     address: str | None = None
-    """Of a running Ray cluster; none: a private one on this machine."""
+    """Address of a running Ray cluster; none: a private one on this machine."""
     deadline_s: float = field(default=600.0, validator=positive(0.01, SECONDS))
     """Seconds after which a call is reported as hung."""
     require: Literal["cuda"] | None = None
-    """cuda: refuse to run where a policy or a learner would be on CPUs; none: run on what there is."""
+    """cuda: refuse to run if a policy or a learner would be on CPUs; none: run on what is available."""
     check_weights: bool = False
-    """Compare a checksum of every published weight with what each policy then holds; costs time, for debugging."""
+    """Compare a checksum of every published weight with what each policy then holds; slow, for debugging."""
     restarts: int = field(default=3, validator=between(0, 10_000))
-    """How often a run survives workers that die: sim workers are started again and the rollout is played again; where a
-    policy or learner dies, the run goes on from its last checkpoint. Ray only."""
+    """Number of times a run survives the death of workers: sim workers are restarted and the rollout is collected
+    again; if a policy or learner dies, the run resumes from its last checkpoint. Ray only."""
     max_faults: int = field(default=10, validator=between(0, UPDATES))
-    """Simulator rows that may break in a run before it stops. A row that broke (died, hung, raised, returned garbage)
-    is replaced and plays its episode again."""
+    """Env faults in a run before it stops. An env that broke (died, hung, raised, returned garbage) is replaced, and
+    its episode is run again."""
 
 
 @frozen(kw_only=True)
@@ -250,16 +253,17 @@ class RateSchedule:
     """A learning rate over the steps of a run."""
 
     steps: int = field(validator=between(0, UPDATES))
-    """Training steps: a rollout and its updates each in `run`, optimiser steps in `sft`."""
+    """Training steps: in `run` a rollout with its updates each, in `sft` optimiser steps."""
     lr: float = field(validator=positive(1e-12, 10))
     """Learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How rates fall from their value to a twentieth of it at the last step."""
+    """Decay of rates from their value to a twentieth of it at the last step."""
     lr_warmup_steps: int = field(default=0, validator=between(0, UPDATES))
-    """First steps over which rates rise linearly."""
+    """First steps, over which rates rise linearly."""
 
     def factor(self, step: int) -> float:
-        """On the learning rates at `step` (from 1): linear warm-up, then constant or a decay to a twentieth."""
+        """Return the factor on learning rates at `step` (from 1): linear warm-up, then constant or a decay to a
+        twentieth."""
         if step <= self.lr_warmup_steps:
             return step / (self.lr_warmup_steps + 1)
         share = (step - self.lr_warmup_steps) / max(self.steps - self.lr_warmup_steps, 1)
@@ -280,25 +284,25 @@ class TrainSpec(RateSchedule):
     epochs: int = field(default=1, validator=between(1, 10_000))
     """Passes over a rollout."""
     max_grad_norm: float | None = field(default=1.0, validator=v.optional(positive(1e-9, 1e6)))  # type: ignore[arg-type]
-    """Gradients are scaled down to this norm; none: never."""
+    """Gradient clipping: gradients are scaled down to this norm; none: no clipping."""
     weight_decay: float = field(default=0.0, validator=between(0, 100))
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     max_skipped: int = field(default=10, validator=between(1, UPDATES))
-    """Training steps in a row that may be skipped because the algorithm's filters left nothing to train on; then the
-    run stops and says how many successes the groups had."""
+    """Training steps in succession that may be skipped because the algorithm's filters left nothing to train on. Then
+    the run stops and reports how many successes the groups had."""
     critic_warmup_steps: int = field(default=0, validator=between(0, UPDATES))
     """First training steps that update the critic alone."""
     checkpoint_every: int = field(default=10, validator=between(0, UPDATES))
-    """Training steps between checkpoints; the last step always has one, with 0 it alone."""
+    """Training steps between checkpoints; the last step always has one, and with 0 only that one."""
     sharding: Literal["replicated", "full"] = "replicated"
-    """Every learner holds the whole model and optimiser (replicated), or its share of weights, gradients and optimiser
-    state, gathered a block at a time (full; FSDP2; the same with one learner). A policy in the same worker as a learner
-    acts with gathered weights, which then lie whole on its device between updates."""
+    """Each learner holds the whole model and optimiser (replicated), or its shard of weights, gradients and optimiser
+    state, gathered one block at a time (full: FSDP2; the same with one learner). A policy in a learner's worker acts
+    with gathered weights, which then stay whole on its device between updates."""
     precision: Literal["float32", "bf16"] = "float32"
-    """In which the network is computed, acting and learning alike; weights, gradients and optimiser keep their own
-    (bf16: mixed precision by autocast)."""
+    """Precision of the network's computation, acting and learning alike (bf16: mixed precision by autocast). Weights,
+    gradients and optimiser keep their own."""
     keep_checkpoints: int = field(default=2, validator=between(1, EPISODES))
-    """Newest checkpoints kept; older ones are removed."""
+    """Newest checkpoints that are kept; older ones are removed."""
 
     @global_batch.validator
     def _global_batch(self, attribute: Any, value: int | None) -> None:
@@ -317,25 +321,25 @@ class EvalSpec:
     repeats: int = field(default=1, validator=between(1, 10_000))
     """Runs over every state, each with its own seeds."""
     greedy: bool = True
-    """Act without drawing (for most models: the most likely actions), or sample as in training."""
+    """Act without sampling (for most models: the most likely actions), or sample as in training."""
     before: bool = True
     """Evaluate at step 0 too."""
 
 
 @frozen(kw_only=True)
 class ExpertSpec:
-    """Demonstrations of the simulator's scripted expert, of which the successful ones are kept."""
+    """Demonstrations by the simulator's scripted expert; only successful ones are kept."""
 
     episodes: int = field(validator=between(1, EPISODES))
     """Demonstrations, from training states."""
     noise: float = field(default=0.0, validator=between(0, 1e6))
-    """Standard deviation of the Gaussian added to the expert's executed actions, in the simulator's units; labels stay
-    clean, so that the clone learns to recover."""
+    """Standard deviation of the Gaussian noise on the expert's executed actions, in the simulator's units. Labels stay
+    clean, so that the cloned policy learns to recover (as in DART)."""
 
 
 @frozen(kw_only=True)
 class WarmupSpec(ExpertSpec):
-    """Cloning of the simulator's scripted expert before training."""
+    """Behaviour cloning of the simulator's scripted expert before RL."""
 
     epochs: int = field(validator=between(1, 10_000))
     """Passes over the demonstrations."""
@@ -347,23 +351,23 @@ class WarmupSpec(ExpertSpec):
 
 @frozen(kw_only=True)
 class ImitationSpec(RateSchedule):
-    """`vla-rl sft`: cloning of demonstrations. The optimiser's other settings are those of `train`."""
+    """Behaviour cloning with `vla-rl sft`. The optimiser's other settings are those of `train`."""
 
     expert: ExpertSpec | None = None
-    """Demonstrations of the simulator's scripted expert."""
+    """Demonstrations by the simulator's scripted expert."""
     data: Component | None = field(default=None, metadata={"kind": "data"})
-    """Or recorded ones, such as {type: lerobot, folder: ...}."""
+    """Recorded demonstrations instead, such as {type: lerobot, folder: ...}."""
     batch: int = field(default=64, validator=between(1, EPISODES))
     """Samples (chunks) of an optimiser step, over all learners."""
     statistics: Literal["model", "data"] = field(default="model")
-    """By which statistics actions and state are scaled: the model's (of its checkpoint or preset), or those of `data`,
+    """Statistics that normalise actions and state: the model's (from its checkpoint or preset), or those of `data`,
     which are saved with the model."""
     eval_every: int = field(default=0, validator=between(0, UPDATES))
     """Optimiser steps between evaluations; 0: only before (`eval.before`) and after training."""
     checkpoint_every: int = field(default=0, validator=between(0, UPDATES))
-    """Optimiser steps between checkpoints; the last step always has one, with 0 it alone."""
+    """Optimiser steps between checkpoints; the last step always has one, and with 0 only that one."""
     report_every: int = field(default=50, validator=between(1, UPDATES))
-    """Optimiser steps that one line of metrics stands for."""
+    """Optimiser steps per line of metrics."""
 
     @data.validator
     def _one_source(self, attribute: Any, value: Component | None) -> None:

@@ -1,4 +1,4 @@
-"""Where the keys of a spec are written, for messages, and changes to them from the command line."""
+"""Source lines of a spec's keys, for messages, and overrides from the command line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vla_rl.core.spec.structure import problem, said
 from vla_rl.core.spec.yaml import DEEPEST, Path, dotted, parse
 
 Item = tuple[Path, str]
-"""A problem: the path of the key that is to blame, and what is wrong."""
+"""A problem: the path of the key to blame, and what is wrong."""
 _INDEX = re.compile("[0-9]{1,9}")
 LAST = 10**9
-"""In place of a line: what an override says comes after what the file says."""
+"""Pseudo line number of overrides, which sorts their problems after the file's."""
 
 
 @frozen(kw_only=True)
 class Source:
-    """What a spec was read from."""
+    """Origin of a spec: its file and the line of each key."""
 
     name: str
     lines: Mapping[Path, int] = field(factory=dict, repr=False)
@@ -29,7 +29,7 @@ class Source:
     overridden: frozenset[Path] = frozenset()
 
     def place(self, path: Path, message: str) -> tuple[int, str]:
-        """-> (line, `file:line: path: message`)."""
+        """Return (line, `file:line: path: message`) of a problem."""
         text = f"{dotted(path)}: {message}" if path else message
         prefixes = [path[:length] for length in range(len(path), -1, -1)]
         if self.overridden.intersection(prefixes):
@@ -39,14 +39,14 @@ class Source:
 
 
 def located(items: Iterable[Item], source: Source | None) -> list[str]:
-    """Problems as a user reads them, in the order of their lines."""
+    """Format problems for the user, in the order of their lines."""
     if source is None:
         return [f"{dotted(path)}: {text}" if path else text for path, text in items]
     return [text for _, text in sorted((source.place(*item) for item in items), key=lambda placed: placed[0])]
 
 
 def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> set[Path]:
-    """Put `a.b.0.c=value` into the data. -> the paths that are new or changed. Raises Problems.
+    """Apply the override `a.b.0.c=value` to the data, and return the paths that are new or changed. Raise Problems.
 
     Args:
         known: keys that the data may have at the top; none: any.

@@ -1,7 +1,7 @@
-"""What a run is: one file, read strictly, with every error at once as `file:line: path: message`.
+"""The spec of a run: one file, read strictly, with every error reported at once as `file:line: path: message`.
 
-Sections of core are the classes of `core/spec/sections.py`; a `type:` names a plugin, whose own attrs class takes the
-other keys. Only the light part of a plugin is imported for that.
+Core's sections are the classes of `core/spec/sections.py`. A `type:` names a plugin, whose own attrs class takes the
+other keys. Reading a spec imports only the plugins' declarations, not what their `build` imports.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ LONGEST_NAME = 200
 
 
 def component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
-    """A component from Python: `component("algorithm", "grpo", clip_high=0.3)`. Raises PluginError, or Problems."""
+    """Return a component built in Python: `component("algorithm", "grpo", clip_high=0.3)`. Raise PluginError or
+    Problems."""
     return _Reader(modules).component({"type": type, **config}, kind, Component)  # type: ignore[no-any-return]
 
 
@@ -70,7 +71,7 @@ def _default_hooks() -> tuple[Component, ...]:
 
 
 def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -> EnvSpec:  # noqa: A002
-    """A simulator's section of a spec from `path=value`, as on the command line. Raises SpecError."""
+    """Read a simulator's section of a spec from `path=value` overrides, as on the command line. Raise SpecError."""
     data: dict[str, Any] = {"env": {"type": type, "num_envs": 1}}
     errors: list[str] = []
     for override in overrides:
@@ -90,14 +91,15 @@ def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -
 
 @frozen(kw_only=True)
 class Spec:
-    """A whole run."""
+    """The specification of a whole run."""
 
     name: str = field()
-    """Of the run and its folder: letters, digits and `_ . + -`."""
+    """Name of the run and its folder: letters, digits and `_ . + -`."""
     seed: int = field(default=0, validator=between(0, 2**63 - 1))
-    """All randomness is a function of it."""
+    """Seed that determines all random numbers of the run."""
     plugins: tuple[str, ...] = ()
-    """Modules (dotted, or paths of .py files, relative to the spec) that offer plugins or hooks uninstalled."""
+    """Modules (dotted names, or paths of .py files relative to the spec) that offer plugins or hooks without
+    installation."""
     model: Component = field(metadata={"kind": "model"})
     env: EnvSpec = field(metadata={"kind": "env"})
     rollout: RolloutSpec = field()
@@ -109,13 +111,13 @@ class Spec:
     eval: EvalSpec = field(factory=EvalSpec)
     warmup: WarmupSpec | None = None
     world_model: Component | None = field(default=None, metadata={"kind": "world_model"})
-    """Fitted to the run's own episodes. Experimental; with `imagination`."""
+    """World model, trained on the run's own episodes. Experimental; with `imagination`."""
     imagination: ImaginationSpec | None = field(default=None)
     imitation: ImitationSpec | None = None
-    """For `vla-rl sft`, which reads it beside the rest; `run` does not."""
+    """Settings of `vla-rl sft`, which reads them beside the rest; `run` ignores them."""
     hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
     source: Source | None = field(default=None, init=False, eq=False, repr=False)
-    """What it was read from, for messages; none: Python, or changed since."""
+    """File the spec was read from, for messages; None: built in Python, or changed since."""
 
     @hooks.validator
     def _hooks(self, attribute: Any, value: tuple[Component, ...]) -> None:
@@ -154,7 +156,7 @@ class Spec:
             raise ValueError("world_model does nothing without it; give imagination, or remove world_model")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data with all defaults, which `parse_spec` reads back to an equal spec."""
+        """Return plain data with all defaults, which `parse_spec` reads back to an equal spec."""
         return {key: _plain(getattr(self, key)) for key in keys_of(Spec)}
 
     def dump(self, path: str | Path) -> None:
@@ -162,12 +164,13 @@ class Spec:
         Path(path).write_text(dump(self.to_dict()), encoding="utf-8")
 
     def __reduce__(self) -> Any:
-        """Pickled as data: another process imports the plugins itself, those of `plugins:` included."""
+        """Pickle the spec as data, so that another process imports the plugins itself, those of `plugins:` included."""
         return parse_spec, (self.to_dict(),)
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """Read a spec file. `overrides` are `dotted.path=value`, values as in YAML. Raises SpecError with every problem."""
+    """Read a spec file. `overrides` are `dotted.path=value`, with values as in YAML. Raise SpecError with every
+    problem."""
     path = Path(path)
     try:
         with path.open(encoding="utf-8") as file:
@@ -186,16 +189,16 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
 
 def parse_spec(data: Mapping[str, Any] | str, source: str = "<dict>", overrides: Sequence[str] = ()) -> Spec:
-    """Read a spec from plain data or YAML text. Raises SpecError with every problem."""
+    """Read a spec from plain data or YAML text. Raise SpecError with every problem."""
     document = parse(data) if isinstance(data, str) else Document(to_plain(data))
     return _parse(document, source, overrides, Path.cwd())
 
 
 def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
-    """Parts of the spec whose packages are not installed, by metadata alone.
+    """Yield a problem for each part of the spec whose packages are not installed, by metadata alone.
 
     Args:
-        imitation: those of `imitation:` too.
+        imitation: check the parts of `imitation:` too.
     """
     named: list[tuple[KeyPath, str, Component]] = [
         ((kind,), kind, getattr(spec, kind)) for kind in ("model", "env", "algorithm", "placement")
@@ -206,7 +209,7 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
         named.append((("world_model",), "world_model", spec.world_model))
     for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
         if kind == "env" and spec.env.python is not None:
-            continue  # installed there, not here
+            continue  # its packages are installed in the other interpreter
         item = plugins.installed(kind, spec.plugins)[part.type][0]
         extra = plugins.load(kind, part.type, spec.plugins).extra
         lacking = plugins.missing_requirements(item.dist, extra) if item.entry else []
@@ -226,7 +229,7 @@ class _Reader(Structurer):
         self._modules = modules
 
     def component(self, data: Any, kind: str, as_type: Any) -> Any:
-        """A component, a tuple of them, or None where that is allowed, from `{type: name, ...}`."""
+        """Read `{type: name, ...}` as a component, a tuple of components, or None where that is allowed."""
         if isinstance(as_type, UnionType):
             if data is None:
                 return None
@@ -256,7 +259,7 @@ class _Reader(Structurer):
         return made
 
     def read(self, data: Any, as_type: Any) -> Any:
-        """As in the base class; a pair (kind, class) stands for a component."""
+        """Read a value as in the base class; the pair (kind, class) stands for a component."""
         return self.component(data, *as_type) if isinstance(as_type, tuple) else super().read(data, as_type)
 
     def _config(self, name: Any, kind: str, data: Mapping[Any, Any], core: Sequence[str]) -> Any:
@@ -279,7 +282,7 @@ class _Reader(Structurer):
             raise Problems([(path, text + self._elsewhere(kind, path, text)) for path, text in exc.items]) from exc
 
     def _elsewhere(self, kind: str, path: tuple[str | int, ...], text: str) -> str:
-        """Which other plugins have a key that one does not know."""
+        """Name the other plugins of the kind that have this key, if the chosen one does not know it."""
         if len(path) != 1 or text != "unknown key":
             return ""
         having = []
@@ -290,7 +293,7 @@ class _Reader(Structurer):
 
 
 def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[Any, Any]:
-    """The keys of the preset that the data names, if any, and those of the data, which win."""
+    """Return the data's keys over those of the preset that it names, if any."""
     rest = dict(data)
     chosen = rest.pop("preset", None)
     if chosen is None:
@@ -334,12 +337,13 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
 
 
 def takes_data_statistics(spec: Spec) -> bool:
-    """Whether `vla-rl sft` scales by the data's statistics: the model's own are not used and need not be there."""
+    """Return whether `vla-rl sft` normalises by the data's statistics. The model's own are then unused and may be
+    missing."""
     return spec.imitation is not None and spec.imitation.statistics == "data"
 
 
 def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
-    """What two components that are right by themselves cannot do together."""
+    """Return problems of components that are valid alone but incompatible with each other."""
     if takes_data_statistics(spec):
         return []
     takes, gives = (
@@ -354,7 +358,7 @@ def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
 
 
 def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
-    """Import `plugins:`, paths made absolute in place. -> those that could be imported, problems."""
+    """Import `plugins:`, with paths made absolute in place. Return (importable modules, problems)."""
     names = data.get("plugins", [])
     good: list[str] = []
     wrong: list[tuple[KeyPath, str]] = []
@@ -374,7 +378,7 @@ def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[
 
 
 def _nearest(size: int, count: int, key: str) -> str:
-    """Group sizes and counts that go together, near those that do not."""
+    """Suggest group sizes and counts that divide evenly, near those given."""
     below = next(other for other in range(min(size - 1, count), 0, -1) if count % other == 0)
     above = [other for other in range(size + 1, count + 1) if count % other == 0][:1]
     fitting = [count // size * size] * (count > size) + [-(-count // size) * size]

@@ -1,6 +1,6 @@
-"""Plain data into attrs classes: strict, and with every problem at once.
+"""Structuring of plain data into attrs classes: strict, with every problem reported at once.
 
-cattrs chooses the hook for each type; the hooks are our own, because its defaults coerce (1.7 -> 1, true -> 1), stop at
+cattrs chooses the hook for each type. The hooks are our own, because its defaults coerce (1.7 -> 1, true -> 1), stop at
 the first failing validator of a class and lose that validator's text.
 """
 
@@ -22,13 +22,13 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.spec.yaml import Path, dotted
 
 BITS = 63
-"""Of whole numbers: what everything that they are given to can hold."""
+"""Most bits of an integer, so that everything it is passed to can hold it."""
 SUGGESTED = 20
-"""Unknown keys of a mapping that are looked up and named; of more, the number is."""
+"""Most unknown keys of a mapping that are named with suggestions; the others are only counted."""
 
 
 class Problems(ValueError):
-    """What is wrong with a value, each item as (path below it, message). Validators may raise it to place a message."""
+    """The problems of a value, each as (path below the value, message). Validators may raise it to place a message."""
 
     def __init__(self, items: Sequence[tuple[Path, str]]) -> None:
         super().__init__("; ".join(f"{dotted(path)}: {text}" if path else text for path, text in items))
@@ -36,13 +36,13 @@ class Problems(ValueError):
 
 
 def problem(message: str, *path: str | int) -> Problems:
-    """One problem at a path below the value."""
+    """Return one problem at a path below the value."""
     return Problems([(path, message)])
 
 
 @contextmanager
 def at(*path: str | int) -> Iterator[None]:
-    """Inside, a UserError or ValueError becomes a problem at this path below the value."""
+    """Turn a UserError or ValueError inside the block into a problem at this path below the value."""
     try:
         yield
     except Problems as exc:
@@ -52,12 +52,12 @@ def at(*path: str | int) -> Iterator[None]:
 
 
 def keys_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
-    """Key in a spec -> field."""
+    """Return the spec keys of an attrs class: key -> field."""
     return {f.alias or f.name: f for f in attrs.fields(cls) if f.init}
 
 
 def to_plain(value: Any) -> Any:
-    """attrs instances, mappings and sequences as dicts and lists of scalars, keys as in a spec."""
+    """Return attrs instances, mappings and sequences as dicts and lists of scalars, with keys as in a spec."""
     if attrs.has(type(value)):
         return {key: to_plain(getattr(value, f.name)) for key, f in keys_of(type(value)).items()}
     if isinstance(value, Mapping):
@@ -72,7 +72,7 @@ def to_plain(value: Any) -> Any:
 
 
 def said(value: object) -> str:
-    """A value as a message names it: `float 1.7`, `a mapping`."""
+    """Format a value for messages: `float 1.7`, `a mapping`."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -83,7 +83,7 @@ def said(value: object) -> str:
 
 
 class Structurer:
-    """Turns data into instances; `special` reads fields whose metadata has the key "kind"."""
+    """Converts plain data to instances; `special` reads fields whose metadata has the key "kind"."""
 
     def __init__(self, special: Callable[[Any, str, Any], Any] | None = None) -> None:
         self._special = special
@@ -100,7 +100,7 @@ class Structurer:
         self._converter.register_structure_hook(FilePath, lambda data, _: FilePath(_scalar(data, str)).expanduser())
 
     def read(self, data: Any, as_type: Any) -> Any:
-        """`data` as a value of the type. Raises Problems."""
+        """Return `data` as a value of the type. Raise Problems."""
         try:
             return data if as_type in (Any, object, None) else self._converter.structure(data, as_type)
         except Problems:
@@ -113,7 +113,7 @@ class Structurer:
             raise problem(f"a spec cannot hold values of type {as_type}") from exc
 
     def read_class(self, data: Any, cls: type, extra_keys: Sequence[str] = ()) -> Any:
-        """An attrs class from a mapping. `extra_keys` are known to the caller and named in suggestions."""
+        """Read an attrs class from a mapping. `extra_keys` are handled by the caller and named in suggestions."""
         keys = keys_of(cls)
         if not isinstance(data, Mapping):
             raise problem(f"expected a mapping with keys of ({', '.join([*extra_keys, *keys])}), got {said(data)}")
@@ -186,7 +186,7 @@ class Structurer:
         return made
 
     def _union(self, data: Any, as_type: Any) -> Any:
-        """The first member that fits, null first."""
+        """Return the value as the first union member that fits; null first."""
         members = [member for member in get_args(as_type) if member is not types.NoneType]
         if data is None and len(members) < len(get_args(as_type)):
             return None
@@ -196,7 +196,8 @@ class Structurer:
                 return self.read(data, member)
             except Problems as exc:
                 failures.append(exc)
-        inside = [exc for exc in failures if any(path for path, _ in exc.items)]  # a class or container that was meant
+        # problems below the value: this class or container was meant
+        inside = [exc for exc in failures if any(path for path, _ in exc.items)]
         if len(members) == 1 or len(inside) == 1:
             raise (inside or failures)[0]
         names = " or ".join(getattr(member, "__name__", str(member)) for member in members)
@@ -240,7 +241,7 @@ def _enum(data: Any, as_type: type[enum.Enum]) -> Any:
 
 
 def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet[str]) -> list[tuple[Path, str]]:
-    """Run the validators of all fields that could be read, on an instance that lacks the `wrong` ones."""
+    """Run the validators of all readable fields, on an instance without the `wrong` ones, and return the problems."""
     instance: Any = object.__new__(cls)
     keys = keys_of(cls)
     problems: list[tuple[Path, str]] = []
@@ -269,7 +270,7 @@ def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet
 
 
 def _value(instance: Any, attribute: attrs.Attribute[Any], given: Any) -> Any:
-    """What a field will hold: the given value converted, or its default."""
+    """Return the value a field will have: the given value converted, or its default."""
     value, default = given, attribute.default
     if given is attrs.NOTHING and isinstance(default, attrs.Factory):  # type: ignore[arg-type]
         value = default.factory(instance) if default.takes_self else default.factory()  # type: ignore[union-attr]
@@ -280,6 +281,6 @@ def _value(instance: Any, attribute: attrs.Attribute[Any], given: Any) -> Any:
 
 
 def _text(exc: BaseException) -> str:
-    """A validator's message: attrs appends its objects to `args`."""
+    """Return a validator's message; attrs appends its objects to `args`."""
     text = exc.args[0] if exc.args and isinstance(exc.args[0], str) else str(exc) or type(exc).__name__
     return text.replace("\n  ", "; ").replace("\n", "; ")

@@ -1,4 +1,4 @@
-"""YAML as specs mean it: line numbers for every key, duplicate keys refused, and YAML 1.2 scalars.
+"""YAML reader of specs: line numbers for every key, duplicate keys refused, and YAML 1.2 scalars.
 
 PyYAML follows YAML 1.1, where `1e-6` is text, `off` is False, `010` is 8 and the last of two equal keys wins. Here
 `1e-6` is a float, only `true` and `false` are booleans, `010` is 10 and a second equal key is an error.
@@ -13,13 +13,13 @@ import yaml
 from attrs import field, frozen
 
 LONGEST_TEXT = 4_000_000
-"""Characters of a document."""
+"""Most characters of a document."""
 MOST_VALUES = 100_000
-"""Values of a document, those that aliases stand for included."""
+"""Most values of a document, with aliases expanded."""
 DEEPEST = 64
-"""Lists and mappings within each other."""
+"""Deepest nesting of lists and mappings."""
 LONGEST_INT = 1024
-"""Bits."""
+"""Most bits of an integer."""
 Path = tuple[str | int, ...]
 """Keys and list positions from the top of a document."""
 
@@ -49,11 +49,11 @@ for _name, _pattern in _SCALARS.items():
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what YAML 1.1 *or* our reading would not take for text."""
+    """A dumper that quotes text which YAML 1.1 *or* our reader would not read as text."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Line breaks other than the usual one are read as blanks, unless they are escaped."""
+    """Represent text; line breaks other than the usual one are escaped, since unescaped ones are read as blanks."""
     style = '"' if re.search("[\x85\u2028\u2029]", text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -63,12 +63,12 @@ _Dumper.add_representer(str, _text)
 
 
 class Error(NamedTuple):
-    """What could not be read."""
+    """A problem in a document."""
 
     line: int
     message: str
     unread: Path | None = None
-    """Path of the value that is incomplete because of it; what else is wrong there may follow from that."""
+    """Path of the value that is incomplete because of the problem; other problems there may follow from it."""
 
 
 @frozen
@@ -79,7 +79,7 @@ class Document:
     lines: dict[Path, int] = field(factory=dict)
     """Path -> line, counted from 1."""
     errors: tuple[Error, ...] = ()
-    """`data` is what could be read."""
+    """Problems of the document; `data` is then the readable part."""
 
 
 def parse(text: str) -> Document:
@@ -111,17 +111,17 @@ def _unread(line: int, why: str) -> Document:
 
 
 def dump(data: Any) -> str:
-    """Plain data as YAML that `parse` reads back to the same data."""
+    """Return plain data as YAML that `parse` reads back to the same data."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def dotted(path: Path) -> str:
-    """`hooks.1.every`."""
+    """Format a path with dots: `hooks.1.every`."""
     return ".".join(map(str, path))
 
 
 class _TooMuch(Exception):
-    """Reading on would take long, or much memory."""
+    """Reading further would take too long or too much memory."""
 
     def __init__(self, node: yaml.Node, message: str) -> None:
         super().__init__(message)

@@ -1,1 +1,1 @@
-"""What a run is refused for."""
+"""Checks of a spec: why a run is refused or warned of."""

@@ -1,4 +1,4 @@
-"""What a run with a world model is refused for, before it starts."""
+"""Checks of a run with a world model, before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHOLE = "a world model sees whole episodes"
 
 
 def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
-    """What shows in the spec alone."""
+    """Yield what is wrong in the spec alone."""
     section, rollout, asynchrony = spec.imagination, spec.rollout, spec.asynchrony
     if section is None:
         return
@@ -47,7 +47,7 @@ def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
 
 
 def of_plan(spec: Spec, plan: Plan) -> Iterator[Item]:
-    """What shows in where the roles are."""
+    """Yield what is wrong with the placement of the roles."""
     if spec.imagination is None:
         return
     one = "the world model lives with the first simulators, and there is one of it"
@@ -58,7 +58,9 @@ def of_plan(spec: Spec, plan: Plan) -> Iterator[Item]:
 
 
 def check_episodes(spec: Spec, algorithm: Algorithm, info: EnvInfo) -> None:
-    """For the driver, which knows how long episodes are. Raises SpecError where imagined ones would be cut off."""
+    """Raise SpecError where imagined episodes would be cut off. The driver calls this, as it knows how long episodes
+    are.
+    """
     limit = spec.rollout.max_steps or max(task.max_steps for task in info.tasks)
     found = [] if algorithm.needs.values else list(_of_horizon(spec, limit))
     if found:

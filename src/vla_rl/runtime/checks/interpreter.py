@@ -1,4 +1,4 @@
-"""Another Python beside this one, for simulators whose packages clash."""
+"""Check of another Python interpreter, for simulators with conflicting dependencies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(json.dumps({"python": platform.python_version(), "has": found}))
 
 
 def interpreter_problems(python: Path) -> list[str]:
-    """Why simulators cannot run in this interpreter beside ours; empty when they can."""
+    """Return why simulators cannot run in this interpreter together with ours; empty when they can."""
     if not python.is_file() or not os.access(python, os.X_OK):
         return [f"{python} is not an interpreter; give the bin/python of a virtual environment"]
     try:

@@ -1,5 +1,6 @@
-"""Settings that a run takes and that will not do what they say: warned of before it starts, since a short trial of a
-long spec has some of them on purpose."""
+"""Warnings about settings that are valid but without effect. They are warnings, since a short trial of a long spec has
+some of them on purpose.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSetting
 
 
 def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]:
-    """Return what to warn of, each with the path of its key. Arguments as of `check_spec`."""
+    """Return what to warn of, each with the path of its key. The arguments are those of `check_spec`."""
     found = [*_of_modules(spec), *_of_runtime(spec)]
     if training and spec.train.steps:
         found += [*_of_schedule("train", spec.train), *_of_steps(spec), *_of_rollout(spec), *_of_samples(spec)]
@@ -57,7 +58,7 @@ def _of_schedule(section: str, schedule: RateSchedule) -> Iterator[Item]:
 
 
 def _of_steps(spec: Spec) -> Iterator[Item]:
-    """Numbers of training steps that the run does not have."""
+    """Yield numbers of training steps that exceed those of the run."""
     steps, train, asynchrony = spec.train.steps, spec.train, spec.asynchrony
     if train.critic_warmup_steps >= steps:
         text = f"all {steps} steps train the critic alone, and the policy stays as it is; give fewer than {steps}"
@@ -74,7 +75,7 @@ def _of_steps(spec: Spec) -> Iterator[Item]:
 
 
 def _limit(spec: Spec) -> int | None:
-    """Environment steps of a ticket at most; None: known only to the simulator."""
+    """Return the most environment steps of a ticket; None: only the simulator knows."""
     own = getattr(spec.env.config, "max_steps", None)
     return spec.rollout.steps or spec.rollout.max_steps or (own if isinstance(own, int) else None)
 

@@ -1,5 +1,8 @@
-"""What a run is refused for. `check_spec` is everything that shows before there are any processes, and all of `vla-rl
-check`; the rest is asked of parts once they are built, before the first step."""
+"""Checks for which a run is refused.
+
+`check_spec` finds all that shows before there are any processes, and is all of `vla-rl check`. The other checks are
+made on components once they are built, before the first step.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +35,19 @@ logger = logging.getLogger(__name__)
 
 
 def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: Cluster | None = None) -> None:
-    """Everything that shows without building a simulator or a network, and without the network of this machine: files,
-    names, what parts ask of each other, the plan. Raises SpecError with all of it. Warns of what will not do what it
-    says.
+    """Check all that shows without building a simulator or a network, and without access to other machines: files,
+    names, requirements of components on each other, the plan.
+
+    Raises SpecError with all problems. Logs warnings about settings without effect.
 
     Args:
-        training: by reinforcement learning.
-        imitation: the spec's `imitation:` is read.
-        cluster: the machine that is to run it; None: this one, or that of `runtime.address`, which only a run sees.
+        training: the run trains by reinforcement learning.
+        imitation: the run reads the spec's `imitation:`.
+        cluster: machine that is to run it; None: this one, or the one at `runtime.address`, which only a run can see.
     """
     found = list(missing(spec, imitation))
     lacking = {path for path, _ in found}
-    by_data = takes_data_statistics(spec) and not training  # cloned, or evaluated after it was
+    by_data = takes_data_statistics(spec) and not training  # cloned, or evaluated after cloning
     for path, kind, part in _parts(spec, imitation):
         if path not in lacking:
             found += _of_plugin(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
@@ -62,25 +66,25 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
 
 
 def check_simulators(spec: Spec) -> None:
-    """For the driver: what simulators lack on this machine, found out by trying. Raises UserError."""
+    """Raise UserError for what simulators lack on this machine, found out by trying. The driver calls this."""
     if on_this_machine(spec):
         ask_plugin(spec)
 
 
 def on_this_machine(spec: Spec) -> bool:
-    """Whether simulators run in this interpreter, and on no other machine."""
+    """Return whether simulators run in this interpreter, and on no other machine."""
     return spec.env.python is None and spec.runtime.address is None
 
 
 def ask_plugin(spec: Spec) -> None:
-    """Let the simulator plugin look for what is lacking here. Raises UserError."""
+    """Let the simulator plugin check what is lacking here. Raises UserError."""
     look = load("env", spec.env.type, spec.plugins).preflight
     if look is not None:
         look(spec.env.config)
 
 
 def check_offload(env: SimEnv, name: str) -> None:
-    """Raise PluginError for a simulator that cannot leave its device."""
+    """Raise PluginError for a simulator that cannot be offloaded."""
     if not (_offers(env, "snapshot") and _offers(env, "restore")):
         raise PluginError(
             f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
@@ -98,7 +102,7 @@ def check_critic(model: VLAModel, spec: Spec) -> None:
 
 
 def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
-    """Let the model score one chunk for a black picture. Raises UserError where it has no reference policy."""
+    """Let the model score one chunk for a black image. Raises UserError where it has no reference policy."""
     import torch
 
     from vla_rl.runtime.messages.model_inputs import dummy_sample
@@ -118,12 +122,14 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 
 
 def _offers(component: object, method: str) -> bool:
-    """Whether a component (not wrapped) has this optional method itself: the contract's only raises NotOffered."""
+    """Return whether a component (not wrapped) implements this optional method: the one of the contract only raises
+    NotOffered.
+    """
     return bool(getattr(component, method).__module__ != SimEnv.__module__)
 
 
 def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:
-    """Parts whose files and packages are those of this machine: (path, kind, part)."""
+    """Yield (path, kind, component) of the components whose files and packages are on this machine."""
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
         return
@@ -139,7 +145,7 @@ def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, 
 def _of_plugin(
     spec: Spec, path: tuple[str | int, ...], kind: str, part: Component, scaling: Scaling = None
 ) -> list[Item]:
-    """What the plugin itself says of its settings. `scaling`: as of `Context`."""
+    """Return the problems that the plugin itself finds in its settings. `scaling`: as in `Context`."""
     check = load(kind, part.type, spec.plugins).check
     rollout = spec.rollout
     context = Context(seed=spec.seed, chunk=rollout.chunk, temperature=rollout.temperature, scaling=scaling)
@@ -183,7 +189,7 @@ def _of_needs(spec: Spec) -> list[Item]:
 
 
 def _of_listeners(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[Item]:
-    """Listeners are built, so that events that nobody knows are found; they do nothing before a run starts."""
+    """Build the hooks, so that unknown events are found; they do nothing before a run starts."""
     if any(path[0] == "hooks" for path in lacking):
         return
     for i, hook in enumerate(spec.hooks):
@@ -196,7 +202,7 @@ def _of_listeners(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[I
 
 
 def _of_files(spec: Spec) -> Iterator[Item]:
-    """Files in the run folder that two would write."""
+    """Yield files in the run folder that two hooks would write."""
     writers: dict[str, str] = {}
     for i, hook in enumerate(spec.hooks):
         files = load("hook", hook.type, spec.plugins).files
@@ -231,7 +237,7 @@ def _of_interpreter(spec: Spec) -> Iterator[Item]:
 
 
 def _of_plan(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[Item]:
-    """On a cluster that is not this machine, only a run can tell, unless its size is given."""
+    """Check the plan. For a cluster that is not this machine only a run can tell, unless its size is given."""
     from vla_rl.runtime.planning.plan import NoCuda, plan_for
 
     if spec.runtime.address is not None and cluster is None:
@@ -249,7 +255,9 @@ def _of_plan(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[It
 
 
 def _this_machine(spec: Spec) -> Cluster:
-    """As the backend will see it. Ray counts all processors, also those that this process may not use."""
+    """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
+    this process may not use.
+    """
     from vla_rl.runtime.placement.hardware import machine
 
     here = machine()
@@ -259,8 +267,9 @@ def _this_machine(spec: Spec) -> Cluster:
 
 
 def check_plan(spec: Spec, plan: Plan) -> None:
-    """For the driver. Raises SpecError where lanes could not be what the plan says, or rollouts not go on while
-    learners train."""
+    """Raise SpecError where lanes cannot be what the plan says, or rollouts cannot run while learners train. The driver
+    calls this.
+    """
     found = [*_of_lanes(spec, plan), *_of_asynchrony(spec, plan), *of_plan(spec, plan)]
     if found:
         raise SpecError(located(found, spec.source))
@@ -298,7 +307,7 @@ def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
 
 
 def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
-    """Where groups cannot be trained on before the step is whole."""
+    """Yield why groups cannot be trained on before the step is complete (streaming update)."""
     if algorithm.advantage_scope is not AdvantageScope.GROUP:
         why = algorithm.scope_reason or "its advantage_scope is STEP; choose another"
         text = f"algorithm {spec.algorithm.type!r} needs the whole step before learners can begin: {why}"
@@ -318,7 +327,7 @@ def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
 
 
 def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
-    """What the algorithm needs and does not get."""
+    """Return the requirements of the algorithm that are not met."""
     name, rollout = spec.algorithm.type, spec.rollout
     found: list[Item] = []
     if algorithm.needs.groups and (rollout.group_size < 2 or rollout.auto_reset != "off"):
@@ -348,7 +357,7 @@ def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
 
 
 def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
-    """What is trained on more than once."""
+    """Check the replay buffer's settings."""
     replay, per_step = spec.asynchrony.replay, RunShape.of(spec).groups_per_step
     if replay.uses == 1:
         return

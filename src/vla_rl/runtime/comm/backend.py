@@ -1,4 +1,4 @@
-"""What the driver asks of whatever hosts the workers."""
+"""Interface of what hosts the workers: this process, or Ray."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import Work, summed
 
 TICK_S = 0.5
-"""How often, while the driver waits, it is asked whether the run has to stop, whether Ray lives and how far it is."""
+"""Seconds between two ticks while the driver waits: it checks for a stop request, checks that Ray is alive, and shows
+progress.
+"""
 
 T = TypeVar("T")
 
 
 class Ref(Generic[T]):
-    """For type checkers: a T that may still be on its way. What it really is, a backend knows."""
+    """Type for static checkers: a T that may still be on its way. Each backend has its own kind of reference."""
 
 
 class CallHung(UserError):
@@ -31,17 +33,19 @@ class CallHung(UserError):
 
 
 class Backend(ABC):
-    """Calls to workers by index."""
+    """Calls to workers by index. Subclasses run workers in this process or as Ray actors."""
 
     def __init__(self) -> None:
         self.interrupts = Interrupts()
-        """When a stop is asked for, workers leave what they play (StopRequested)."""
+        """Stop requests; workers then end their rollouts early, with StopRequested."""
         self._line = StatusLine()
         self._tick: Callable[[], None] = self._show_start
 
     @property
     def tick(self) -> Callable[[], None]:
-        """Is called about every `TICK_S` while results are waited for; until it is set, says how the start goes."""
+        """Function that is called about every `TICK_S` seconds while results are waited for. The default shows the
+        progress of the start.
+        """
         return self._tick
 
     @tick.setter
@@ -56,7 +60,7 @@ class Backend(ABC):
 
     @abstractmethod
     def starting(self) -> tuple[Work, ...]:
-        """What goes on in all workers, and takes long."""
+        """Return the long-running work of all workers."""
 
     @abstractmethod
     def cluster(self) -> Cluster: ...
@@ -66,18 +70,22 @@ class Backend(ABC):
 
     @abstractmethod
     def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
-        """-> a reference, or a list of `returns` references. Arguments may be references."""
+        """Call a method of a worker's role. Return a reference, or a list of `returns` references. Arguments may be
+        references.
+        """
 
     def introduce(self, worker: int, others: Sequence[int]) -> Ref[None]:
-        """Let a worker call others."""
+        """Connect a worker to others, so that it can call them."""
         raise AssertionError("one process has no others")
 
     @abstractmethod
     def get(self, reference: Ref[T]) -> T:
-        """Wait for a result; raises what the call raised, WorkerDied, or CallHung."""
+        """Wait for a result. Raises what the call raised, WorkerDied, or CallHung."""
 
     def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
-        """Wait for all, in whatever order they come, so that the first error is raised even if others never return."""
+        """Wait for all results in the order in which they arrive, so that the first error is raised even if others
+        never return.
+        """
         left = list(references)
         while left:
             for reference in self.ready(left):
@@ -87,18 +95,18 @@ class Backend(ABC):
 
     @abstractmethod
     def ready(self, references: Sequence[Ref[T]]) -> list[Ref[T]]:
-        """Wait until at least one is there, -> those that are."""
+        """Wait until at least one result is there. Return the references of those that are."""
 
     @abstractmethod
     def played(self, workers: Sequence[int]) -> RolloutProgress:
-        """How far these are with what they play, as far as they have said; does not wait."""
+        """Return the last known progress of these workers; does not wait."""
 
     def dead(self) -> list[int]:
-        """Workers whose process ended."""
+        """Return the workers whose process has ended."""
         return []
 
     def revive(self, workers: Sequence[int]) -> None:
-        """Start dead workers anew, on their device, or on a node that came back under the name of a lost one."""
+        """Start dead workers again, on their device, or on a node that came back under the name of a lost one."""
         assert not workers, "none of these die"
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Calls from a policy's worker to the simulators that it acts for.
 
-Workers of one machine talk through a socket while a rollout is played, which takes a tenth of the time of a Ray call.
-Ray carries calls to other machines, and says which worker died.
+Workers of one machine talk through a Unix socket during a rollout, which takes a tenth of the time of a Ray call. Ray
+carries the calls to other machines, and says which worker died.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from vla_rl.runtime.comm.shared_memory import host_key
 
 LENGTH = NUMBER = struct.Struct("!Q")
 END, GOOD, FAILED = b"e", b"g", b"f"
-"""First byte of an answer, before its NUMBER; an order begins with its NUMBER, unless it is END."""
+"""First byte of an answer, before its NUMBER. A request begins with its NUMBER, unless it is END."""
 LOOK_S = 1.0
-"""How often someone who waits for an answer asks Ray whether the other worker still serves."""
+"""Seconds between two checks with Ray of whether the other worker still serves, while a caller waits for an answer."""
 MIXED_POLL_S = 0.001
-"""Between two looks at Ray where some simulators are on this machine and some are not."""
+"""Seconds between two polls of Ray where some simulators are on this machine and some are not."""
 
 
 class RemoteTraceback(Exception):
-    """Where in the other worker an exception was raised, as its cause."""
+    """Traceback of an exception in the other worker, attached as its cause."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Channel:
-    """One end of a stream socket between two workers; messages of bytes, in order. Any thread may send."""
+    """One end of a stream socket between two workers: messages of bytes, in order. Any thread may send."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
@@ -52,9 +52,12 @@ class Channel:
         return self.connection.fileno()
 
     def send(self, message: bytes, while_full: Callable[[], None] | None = None) -> None:
-        """Give the whole message; `while_full` takes in what the other end says meanwhile, so that two that send to
-        each other do not wait for each other."""
-        rest = memoryview(LENGTH.pack(len(message)) + message)  # as one: whoever waits is not woken for the length
+        """Send the whole message.
+
+        `while_full` receives what the other end sends meanwhile, so that two ends that send to each other do not
+        deadlock.
+        """
+        rest = memoryview(LENGTH.pack(len(message)) + message)  # one piece: the length alone would wake the receiver
         with self._sending:
             if while_full is None:
                 self.connection.sendall(rest)
@@ -74,7 +77,7 @@ class Channel:
         self.connection.close()
 
     def hang_up(self) -> None:
-        """Both ends read EOF from now on."""
+        """Shut the connection down: both ends read EOF from now on."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -90,36 +93,42 @@ class Channel:
 
 
 def readable(lines: Iterable[Any], seconds: float | None) -> list[Any]:
-    """Those of the lines (or what has one's `fileno`) on which something has come, after waiting at most so long."""
+    """Wait at most `seconds`. Return those of the channels (or of objects with a `fileno`) that have something to
+    read.
+    """
     of_file = {line.fileno(): line for line in lines}
-    polling = select.poll()  # select() ends at file 1024
+    polling = select.poll()  # select() does not work for file numbers above 1023
     for file in of_file:
         polling.register(file, select.POLLIN)
     return [of_file[file] for file, _ in polling.poll(None if seconds is None else 1e3 * seconds)]
 
 
 class RpcServer:
-    """The simulators' end of the lines to the policies that act for them, by the policies' workers."""
+    """The simulators' end of the channels: it answers calls of the policies that act for them. Policies are known by
+    the index of their worker.
+    """
 
     def __init__(self, threads: int = 0) -> None:
-        """`threads`: calls that go on at the same time; 0: one after another, by whoever serves."""
+        """Create a server that runs `threads` calls concurrently; 0: one after another, in the thread that serves."""
         self.lines: dict[int, Channel] = {}
         self.ended: set[int] = set()
-        """Policies whose rollout has ended before their `serve` has begun."""
+        """Policies whose rollout ended before their call of `serve` began."""
         self.pool = ThreadPoolExecutor(threads, "lane") if threads else None
         self.going: dict[int, list[Future[None]]] = {}
-        """Calls of each policy in threads."""
+        """Policy -> its calls that run in threads."""
         self.broken: BaseException | None = None
-        """What a thread could not tell anybody."""
+        """Error of a thread that could not be sent to any policy; `serve` raises it."""
 
     def connect(self, policy: int, reader: Any, address: str) -> bool:
-        """Open a line to a policy's worker, which is `host_key()` as `reader` says. -> whether that can be."""
+        """Connect to a policy's worker on the machine `reader` (its `host_key()`). Return False where that is not
+        possible.
+        """
         if reader is None or reader != host_key():
             return False
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(address)
-        except OSError:  # another file system
+        except OSError:  # for example another file system
             connection.close()
             return False
         if policy in self.lines:
@@ -129,14 +138,14 @@ class RpcServer:
         return True
 
     def serve(self, policy: int, call: Callable[..., Any]) -> None:
-        """Answer what comes through any line until this policy says that its rollout has ended, or is gone."""
+        """Answer calls of all policies until this policy's rollout ends or its worker is gone."""
         try:
             while policy not in self.ended:
                 open_lines = {line: other for other, line in self.lines.items() if other not in self.ended}
                 for line in readable(open_lines, None):
                     self._answer(open_lines[line], line, call)
         except BaseException:
-            for line in self.lines.values():  # or they would wait for answers for ever
+            for line in self.lines.values():  # otherwise the policies would wait for answers forever
                 line.close()
             raise
         self.ended.discard(policy)
@@ -154,7 +163,7 @@ class RpcServer:
             if order != END and self.pool is not None:
                 self.going[policy] = [*going, self.pool.submit(self._beside, line, order, call)]
                 return
-            wait(going)  # answers that nobody waits for come before the END, too
+            wait(going)  # answers that are no longer needed are sent before END, too
             line.send(END)
         except (EOFError, OSError):
             line.close()
@@ -162,11 +171,11 @@ class RpcServer:
         self.ended.add(policy)
 
     def _beside(self, line: Channel, order: bytearray, call: Callable[..., Any]) -> None:
-        """In a thread of its own."""
+        """Answer one call in a thread of the pool."""
         try:
             line.send(_result(order, call))
         except OSError:
-            pass  # the policy is gone, as whoever serves hears
+            pass  # the policy is gone; the thread in `serve` reads EOF
         except BaseException as exc:
             self.broken = exc
             for other in tuple(self.lines.values()):
@@ -190,7 +199,7 @@ def _result(order: bytearray, call: Callable[..., Any]) -> bytes:
 
 @define(eq=False)
 class _Ticket:
-    """A call through a line."""
+    """Pending call through a channel."""
 
     caller: Caller
     done: bool = False
@@ -198,14 +207,16 @@ class _Ticket:
 
 
 class Caller:
-    """The policy's end of a line, for one rollout: answers come in any order."""
+    """The policy's end of a channel, for one rollout. Answers may come in any order."""
 
     def __init__(self, line: Channel, check: Callable[[bool], None]):
-        """`check` raises what has ended the other worker's `serve`; if told so, it waits for the end."""
+        """Create a caller. `check(wait)` raises the error that ended the other worker's `serve`; if `wait`, it waits
+        for the end of `serve`.
+        """
         self.line, self.check = line, check
         self.count = 0
         self.waiting: dict[int, _Ticket] = {}
-        """By the number of the call."""
+        """Number of the call -> the pending call."""
 
     def fileno(self) -> int:
         return self.line.fileno()
@@ -228,7 +239,7 @@ class Caller:
         ticket.done, ticket.value = True, pickle.loads(told)  # noqa: S301 - from our own workers
 
     def end(self) -> None:
-        """Take leave; answers that nobody waits for any more are dropped."""
+        """Tell the server that the rollout has ended, and drop the answers that are still to come."""
         self._through(lambda: self.line.send(END))
         while self._next() != END:
             pass
@@ -243,15 +254,15 @@ class Caller:
         try:
             return talk()
         except (EOFError, ConnectionError):
-            self.check(True)  # says better why
+            self.check(True)  # raises the cause, if the other worker has died or failed
             raise
 
 
 class RayPeers:
-    """Workers that are Ray actors, as another one calls them; how long that takes is watched by the driver."""
+    """Other workers (Ray actors) as a policy's worker calls them. The driver watches how long calls take."""
 
     def __init__(self, own: int, actors: Mapping[int, Any], side_by_side: bool):
-        """`own`: the worker that calls; `side_by_side`: lanes of the others answer at the same time."""
+        """Create the peers of worker `own`. `side_by_side`: lanes of the other workers run concurrently."""
         import ray
 
         self.ray, self.own, self.actors, self.side_by_side = ray, own, actors, side_by_side
@@ -259,7 +270,9 @@ class RayPeers:
         self.callers: dict[int, Caller] = {}
 
     def connect(self, lanes: Mapping[int, Sequence[int]]) -> None:
-        """Open a line to each of them that is on this machine; `lanes`: those of each that the policy acts for."""
+        """Open a channel to each of the workers that is on this machine. `lanes`: worker -> lanes that this policy acts
+        for.
+        """
         with (
             tempfile.TemporaryDirectory(prefix="vla-rl-") as folder,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
@@ -267,7 +280,7 @@ class RayPeers:
             address = str(Path(folder, "door"))
             try:
                 door.bind(address)
-            except OSError:  # the path is too long for a socket
+            except OSError:  # the path is longer than a socket's address may be
                 return
             door.listen()
             for worker in [worker for worker in self.actors if worker in lanes]:
@@ -276,15 +289,18 @@ class RayPeers:
                     self.lines[worker] = Channel(door.accept()[0])
 
     def close(self) -> None:
-        """Close the lines; whoever serves one hears of it."""
+        """Close the channels; the workers that serve them read EOF."""
         lines, self.lines = self.lines, {}
         for line in lines.values():
             line.close()
 
     @contextmanager
     def talking(self) -> Iterator[None]:
-        """Calls go through the lines meanwhile. After an error there are no lines any more, and no waiting for answers
-        that are still to come."""
+        """Context in which calls go through the channels.
+
+        An error closes all channels, without waiting for the answers that are still to come: a later rollout counts its
+        calls from 0 again, and would take them for its own.
+        """
         self.callers = {worker: self._caller(worker, line) for worker, line in self.lines.items()}
         try:
             yield
@@ -297,7 +313,10 @@ class RayPeers:
             self.callers = {}
 
     def call(self, worker: int, role: str, method: str, *arguments: Any) -> Any:
-        """-> a reference. What is imagined has a door of its own, since a rollout may be played meanwhile."""
+        """Call a method of another worker. Return a reference.
+
+        Imagined envs have their own concurrency group ("practice"), since a rollout may run at the same time.
+        """
         if role == IMAGINED:
             return self.actors[worker].practice.remote(pickle.dumps((role, method, arguments)))
         if worker in self.callers:
@@ -306,7 +325,7 @@ class RayPeers:
         return getattr(self.actors[worker], door).remote(pickle.dumps((role, method, arguments)))
 
     def value_of(self, reference: Any) -> Any:
-        """Wait for a result; raises what the call raised, or what Ray says of a worker that died."""
+        """Wait for a result. Raises what the call raised, or Ray's error for a worker that died."""
         if isinstance(reference, _Ticket):
             while not reference.done:
                 reference.caller.receive()
@@ -319,7 +338,9 @@ class RayPeers:
             raise
 
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        """Wait until at least one is there (or the timeout), -> those that are."""
+        """Wait until at least one result is there, or the timeout (seconds). Return the references of those that
+        are.
+        """
         end = None if timeout is None else monotonic() + timeout
         tickets = [reference for reference in references if isinstance(reference, _Ticket)]
         calls = [reference for reference in references if not isinstance(reference, _Ticket)]

@@ -1,5 +1,7 @@
-"""The remote methods of each role, as the driver and other workers call them. Workers implement these classes, handles
-(`handles.py`) are typed by them, and `@remote` declares phase, track and concurrency group of every method once.
+"""Remote methods of each role, as the driver and other workers call them.
+
+Workers implement these classes, handles (`handles.py`) are typed by them, and `@remote` declares the phase, the track
+in the trace and the concurrency group of each method once.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Demonstrations = tuple[Observation, Array]
 
 
 CLOSE_S = 10.0
-"""Seconds that a simulator gets to free what it holds; the end of its process frees the rest."""
+"""Seconds that a simulator gets to close. What it has not freed by then is freed at the end of its process."""
 IDLE = "idle"
 """Activity of a thread that has nothing to do."""
 
@@ -39,7 +41,9 @@ class HostInterface(ABC):
 
     assignment: Assignment
     stop_requested: Callable[[], bool]
-    """Whether a rollout or an evaluation ends where it is, with StopRequested; a backend sets it."""
+    """Return whether a rollout or an evaluation has to end early, with StopRequested. The backend sets this
+    function.
+    """
 
     # ------------------------------------------------- by the backend, in the worker's own process
 
@@ -49,12 +53,12 @@ class HostInterface(ABC):
 
     @abstractmethod
     def meet(self, peers: RayPeers) -> None:
-        """Take note of the workers whose simulators this worker's policy acts for."""
+        """Connect to the workers whose simulators this worker's policy acts for."""
 
     @property
     @abstractmethod
     def doing(self) -> tuple[str, float]:
-        """Return the activity that has gone on for longest without a heartbeat, and the time of that heartbeat."""
+        """Return the activity that has gone on longest without a heartbeat, and the time of its last heartbeat."""
 
     @abstractmethod
     def count(self) -> RolloutProgress:
@@ -101,12 +105,14 @@ class HostInterface(ABC):
     @remote(phase="act", track="none")
     @abstractmethod
     def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out these tickets, earlier batches first, and those of `give`. Return what `report` has not returned."""
+        """Roll out these tickets, earlier batches first, and those that `give` adds. Return what `report` has not
+        returned.
+        """
 
     @remote(phase="act", track="none", door="practice")
     @abstractmethod
     def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out tickets in the world model; a rollout in the simulators may go on meanwhile."""
+        """Roll out tickets in the world model. A rollout in the simulators may run at the same time."""
 
     @remote(track="none", door="beside")
     @abstractmethod
@@ -116,8 +122,9 @@ class HostInterface(ABC):
     @remote(track="none", door="waiting")
     @abstractmethod
     def report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
-        """Wait until these tickets are finished (`early`: until one of all is), or the rollout ends. Return what has
-        not been returned before."""
+        """Wait until these tickets are finished (`early`: until any one ticket is), or the rollout ends. Return what
+        has not been returned before.
+        """
 
     @remote(phase="act", track="none")
     @abstractmethod
@@ -127,23 +134,26 @@ class HostInterface(ABC):
     @remote(phase="act", track="none", door="practice")
     @abstractmethod
     def imagine_eval(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
-        """Roll out the episodes in the world model by which its over-estimation of success is measured."""
+        """Roll out episodes in the world model, by which its over-estimation of success is measured."""
 
     @remote(track="none", door="beside")
     @abstractmethod
     def keep(self, places: Array, host: bool) -> None:
-        """Give samples of this worker's policy to its learner where they lie; `host`: copied into host memory."""
+        """Hand samples of this worker's policy to its learner where they are; `host`: copy them into host memory."""
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
     def update(self, step: int, named: SampleRefs, light: Any, steps: Any) -> dict[str, Any]:
-        """Train this rank on samples that lie with it. Return "sums", "maxima" and "statistics" of the algorithm's
-        metrics, and "seconds"."""
+        """Train this rank on samples that it holds. Return "sums", "maxima" and "statistics" of the algorithm's
+        metrics, and "seconds".
+        """
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
     def feed(self, named: SampleRefs, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
-        """Begin with a part of a training step's samples, which lie with this rank."""
+        """Run the forward and backward passes of a part of a training step's samples (streaming update); the rank holds
+        the samples. `first`: this is the step's first part.
+        """
 
     @remote(track="none")
     @abstractmethod
@@ -187,7 +197,7 @@ class HostInterface(ABC):
 
 
 MakeHost = Callable[[Spec | dict[str, Any], Assignment, Callable[[], None]], HostInterface]
-"""(spec, or its dict in another process; assignment; what is called at each heartbeat) -> a worker."""
+"""(spec, or its dict in another process; assignment; function that is called at each heartbeat) -> a worker."""
 
 
 class EnvInterface(ABC):
@@ -217,11 +227,11 @@ class EnvInterface(ABC):
     @remote(phase="act", lane=0)
     @abstractmethod
     def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
-        """Let the scripted expert play until `count` episodes succeeded (at most 3 tries for each).
+        """Let the scripted expert act until `count` episodes succeeded (at most 3 tries for each).
 
-        Gaussian noise of this std is added to what is executed, never to the label.
+        Gaussian noise with this standard deviation is added to the executed actions, never to the labels.
         Raises UserError for a simulator without an expert, StopRequested.
-        Returns: ((observations, expert actions float32 [B, C, A]) of successful episodes, (B, successes, tries)).
+        Returns: ((observations, expert actions float32 [B, C, A]) of the successful episodes, (B, successes, tries)).
         """
 
     @remote(track="none", door="beside")
@@ -246,13 +256,14 @@ class PolicyInterface(ABC):
     @remote(lane=1, main=True)
     @abstractmethod
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
-        """Infer one batch for all given lanes. Return float32 [R, C, A] a lane, aligned with its request's
-        positions."""
+        """Infer one batch for all given lanes. Return float32 [R, C, A] for each lane, aligned with its request's
+        positions.
+        """
 
     @remote(door="beside")
     @abstractmethod
     def take(self, samples: Array) -> SampleBatch:
-        """Return samples by their places, int64 ascending, ready to cross processes."""
+        """Return samples by their ids, int64 ascending, ready to cross processes."""
 
     @remote(door="beside")
     @abstractmethod
@@ -291,17 +302,21 @@ class LearnerInterface(ABC):
     @remote(phase="learn")
     @abstractmethod
     def score(self, asked: ScoreRequest) -> SampleScores:
-        """Compute values and log-probs of samples that lie here, by the current weights; all ranks together."""
+        """Compute values and log-probs of samples that this rank holds, with the current weights; all ranks
+        together.
+        """
 
     @remote(track="beside", door="beside")
     @abstractmethod
     def receive(self, policy: int, part: SampleBatch, copied: bool) -> None:
-        """Keep samples of another worker's policy; `copied`: copy them out of memory that others may need."""
+        """Store samples of another worker's policy; `copied`: copy them, because they are in memory that others may
+        reuse.
+        """
 
     @remote(track="none", door="beside")
     @abstractmethod
     def release(self, places: Mapping[int, Array]) -> int:
-        """Free these samples (worker -> places) as far as they lie here. Return the bytes that are left."""
+        """Free those of these samples (worker -> sample ids) that this rank holds. Return the bytes that are left."""
 
     @remote()
     @abstractmethod
@@ -316,13 +331,14 @@ class LearnerInterface(ABC):
     @remote()
     @abstractmethod
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
-        """Keep this rank's demonstrations for `behaviour_cloning_update`."""
+        """Store this rank's demonstrations for `behaviour_cloning_update`."""
 
     @remote(phase="learn", main=True)
     @abstractmethod
     def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> float:
         """Make optimiser steps of behaviour cloning, in micro-batches. Return the sum of the losses of this rank's
-        samples."""
+        samples.
+        """
 
     @remote()
     @abstractmethod
@@ -338,15 +354,17 @@ class LearnerInterface(ABC):
     @remote(phase="learn")
     @abstractmethod
     def save(self, model_folder: Path | None, state_file: Path | None) -> None:
-        """Write the model in its public format with the env that it was built for beside it, and exact weights with
-        optimiser state and version: whole tensors, however many learners there are. All ranks together; the first
-        writes."""
+        """Write the model in its public format, with the description of its env beside it; and the exact weights with
+        optimiser state and version, as full tensors for any number of learners. All ranks together; the first writes.
+        """
 
     @remote(phase="learn")
     @abstractmethod
     def load(self, state_file: Path) -> int:
-        """Restore what `save` wrote; all ranks together. Return the version of the weights. Raises UserError for
-        weights of another model."""
+        """Restore what `save` wrote; all ranks together. Return the version of the weights.
+
+        Raises UserError for the weights of another model.
+        """
 
 
 class WorldModelInterface(ABC):
@@ -355,24 +373,28 @@ class WorldModelInterface(ABC):
     @remote(track="practice", door="practice")
     @abstractmethod
     def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
-        """Record the episodes of a step, one list for each worker with simulators, in the order of their tickets; fit
-        to all that is recorded, and measure."""
+        """Record the episodes of a step (one list for each worker with simulators, in the order of their tickets), fit
+        the world model to all that is recorded, and measure it.
+        """
 
     @remote(track="practice", door="practice")
     @abstractmethod
     def draw(self, groups: Sequence[int]) -> list[ResetState]:
-        """Draw where these groups of imagined trajectories start: windows of train episodes; [] where there are
-        none."""
+        """Draw the initial windows of these groups of imagined trajectories from the train episodes; [] where there are
+        none.
+        """
 
     @remote(track="practice", door="practice")
     @abstractmethod
     def over(self) -> None:
-        """Take note that the training step is over: this is the state that `save` writes."""
+        """Take note that the training step is over, so that `save` writes its state."""
 
     @remote(track="practice", door="practice")
     @abstractmethod
     def save(self, file: Path) -> None:
-        """Write the state when the last step was over, and a picture of what it imagines."""
+        """Write the state at the end of the last finished step, and images that compare recorded with imagined
+        episodes.
+        """
 
     @remote(track="practice", door="practice")
     @abstractmethod
@@ -381,7 +403,7 @@ class WorldModelInterface(ABC):
 
 
 class ImaginedEnvInterface(ABC):
-    """The envs that the world model imagines (role `IMAGINED`)."""
+    """The imagined envs of the world model (role `IMAGINED`)."""
 
     @remote(track="practice", door="practice", lane=0)
     @abstractmethod

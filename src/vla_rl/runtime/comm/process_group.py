@@ -1,6 +1,6 @@
-"""Where the learners of a run meet: torch's store and the connections between ranks, on one address of the machine.
+"""Rendezvous of the learners: torch's store and the connections between ranks, on one address of the machine.
 
-torch itself would listen on every address.
+torch itself would listen on all addresses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 def open_door(host: str) -> socket.socket:
-    """A listening socket at a free port of this address, which is ours from now on."""
+    """Return a listening socket at a free port of this address. It keeps the port for rank 0 until the ranks join."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     door = socket.socket(family, socket.SOCK_STREAM)
     door.bind((host, 0))
@@ -24,6 +24,7 @@ def open_door(host: str) -> socket.socket:
 
 
 def address_of(door: socket.socket) -> str:
+    """Return the address of a listening socket, as `enter_group` takes it."""
     host, port = door.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
@@ -32,8 +33,8 @@ def enter_group(backend: str, address: str, rank: int, world: int, door: socket.
     """Enter the torch.distributed group of all learners.
 
     Args:
-        address: of rank 0's door; or any other `init_method` of torch's.
-        door: of rank 0.
+        address: address of rank 0's listening socket; or any other `init_method` of torch.
+        door: the listening socket, on rank 0; None on other ranks.
     """
     where = urlsplit(address)
     if where.scheme != "tcp" or where.hostname is None or where.port is None:
@@ -52,8 +53,9 @@ def enter_group(backend: str, address: str, rank: int, world: int, door: socket.
 
 
 def _connect_through(host: str, door: socket.socket | None) -> None:
-    """Let ranks connect through the network of the door, unless the user has chosen one. NCCL chooses among the
-    networks of a cluster by itself."""
+    """Let ranks connect through the network interface of rank 0's socket, unless the user has chosen one. NCCL chooses
+    among the networks of a cluster by itself, so it is restricted on the loopback only.
+    """
     own = host if door is not None else _own_address_towards(host)
     interface = next((name for name, of in psutil.net_if_addrs().items() if any(a.address == own for a in of)), None)
     if interface is not None:
@@ -63,9 +65,9 @@ def _connect_through(host: str, door: socket.socket | None) -> None:
 
 
 def _own_address_towards(host: str) -> str:
-    """This machine's address on the way to that one."""
+    """Return this machine's address on the route to another host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as way:
-        way.connect((host, 1))  # sends nothing
+        way.connect((host, 1))  # UDP: this sends nothing, it only looks up the route
         own: str = way.getsockname()[0]
         return own

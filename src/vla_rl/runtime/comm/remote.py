@@ -1,4 +1,4 @@
-"""What is said once of a method that other processes call: its phase, its lane and its track in the trace."""
+"""Declaration of remote methods: phase, lane, concurrency group, and track in the trace."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 Door = Literal["call", "beside", "weights", "waiting", "practice", "lane"]
-"""How a call gets in: one after another; or, while another call goes on, in a thread of its own kind: for what is asked
-beside, where weights arrive, where calls wait for something, where the policy practises in a world model, and one for
-each lane that works at the same time."""
+"""Concurrency group of a call. "call" runs one call after another; each other group runs calls in threads of its own,
+while a call of "call" is running.
+
+"beside" is for short requests, "weights" for loading weights, "waiting" for calls that wait for finished tickets,
+"practice" for training in imagination, and "lane" has a thread for each concurrent lane.
+"""
 Shows = Literal["own", "first", "last", "beside", "practice", "none"]
 IMAGINED = "imagined"
-"""Role: rows of a world model, as those of simulators are of the role "sim"."""
+"""Role of the imagined envs, as "sim" is the role of the simulators' envs."""
 Phase = Literal["act", "learn"]
-"""In `act` simulators and policies work, in `learn` learners."""
+"""Phase of an iteration: in `act` simulators and policies work, in `learn` learners."""
 
 
 @frozen(kw_only=True)
 class Remote:
+    """What `@remote` declares of a method."""
+
     phase: Phase | None = None
-    """Phase that the call needs; None: any."""
+    """Phase that the call needs; None: any phase."""
     lane: int | None = None
-    """Which argument says the lane, or lanes, for the trace."""
+    """Index of the argument that holds the lane, or lanes, for the trace."""
     main: bool = False
-    """Part of the role's phase of an iteration, between whose first and last calls idle time is a bubble."""
+    """True for the calls that make up the role's phase of an iteration. Idle time between its first and last such call
+    is a bubble.
+    """
     track: Shows = "own"
-    """On which track of the trace it shows: its own role's; for a worker's methods, that of the first or last role of
-    its slot; or that of what goes on beside the learner, or of the practice in a world model."""
+    """Track of the trace on which the call shows: its own role's; for a worker's methods, that of the first or last
+    role of its slot; or the track of what runs beside the learner, or of training in imagination.
+    """
     door: Door = "call"
 
 
@@ -42,7 +50,7 @@ def remote(
     track: Shows = "own",
     door: Door = "call",
 ) -> Callable[[F], F]:
-    """Mark a method of a role, or of a worker, that other processes call."""
+    """Mark a method of a role, or of a worker, as one that other processes call."""
 
     def mark(method: F) -> F:
         cast(Any, method).remote = Remote(phase=phase, lane=lane, main=main, track=track, door=door)

@@ -1,8 +1,8 @@
-"""Requests on their way from a simulator's process to a policy's.
+"""Shared memory for requests from a simulator's process to a policy's.
 
-Ray's object store is right for what many read, or what is read later; to put one 2 MB observation there takes
-milliseconds. A request has one reader, who answers before the next one is made: small ones go as one pickled string,
-and the arrays of larger ones through a piece of memory that both processes have mapped.
+Ray's object store suits data with many readers, or data that is read later; putting one 2 MB observation there takes
+milliseconds. A request has one reader, who answers before the next request is made. So small requests go as one pickled
+string, and the arrays of larger ones through memory that both processes have mapped.
 """
 
 from __future__ import annotations
@@ -23,17 +23,30 @@ from attrs import frozen
 from vla_rl.core.types import Array
 
 SMALL = 64 * 1024
-"""Bytes of arrays that go in the message itself."""
+"""Bytes of arrays up to which they travel in the message itself."""
 ALIGNMENT = 64
 LOOKS = 8
-"""Blocks that a `Pool` looks at before it makes another."""
-UNUSED = 2
-"""References to such a block that nobody uses: the one that looks, and the one with which it asks."""
+"""Number of blocks that a `Pool` checks before it allocates another."""
+
+
+def _references_to_an_unused_block() -> int:
+    """Return the reference count of a block that only `Pool._free` holds, taken in the same way as there.
+
+    It is 2 on CPython 3.11 to 3.13 (the local variable, and the argument of `getrefcount`). CPython 3.14 may borrow the
+    argument's reference (LOAD_FAST_BORROW), which makes it one less.
+    """
+    blocks = deque([np.empty(1, np.uint8)])
+    block = blocks.popleft()
+    return getrefcount(block)
+
+
+UNUSED = _references_to_an_unused_block()
 
 
 def host_key() -> tuple[str, str] | None:
-    """Two processes can share memory if this is equal in both: the machine since its start, and the name space of its
-    processes. None: not on this system."""
+    """Return a key of this machine since its boot and of its process namespace; two processes with equal keys can share
+    memory. None: this system cannot.
+    """
     try:
         if not hasattr(os, "memfd_create"):
             return None
@@ -46,11 +59,11 @@ def host_key() -> tuple[str, str] | None:
 
 @frozen(kw_only=True, slots=True)
 class Shared:
-    """A value whose arrays lie in shared memory."""
+    """A message whose arrays are in shared memory."""
 
     path: str
     key: str
-    """Of this memory and no other."""
+    """Random key that identifies this memory."""
     header: bytes
     spans: Sequence[tuple[int, int]]
     """(offset, bytes) of each array."""
@@ -58,15 +71,16 @@ class Shared:
 
 @frozen(kw_only=True, slots=True)
 class Small:
-    """A value with its arrays beside it, which need not be looked for again."""
+    """A message that contains its arrays, as the pickling that measured their size has extracted them."""
 
     header: bytes
     arrays: Sequence[bytearray]
 
 
 class SharedMemoryWriter:
-    """The simulator's end, one a lane; what was put is overwritten by what is put next. The memory has no name of its
-    own, so that it goes with the processes, however they end."""
+    """The simulator's end, one for each lane. Each message overwrites the one before. The memory has no name in the
+    file system, so it disappears with the processes, however they end.
+    """
 
     def __init__(self) -> None:
         self.file = -1
@@ -74,8 +88,9 @@ class SharedMemoryWriter:
         self.memory: mmap | None = None
 
     def put(self, value: Any, *, shared: bool) -> Any:
-        """Return the message, which `SharedMemoryReader.take` opens, or the value itself where no memory is left to
-        share."""
+        """Return the message, which `SharedMemoryReader.take` opens, or the value itself where no memory can be
+        shared.
+        """
         buffers: list[pickle.PickleBuffer] = []
         header = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         arrays = [buffer.raw() for buffer in buffers]
@@ -107,7 +122,7 @@ class SharedMemoryWriter:
         self.close()
         try:
             self.file = os.memfd_create("vla-rl")
-            os.posix_fallocate(self.file, 0, size)  # fails now, where a write would end the process
+            os.posix_fallocate(self.file, 0, size)  # raises OSError now; a later write would end the process instead
             self.memory, self.key = mmap(self.file, size), secrets.token_hex(16)
         except OSError:
             self.close()
@@ -116,7 +131,7 @@ class SharedMemoryWriter:
 
 
 class SharedMemoryReader:
-    """The policy's end, one a lane."""
+    """The policy's end, one for each lane."""
 
     def __init__(self) -> None:
         self.key = ""
@@ -124,7 +139,7 @@ class SharedMemoryReader:
         self.pool = Pool()
 
     def take(self, message: Any) -> Any:
-        """What was put. Arrays are copies, for records to keep."""
+        """Return the value that was put into a message. Its arrays are copies, so that they can be kept as records."""
         if not isinstance(message, bytes):
             return message
         value = pickle.loads(message)  # noqa: S301 - from our own actors
@@ -144,16 +159,17 @@ class SharedMemoryReader:
 
 
 class Pool:
-    """Memory for copies, which is used again when nobody refers to what was in it: pages that are new to a process take
-    several times as long to fill as it takes to copy into old ones, and the system gets back what is freed at the end
-    of a rollout."""
+    """Memory blocks for copies, reused when nobody refers to their content any more. Filling pages that are new to a
+    process takes several times as long as copying into old ones, and what a rollout frees at its end goes back to the
+    system.
+    """
 
     def __init__(self) -> None:
         self.blocks: deque[Array] = deque()
-        """In the order in which they were filled."""
+        """Blocks in the order in which they were filled."""
 
     def copy(self, data: memoryview) -> Array:
-        """-> uint8 [n], with this in it."""
+        """Return a copy of the data, uint8 [n]."""
         block = self._free(data.nbytes)
         if block is None:
             block = np.empty(data.nbytes, np.uint8)
@@ -163,7 +179,9 @@ class Pool:
         return copied
 
     def _free(self, size: int) -> Array | None:
-        """A block of that size or little more, if one is found soon; free ones of other sizes leave."""
+        """Return an unused block of this size or up to twice as large, if one is among the next `LOOKS`. Unused blocks
+        of other sizes are dropped.
+        """
         for _ in range(min(LOOKS, len(self.blocks))):
             block = self.blocks.popleft()
             if getrefcount(block) > UNUSED:

@@ -1,5 +1,7 @@
-"""Says on stderr how far something is, where nothing else shows it: on a terminal in one line that is written over,
-elsewhere (a log file) in a line at most every `EVERY_S`."""
+"""Progress line on stderr for waits that nothing else shows.
+
+A terminal gets one line that is overwritten; elsewhere (a log file) there is a line at most every `EVERY_S` seconds.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ UNITS = {
     "eval": "episodes",
     "planning": "strategies",
 }
-"""Of what is done."""
+"""Unit in which the work of each title is counted."""
 
 
 class StatusLine:
-    """For one wait, or several one after another."""
+    """Progress line for one wait, or for several one after another."""
 
     def __init__(self) -> None:
         self._title = ""
@@ -32,7 +34,9 @@ class StatusLine:
         self._shown = False
 
     def show(self, title: str, done: int, total: int) -> None:
-        """`title`: "starting rows", or "starting rows: TASK". Prints nothing in the first `PATIENCE_S`."""
+        """Show the progress of "starting rows", say, or of "starting rows: TASK". Prints nothing in the first
+        `PATIENCE_S` seconds.
+        """
         now, live = monotonic(), sys.stderr.isatty()
         title, _, about = title.partition(": ")
         if title != self._title:
@@ -49,7 +53,7 @@ class StatusLine:
         print(text, end="" if live else "\n", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """The wait is over, or something else is printed now."""
+        """Remove the line: the wait is over, or something else is about to be printed."""
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
         self._shown, self._title, self._since = False, "", monotonic()
@@ -57,7 +61,7 @@ class StatusLine:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show what this process does in this block, and takes long."""
+    """Show the long-running work of this process while the block runs."""
     line = StatusLine()
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""What a process records for the trace: its calls, on its own clock, and the clocks of other machines."""
+"""Records for the trace: the calls of a process on its own clock, and the offsets between the clocks of machines."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from typing import Any, NamedTuple
 
 
 class Event(NamedTuple):
-    """A call; seconds are of the recorder's monotonic clock."""
+    """A call. Times are seconds of the recorder's monotonic clock."""
 
     role: str
     method: str
     lane: Any
-    """Its lane, or lanes, if it has any."""
+    """Lane or lanes of the call, if it has any."""
     start: float
     end: float
     main: bool = False
-    """It makes up the role's phase of an iteration."""
+    """True for a call that is part of its role's phase of an iteration."""
 
 
 RECEIVER = "receiver"
-"""Beside a learner: what comes to it while it trains. Waiting and sums are of `ROLES` alone."""
+"""Track for calls beside a learner's training: samples that arrive meanwhile. Waiting times and sums are of `ROLES`
+alone.
+"""
 
 
 PRACTICE = "practice"
-"""Beside the others: what a world model, and the policy in it, do."""
+"""Track for calls of a world model, and of the policy that trains in it."""
 
 
 OTHERS = {"beside": RECEIVER, "practice": PRACTICE}
-"""By `Remote.track`."""
+"""Value of `Remote.track` -> track, for those that are no role."""
 
 
 HELD_EVENTS = 200_000
-"""Events that a worker holds between two fetches; beyond that the oldest are dropped, and counted."""
+"""Events that a worker keeps between two fetches. Beyond that the oldest are dropped, and counted."""
 
 
 class CallRecorder:
-    """The calls of one process."""
+    """Recorder of the calls of one process; any thread may add."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=HELD_EVENTS)
@@ -54,7 +56,7 @@ class CallRecorder:
             self.events.append(event)
 
     def drain(self) -> tuple[list[Event], int]:
-        """-> (events since the last time, number of those that were dropped)."""
+        """Return the events since the last call, and the number of events that were dropped."""
         with self._changing:
             events, count = list(self.events), self.count
             self.events.clear()
@@ -63,7 +65,9 @@ class CallRecorder:
 
 
 def clock() -> tuple[str, float]:
-    """-> (this machine since its start, its monotonic clock): processes of one machine share the clock."""
+    """Return an identity of this machine since its boot, and its monotonic clock. Processes of one machine share the
+    clock.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), monotonic()
     except OSError:
@@ -71,8 +75,9 @@ def clock() -> tuple[str, float]:
 
 
 def clock_ahead(ask: Callable[[], tuple[str, float]]) -> float:
-    """Seconds that another process' `clock`, which `ask` reads, is ahead of ours, by the quickest of some round trips;
-    0 on the same machine."""
+    """Return how many seconds another process's `clock`, read by `ask`, is ahead of ours; 0 on the same machine. The
+    quickest of five round trips decides.
+    """
     here = clock()[0]
     trips: list[tuple[float, float]] = []
     for _ in range(5):

@@ -1,7 +1,7 @@
-"""Weights on their way from a learner to policies in other processes.
+"""Publication of weights from a learner to policies in other processes.
 
-A version travels whole, as the bits of every trainable tensor, through Ray's object store: copied into it once, and
-read where it lies by all policies of a node. A policy puts it on its device while it acts, and swaps it in between two
+A version travels as the bits of every trainable tensor, through Ray's object store: it is copied into the store once,
+and all policies of a node read it there. A policy copies it to its device while it acts, and swaps it in between two
 requests.
 """
 
@@ -19,29 +19,29 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Array
 
 ALIGNED = 64
-"""Bytes at which each tensor starts."""
+"""Alignment of each tensor's start, in bytes."""
 
 
 @frozen(kw_only=True)
 class _Sent:
-    """One tensor."""
+    """Description of one tensor in the memory of a version."""
 
     name: str
     start: int
-    """Of its bytes in the memory of all."""
+    """Offset of the tensor's bytes in the memory of the version."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     checksum: int | None
 
     def read(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor in that memory, uint8 [bytes]."""
+        """Return the tensor as a view of that memory, uint8 [bytes]."""
         end = self.start + math.prod(self.shape) * self.dtype.itemsize
         return memory[self.start : end].view(self.dtype).view(self.shape)
 
 
 @frozen(kw_only=True)
 class PublishedWeights:
-    """The trainable weights of one version, in one piece, which Ray copies fastest."""
+    """The trainable weights of one version, in one array, which Ray copies fastest."""
 
     version: int
     memory: Array
@@ -50,13 +50,13 @@ class PublishedWeights:
 
 
 class WeightPublisher:
-    """Copies weights into host memory that it keeps: what it gives out is good until the next version."""
+    """Copies weights into host memory that it reuses: a version is valid until the next one is published."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
 
     def publish(self, model: VLAModel, version: int, check: bool) -> PublishedWeights:
-        """What `receive` takes, with checksums if asked for."""
+        """Return the weights as `receive` takes them, with checksums if `check`."""
         pairs = list(model.weights())
         starts = [0]
         for _, tensor in pairs:
@@ -76,8 +76,9 @@ Weights = list[tuple[str, torch.Tensor]]
 
 
 def receive(model: VLAModel, published: PublishedWeights) -> Weights:
-    """Put a version beside the model's, on its device; nothing changes. Raises PluginError naming the parameter where
-    names, shapes or types differ."""
+    """Copy a version to the model's device without changing the model. Raises PluginError naming the parameter where
+    names, shapes or types differ.
+    """
     memory = torch.from_numpy(published.memory)
     coming = [(sent.name, sent.read(memory)) for sent in published.tensors]
     own = dict(model.weights())
@@ -86,8 +87,9 @@ def receive(model: VLAModel, published: PublishedWeights) -> Weights:
 
 
 def swap_in(model: VLAModel, received: Weights, published: PublishedWeights) -> None:
-    """Load what was received. Raises PluginError, for a version with checksums, naming the parameter where the model
-    then does not hold what was sent."""
+    """Load what was received. Raises PluginError naming the parameter where a version has checksums and the model then
+    does not hold the weights that were sent.
+    """
     model.load_weights(received)
     if all(sent.checksum is None for sent in published.tensors):
         return
@@ -103,7 +105,7 @@ def swap_in(model: VLAModel, received: Weights, published: PublishedWeights) -> 
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Of the bits."""
+    """Return the CRC-32 of a tensor's bits."""
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 

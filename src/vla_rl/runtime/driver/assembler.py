@@ -1,4 +1,6 @@
-"""From what workers report to one light rollout, and from its samples to the optimiser steps of each rank. Pure."""
+"""Assembly of worker reports into one rollout batch, and of its samples into the arrays of an update. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +18,34 @@ from vla_rl.runtime.messages.reports import TrajectoryResult
 
 @frozen(kw_only=True, eq=False)
 class SampleIndex:
-    """The trainable samples (chunk steps) of a rollout, in time-major order."""
+    """Trainable samples (chunk steps) of a rollout, in time-major order."""
 
     steps: Array
     columns: Array
-    """int64 [S]: t and n."""
+    """Chunk step t and column n of each sample, int64 [S]."""
     workers: Array
     places: Array
-    """int64 [S]: worker whose policy made it, and its place there."""
+    """Worker whose policy made each sample, and the sample's id there, int64 [S]."""
 
 
 @frozen(kw_only=True, eq=False)
 class RolloutBatch:
-    """A rollout, and where its heavy parts lie."""
+    """Trajectory records of a rollout, and the workers that hold its model inputs."""
 
     rollout: Rollout
-    """Its light part."""
+    """The trajectory records."""
     places: Array
-    """int64 [T, N]: of each chunk step with its worker; -1: there is none."""
+    """Sample id of each chunk step on its worker, int64 [T, N]; -1 where there is none."""
     workers: Array
     numbers: Array
-    """int64 [N]: the worker of each ticket's policy, and the ticket's number."""
+    """Worker of each ticket's policy, and number of the ticket, int64 [N]."""
     ended: Array | None = None
-    """bool [T, N]: behind this chunk step there is a final observation, which can be valued again."""
+    """bool [T, N]: the chunk step is followed by a final observation, whose value can be recomputed."""
     ranks: Array | None = None
-    """int64 [T, N]: the learner with whom the sample lies, once it was moved there."""
+    """Learner rank that holds each sample, once it was moved there, int64 [T, N]."""
 
     def cut(self, rollout: Rollout, columns: Array) -> RolloutBatch:
-        """The columns (indices) that `rollout` is cut to."""
+        """Return the columns (indices) that `rollout` was cut to."""
         return RolloutBatch(
             rollout=rollout,
             places=self.places[:, columns],
@@ -54,14 +56,16 @@ class RolloutBatch:
         )
 
     def places_of(self, columns: Array | None = None) -> dict[int, Array]:
-        """Worker -> int64: where the samples of its columns lie, or of those among `columns` (bool [N])."""
+        """Return the sample ids of all columns, or of those in `columns` (bool [N]): worker -> int64."""
         chosen = np.ones(len(self.workers), bool) if columns is None else columns
         places = {w: self.places[:, chosen & (self.workers == w)] for w in np.unique(self.workers[chosen]).tolist()}
         return {worker: of_worker[of_worker >= 0] for worker, of_worker in places.items()}
 
 
 def assemble(step: int, tickets: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
-    """One rollout of tickets, in the order of their numbers: (worker, what came of it) of each."""
+    """Build one rollout batch of tickets in the order of their numbers: (worker, result) of each. Shorter trajectories
+    are padded.
+    """
     workers = np.array([worker for worker, _ in tickets], np.int64)
     parts = [{**ticket.finished.light, **ticket.chosen} for _, ticket in tickets]
     length = max(len(part["valid"]) for part in parts)
@@ -100,7 +104,7 @@ def assemble(step: int, tickets: Sequence[tuple[int, TrajectoryResult]], group_s
 
 
 def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
-    """One rollout of several, column beside column, with the step of the last. Episodes are those of the last alone."""
+    """Join rollouts column by column, with the step and the episodes of the last one."""
     if len(parts) == 1:
         return parts[0]
     length, last = max(len(part.places) for part in parts), parts[-1]
@@ -134,14 +138,16 @@ def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
 
 
 def find_samples(rollout: Rollout, columns: Array, gathered: RolloutBatch) -> SampleIndex:
-    """Samples of a rollout that was cut to `columns`, in time-major order."""
+    """Return the samples of a rollout that was cut to `columns`, in time-major order."""
     steps, kept = np.nonzero(rollout.samples.numpy())
     own = columns[kept]
     return SampleIndex(steps=steps, columns=kept, workers=gathered.workers[own], places=gathered.places[steps, own])
 
 
 def light_arrays(rollout: Rollout, advantages: Advantages, samples: SampleIndex) -> dict[str, Array | None]:
-    """`Batch`'s light fields [S, ...] of all samples, weights not yet divided, plus "counts" and "value_counts" [S]."""
+    """Return the fields of `Batch` that trajectory records and advantages contain, [S, ...] for all samples. Weights
+    are not divided yet; "counts" and "value_counts" [S] are added.
+    """
 
     def pick(tensor: torch.Tensor | None) -> Array | None:
         return None if tensor is None else tensor.numpy()[samples.steps, samples.columns]

@@ -1,4 +1,4 @@
-"""Behaviour cloning on all learners: the warm-up of a run, and `vla-rl sft`."""
+"""Behaviour cloning on all learners: before RL (`warmup:`), and `vla-rl sft`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
 from vla_rl.runtime.messages.learning import ImitationStep
 
 PIECE = 10
-"""Optimiser steps of one call, between which a run can be stopped."""
+"""Optimiser steps of one call. A run can be stopped between two calls."""
 
 
 class BehaviourCloning:
-    """Demonstrations that lie with the learners, and optimiser steps on them; deterministic in seed and step."""
+    """Behaviour cloning of demonstrations that the learners hold; deterministic in seed and step."""
 
     def __init__(
         self, fleet: Fleet, seed: int, purpose: str, batch: int, samples: Sequence[Array], about: dict[str, float]
     ):
-        """
+        """Describe the demonstrations.
+
         Args:
-            seed, purpose: key the order of the samples.
+            seed, purpose: key of the order of samples.
             batch: samples of an optimiser step, over all ranks.
-            samples: int64 [n] a rank: those that it learns from.
+            samples: int64 [n] for each rank: indices of its samples.
             about: metrics of the demonstrations.
         """
         self._fleet, self._seed, self._purpose, self._samples, self.about = fleet, seed, purpose, samples, about
@@ -38,13 +39,19 @@ class BehaviourCloning:
         """Optimiser steps of one pass over the demonstrations."""
 
     def size(self, step: int) -> int:
-        """Samples of an optimiser step (from 1), over all ranks: the last one of an epoch has what is left."""
+        """Return the samples of an optimiser step (from 1), over all ranks. The last step of an epoch has what is
+        left.
+        """
         start = (step - 1) % self.epoch * self._batch
         return sum(min(max(len(own) - start, 0), self._batch) for own in self._samples)
 
     def train(self, first: int, last: int, rate: Callable[[int], float], progress: Callable[[int], None]) -> float:
-        """Optimiser steps `first` to `last` (from 1, inclusive), the learning rate of each given by `rate`;
-        `progress` is told the next. -> mean loss of a sample."""
+        """Make optimiser steps `first` to `last` (from 1, inclusive). Return the mean loss of a sample.
+
+        Args:
+            rate: optimiser step -> its learning rate.
+            progress: called with the next optimiser step.
+        """
         total = 0.0
         for start in range(first, last + 1, PIECE):
             progress(start)
@@ -57,7 +64,7 @@ class BehaviourCloning:
         return total / sum(map(self.size, range(first, last + 1)))
 
     def shares(self, step: int, lr: float) -> list[ImitationStep]:
-        """An optimiser step (from 1), by rank."""
+        """Return the shares of all ranks in an optimiser step (from 1)."""
         epoch, position = divmod(step - 1, self.epoch)
         chosen = []
         for rank, own in enumerate(self._samples):
@@ -68,8 +75,11 @@ class BehaviourCloning:
 
 
 def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> BehaviourCloning:
-    """Let the simulators' scripted expert play on all lanes; its samples stay with the learner beside them.
-    Raises UserError when it solved nothing."""
+    """Let the simulators' scripted expert act on all lanes. Its samples stay with the learner of the same worker, if
+    there is one.
+
+    Raises UserError when no episode succeeded.
+    """
     per_lane = -(-expert.episodes // len(fleet.lanes))
     playing = {
         lane.index: fleet.sim_of[lane.index].call_for_two(EnvInterface.demonstrate, lane.index, per_lane, expert.noise)
@@ -95,14 +105,14 @@ def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch:
 
 
 def of_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> BehaviourCloning:
-    """Recorded demonstrations, `count` samples, which every learner opened; each takes its share."""
+    """Use `count` samples of recorded demonstrations, which every learner has opened; each rank takes its share."""
     world = len(fleet.learners)
     samples = [np.arange(rank, count, world) for rank in range(world)]
     return BehaviourCloning(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})
 
 
 def warm_up(fleet: Fleet, spec: Spec, progress: Callable[[str, int, int], None]) -> dict[str, float]:
-    """Clone the simulator's scripted expert, as `warmup:` says, for all learners. -> metrics."""
+    """Clone the simulator's scripted expert on all learners, as `warmup:` says. Return metrics."""
     warm = spec.warmup
     assert warm is not None
     progress("demonstrations", 0, warm.episodes)

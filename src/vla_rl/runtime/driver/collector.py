@@ -1,4 +1,4 @@
-"""The driver's part of playing: which worker plays which tickets, and what has come of them."""
+"""The driver's half of a rollout: which worker gets which tickets, and the results that came back."""
 
 from __future__ import annotations
 
@@ -26,33 +26,35 @@ T = TypeVar("T")
 
 @define
 class Collector:
+    """Tickets of one purpose (rollout or imagination): waiting, given to workers, and finished."""
+
     fleet: Fleet
     restarts: Restarts
     ahead: bool
-    """Reports are wanted while others are played."""
+    """True where rollouts run ahead of training, so that reports are wanted while other tickets are still running."""
     each: bool = False
-    """Of every ticket at once."""
+    """True where each finished ticket is wanted at once (streaming update)."""
     purpose: str = "action"
-    """Of the `Mode` in which they are played."""
+    """Purpose of the `PolicyMode` in which tickets are rolled out."""
     arrived: Callable[[int, Sequence[TrajectoryResult]], None] | None = None
-    """Is told at once, with the worker of their policy, of tickets that were played, also while `get_all` waits."""
+    """Called at once with finished tickets and the worker of their policy, also while `get_all` waits."""
     played: dict[int, tuple[int, TrajectoryResult]] = field(factory=dict, init=False)
-    """Ticket -> the worker of its policy, and what came of it; until `release`."""
+    """Ticket -> worker of its policy, and its result; until `release`."""
     since: RolloutReport = field(factory=RolloutReport, init=False)
-    """What was done since `forget`; its `played` stays empty."""
+    """Work done since `forget`; its `played` stays empty."""
     publishing: list[Ref[Any]] = field(factory=list, init=False)
-    """Weights on their way, for which tickets may wait."""
+    """Calls that publish weights, for which tickets may wait."""
     seconds: float = field(default=0.0, init=False)
-    """That the driver waited since then."""
+    """Seconds that the driver waited since `forget`."""
     _standings: StreamCursors = field(factory=StreamCursors, init=False)
     _waiting: deque[deque[EpisodeRequest]] = field(factory=deque, init=False)
-    """Nobody holds these; by the step that they are for."""
+    """Tickets that no worker holds, in the batches in which they were issued."""
     _given: dict[int, dict[int, EpisodeRequest]] = field(init=False)
-    """Worker -> the tickets that it plays, or will."""
+    """Worker -> tickets that it holds: running, or waiting there."""
     _acting_for: dict[int, int] = field(init=False)
-    """Row -> the worker of its policy."""
+    """Env (index in the run) -> worker of its policy."""
     _news: list[int] = field(factory=list, init=False)
-    """Tickets that were played, and nobody knows yet."""
+    """Finished tickets that `finished` has not returned yet."""
     _plays: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
     _reports: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
 
@@ -66,14 +68,14 @@ class Collector:
         }
 
     def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
-        """Have these tickets played, those of earlier batches first. Does not wait."""
+        """Have these tickets rolled out, earlier batches first. Does not wait."""
         before = perf_counter()
         self._waiting.extend(deque(batch) for batch in batches if batch)
         self._hand_out()
-        self.seconds += perf_counter() - before  # where all is one process, it plays now
+        self.seconds += perf_counter() - before  # with the local backend the rollout runs within this call
 
     def finished(self, needed: Collection[int]) -> list[int]:
-        """Wait until something of it is played, best all that is needed. -> the tickets that were played."""
+        """Wait until some tickets are finished, if possible all that are needed. Return the finished tickets."""
         before = perf_counter()
         while not self._news:
             try:
@@ -86,7 +88,9 @@ class Collector:
         return news
 
     def metrics(self, taken: int) -> dict[str, float]:
-        """What was waited, and with lag what is ahead of the step that has taken so many."""
+        """Return the time waited; where rollouts run ahead, also the number of tickets beyond the step, which took
+        `taken` of them.
+        """
         waited = {"time/rollout": self.seconds}
         if not self.ahead:
             return waited
@@ -94,7 +98,7 @@ class Collector:
         return {**waited, "rollout/ready_tickets": float(ready), "rollout/playing_tickets": float(playing)}
 
     def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
-        """As the fleet's."""
+        """Wait for results, as the fleet does; finished tickets are passed to `arrived` meanwhile."""
         left = list(references) if self.arrived else []
         while left and (self._plays or self._reports):
             try:
@@ -105,17 +109,17 @@ class Collector:
         return self.fleet.get_all(references)
 
     def arrive(self) -> None:
-        """Wait until all policies have the last version that was published."""
+        """Wait until all policies have the version that was published last."""
         publishing, self.publishing = self.publishing, []
         with waiting("publishing weights"):
             self.fleet.get_all(publishing)
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self.since, self.seconds = RolloutReport(), 0.0
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Forget these, here and where they were played."""
+        """Drop the results of these tickets, here and in the policies' workers."""
         for number in numbers:
             del self.played[number]
         self.fleet.get_all([policy.call(PolicyInterface.release, numbers) for policy in self.fleet.policies])
@@ -123,7 +127,9 @@ class Collector:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _hand_out(self) -> None:
-        """Give tickets to whoever holds fewest for its rows; those of streams to whoever has these."""
+        """Give tickets to the worker that holds the fewest for each of its envs; tickets of streams go to the worker of
+        their env.
+        """
         rows = {p.worker: p.assignment.rows_served for p in self.fleet.policies}
         most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
         held = {worker: len(given) for worker, given in self._given.items()}
@@ -159,7 +165,7 @@ class Collector:
         return [[self._standings.placed(start) for start in batch] for batch in batches]
 
     def _wait(self, needed: Collection[int], others: list[Ref[Any]] | None = None) -> None:
-        """Wait until there is news of tickets, or one of `others` is there, which is taken out then."""
+        """Wait until there is news of tickets, or one of `others` is there, which is removed from the list then."""
         others = [] if others is None else others
         assert self._plays or self._reports, f"tickets {list(needed)[:5]} are waited for, and nobody plays"
         wanted, early = frozenset(needed), bool(self._waiting or self.arrived or self.each)
@@ -192,8 +198,9 @@ class Collector:
         self.since.add(report)
 
     def _recover(self, error: WorkerDied) -> None:
-        """Start dead simulators again; what they played, and what was played with them, is played again. Raises the
-        error where it was not a simulator that died."""
+        """Start dead sim workers again, and queue the running tickets of the policies that act for them. Raises the
+        error where another kind of worker died.
+        """
         dead = self.restarts.revive(error)
         for policy in self.fleet.policies:
             index = policy.worker

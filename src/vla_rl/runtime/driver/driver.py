@@ -1,4 +1,6 @@
-"""The runtime of a run: starts the plan's workers and tells them what to do. No frames and no weights go through it."""
+"""The driver of a run: it starts the plan's workers and tells them what to do. No frames and no weights pass through
+it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
 
 
 class Driver:
-    """`core.runtime.Runtime`, by workers on a backend."""
+    """Implementation of `core.runtime.Runtime` by workers on a backend."""
 
     def __init__(
         self,
@@ -65,20 +67,22 @@ class Driver:
         measure: Callable[[Spec, Cluster], Profile] | None = None,
         interrupts: Interrupts | None = None,
     ):
-        """
+        """Start the workers.
+
         Args:
-            make_backend: makes what hosts the workers; it is closed where the start fails, and by `close`.
-            imitation: for `vla-rl sft`: the learners open the data that the spec names.
-            scaling: by which the model scales, of a run that took them from its data; None: the model's own.
-            folder: of the run; with one, the policy practises in the spec's world model.
-            plan: of the workers; None: that of the spec's placement.
-            measure: what roles take, for a placement that plans by it.
-            interrupts: by whose order workers leave what they play.
+            make_backend: creates the host of the workers; it is closed where the start fails, and by `close`.
+            imitation: True for `vla-rl sft`: the learners open the data that the spec names.
+            scaling: normalisation statistics of the model, for a run that took them from its data; None: the model's
+                own.
+            folder: folder of the run; with one, the policy trains in imagination if the spec has a world model.
+            plan: plan of the workers; None: the one for the spec's placement.
+            measure: measures the cost of roles, for a placement that is planned by it.
+            interrupts: stop requests, after which workers end their rollouts early.
         """
         self.spec, self.scaling = spec, scaling
         self.shape = RunShape.of(spec)
         self.demonstrations = 0
-        """Samples of the data that the learners opened."""
+        """Number of samples of the data that the learners opened."""
         self.algorithm = build_algorithm(spec)
         local = spec.runtime.backend == "local"
         check_simulators(spec)
@@ -91,9 +95,11 @@ class Driver:
         self.chosen: RolloutBatch | None = None
         """What is trained on next ..."""
         self.preparing = 0.0
-        """... and the seconds that it took to have it ready."""
+        """... and the seconds that it took to prepare it."""
         self.fits = not self.shape.overlaps and not self.shape.replays
-        """What learners will hold at most was compared with the memory that there is, or need not be."""
+        """True once the samples that learners may hold were compared with the available memory, or where that is not
+        needed.
+        """
         self.backend = make_backend()
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
@@ -127,8 +133,11 @@ class Driver:
 
     @traced
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
-        """Have tickets played that were issued while `step` ran, in batches one after another: those of a step, or
-        where learners begin before it is whole, one for each row. Does not wait."""
+        """Have tickets rolled out that were issued while `step` ran. Does not wait.
+
+        They are split into batches, rolled out one after another: one step's tickets each, or with streaming updates
+        one ticket for each env.
+        """
         self._check_memory()
         size = self.shape.envs if self.feeding else self.shape.tickets_per_step
         batches = [list(batch) for _, batch in groupby(tickets, lambda ticket: ticket.number // size)]
@@ -136,7 +145,7 @@ class Driver:
 
     @traced
     def finished(self, needed: Collection[int]) -> list[int]:
-        """Wait until tickets were played, best all that are needed. -> those that were."""
+        """Wait until some tickets are finished, if possible all that are needed. Return the finished tickets."""
         numbers = self.tickets.finished(needed)
         self._new_faults += len(self.tickets.since.faults)
         self._report_faults(self.tickets.since.faults)
@@ -144,7 +153,7 @@ class Driver:
 
     @traced
     def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
-        """What came of these. -> (its light part, metrics)."""
+        """Assemble these finished tickets. Return (trajectory records, metrics)."""
         played = [self.tickets.played[number] for number in tickets]
         self.gathered = assemble(step, played, self.shape.group_size)
         self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
@@ -159,7 +168,9 @@ class Driver:
         }
 
     def feed(self, step: int, tickets: Sequence[int]) -> None:
-        """These were played, first of all that the step consumes: with `stream` learners may begin."""
+        """Let learners begin with these finished tickets, the first of all that the step consumes. Does nothing without
+        streaming updates.
+        """
         if self.feeding is not None:
             further = tickets[len(self.feeding.judged) :]
             if self.feeding.worthwhile([self.tickets.played[number] for number in further]):
@@ -167,25 +178,28 @@ class Driver:
 
     @traced
     def judge(self, step: int, tickets: Sequence[int]) -> None:
-        """Let learners begin with these."""
+        """Score the groups of these tickets, and let learners begin with them."""
         assert self.feeding is not None
         self.feeding.feed(step, self.version, [self.tickets.played[number] for number in tickets])
 
     @traced
     def practise(self, step: int) -> dict[str, float]:
-        """Fit the world model, and let the policy play in it; nothing without one. -> metrics."""
+        """Fit the world model, and train the policy in imagination; does nothing without a world model. Return
+        metrics.
+        """
         assert self.gathered is not None
         return self.imagining.practise(step, self.gathered, self.version, self.progress, self._report_faults)
 
     @property
     def practice(self) -> dict[str, Any]:
-        """Sums over the run of what `practise` did."""
+        """Return the sums of `practise` over the run."""
         return self.imagining.so_far
 
     @traced
     def prepare(self, kept: Rollout, keep: Array) -> Rollout:
-        """What is trained on: the columns `keep` (indices) of the last rollout, which `kept` is cut to, behind those
-        that are trained on again."""
+        """Prepare what is trained on, and return it: replayed groups first, then the columns `keep` (indices) of the
+        last rollout, which `kept` was cut to.
+        """
         assert self.gathered is not None
         before = perf_counter()
         self.tickets.forget()
@@ -196,7 +210,7 @@ class Driver:
 
     @traced
     def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
-        """Train on what was prepared. -> metrics."""
+        """Train on what was prepared. Return metrics."""
         assert self.chosen is not None
         before, chosen, self.chosen = perf_counter(), evolve(self.chosen, rollout=prepared), None
         chosen, advantages = self.imagining.beside(chosen, advantages)
@@ -207,8 +221,9 @@ class Driver:
         return {**self.supply.metrics, **metrics, "time/update": self.preparing + perf_counter() - before}
 
     def finish(self, trained: bool) -> dict[str, float]:
-        """Forget what the last rollout was made of, and publish the weights, or say that they are the same.
-        -> metrics."""
+        """Drop the samples of the last rollout, and publish the weights, or count a version with unchanged weights.
+        Return metrics.
+        """
         assert self.gathered is not None
         before, (gathered, self.gathered) = perf_counter(), (self.gathered, None)
         if self.feeding:
@@ -232,7 +247,7 @@ class Driver:
 
     @traced
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
-        """Every evaluation state once per repeat; of `frames` episodes pictures are recorded."""
+        """Roll out every evaluation state once for each repeat, and keep the frames of `frames` episodes."""
         self.tickets.arrive()
         tickets = tickets_for(self.spec, self.eval_states, frames, step)
         self.progress("eval", 0, len(tickets))
@@ -241,19 +256,19 @@ class Driver:
 
     @traced
     def warm_up(self) -> dict[str, float]:
-        """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
+        """Clone the simulator's scripted expert on all learners (`warmup:` in the spec). Return metrics."""
         before = perf_counter()
         metrics = warm_up(self.fleet, self.spec, self.progress)
         self.forget_demonstrations()
         return metrics | {"time/warmup": perf_counter() - before}
 
     def forget_demonstrations(self) -> None:
-        """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
+        """Free the demonstrations, and reset the optimiser's state before RL."""
         self.fleet.get_all([learner.call(LearnerInterface.forget_demonstrations) for learner in self.fleet.learners])
         self.publish()
 
     def imitation(self) -> BehaviourCloning:
-        """The demonstrations of the spec's `imitation:`, ready to train on."""
+        """Return the demonstrations of the spec's `imitation:`, ready to train on."""
         section = self.spec.imitation
         assert section is not None
         if section.expert is None:
@@ -265,7 +280,7 @@ class Driver:
 
     @property
     def tick(self) -> Callable[[], None]:
-        """Is called from time to time while workers are waited for."""
+        """Function that is called from time to time while the driver waits for workers."""
         return self.backend.tick
 
     @tick.setter
@@ -273,19 +288,21 @@ class Driver:
         self.backend.tick = tick
 
     def devices(self) -> str:
-        """What each role works on, in words."""
+        """Return a description of the device of each role."""
         return describe(
             self.fleet.assignments, self.fleet.get_all([w.call(HostInterface.device) for w in self.fleet.workers])
         )
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
-        """As `Runtime.how_far`."""
+        """Return the progress of a phase, as `Runtime.how_far`."""
         return self.fleet.how_far(self.spec, self.info, phase, done, total)
 
     @traced
     def publish(self) -> None:
-        """Policies beside a learner already hold the weights; the others get them by reference. Where rollouts run
-        ahead, tickets wait for them, and nobody else does."""
+        """Publish the weights. Policies in a learner's process already hold them; the others get them by reference.
+
+        Where rollouts run ahead, only tickets that need the new version wait for it; otherwise this call waits.
+        """
         self.tickets.arrive()
         self.tickets.publishing = self.fleet.publish(self.version, self.spec.runtime.check_weights)
         if not self.tickets.ahead:
@@ -293,7 +310,7 @@ class Driver:
 
     @traced
     def save(self, model_folder: Path, trainer_folder: Path) -> None:
-        """The model in its public format, and the exact state to go on from."""
+        """Write the model in its public format, and the exact state from which a run resumes."""
         state = trainer_folder / "learner.pt"
         self.fleet.get_all(
             [learner.call(LearnerInterface.save, model_folder, state) for learner in self.fleet.learners]
@@ -304,7 +321,7 @@ class Driver:
             self.fleet.get(self.fleet.policies[0].call(PolicyInterface.save_past, trainer_folder / "past.pt"))
 
     def load(self, trainer_folder: Path) -> None:
-        """What `save` wrote."""
+        """Restore what `save` wrote."""
         state = trainer_folder / "learner.pt"
         self.version = self.fleet.get_all([r.call(LearnerInterface.load, state) for r in self.fleet.learners])[0]
         self.starts.load(trainer_folder)
@@ -317,7 +334,7 @@ class Driver:
         self.publish()
 
     def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
-        """Fetch what the workers recorded, and write the trace file; `env_steps` of the run so far."""
+        """Fetch the workers' events and write the trace file. `env_steps`: environment steps of the run so far."""
         fleet, trace = self.fleet, self.trace
         if not trace.shifts:
             for worker in fleet.workers:
@@ -331,7 +348,7 @@ class Driver:
         return self.trace.roles()
 
     def _sizes(self) -> dict[str, float]:
-        """The model's, and of the longest trajectory, which is not asked for where learners may be away."""
+        """Return the sizes of the model, and of the longest trajectory unless learners may be offloaded."""
         sizes = self.fleet.get(self.fleet.worker_of(self.fleet.policies[0]).call(HostInterface.model_size))
         if self.plan.offload or not self.fleet.learners:
             return sizes
@@ -375,7 +392,9 @@ class Driver:
             self.scaling = self.fleet.get(workers[0].call(HostInterface.data_statistics))
 
     def _check_memory(self) -> None:
-        """Once, before the first ticket, where rollouts run ahead or are trained on again."""
+        """Check once, before the first ticket, that samples fit into memory where rollouts run ahead or are
+        replayed.
+        """
         if self.fits:
             return
         check_memory(self.spec, self.plan, self.backend.cluster(), self.info, self._sample_bytes)
@@ -383,11 +402,11 @@ class Driver:
 
     @cached_property
     def _sample_bytes(self) -> int:
-        """Of a chunk step, as learners hold it."""
+        """Bytes of a chunk step's sample, as learners hold it."""
         return self.fleet.get(self.fleet.learners[0].call(LearnerInterface.sample_bytes))
 
     def _report_faults(self, texts: list[str]) -> None:
-        """Tell of rows that broke in any worker, once. Raises EnvError when there were too many."""
+        """Report faults of envs in any worker, once each. Raises EnvError when there were too many."""
         for text in texts:
             self.on_fault(text)
         self.faults += len(texts)

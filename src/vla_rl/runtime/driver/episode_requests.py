@@ -1,4 +1,6 @@
-"""Where tickets start: from which state, with which weights, and after which other ticket."""
+"""Requests for episodes: the reset state, the version of the weights and the previous ticket from which each ticket
+starts.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,26 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 
 
 class EpisodeRequests:
+    """Turns tickets into episode requests."""
+
     def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Requirements):
-        """`needs`: of the algorithm."""
+        """Create the requests' source. `needs`: requirements of the algorithm."""
         self.spec, self.states, self.record = spec, states, needs.frames
         self.shape = RunShape.of(spec)
         self.streams, self.marks = EnvStreams(), RecordingSchedule(spec)
         self.windows: TaskWeighting | None = None
-        """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
+        """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`; None otherwise."""
         sampling = spec.rollout.task_sampling
         if sampling.type == "weighted":
             tasks = [state.task for state in states]
             self.windows = TaskWeighting(tasks, sampling.window, sampling.smoothing, self.shape.max_lag)
 
     def of(self, ticket: Ticket, step: int, version: int) -> EpisodeRequest:
-        """A ticket that was issued while `step` ran and `version` was the newest."""
+        """Return the request for a ticket that was issued while `step` ran and `version` was the newest."""
         spec, shape = self.spec, self.shape
         weights = self.windows.weights(step, ticket.group) if self.windows else None
-        before = ticket.group // shape.groups_per_step if shape.overlaps else step - 1  # steps before its own
+        # Number of training steps before the ticket's own.
+        before = ticket.group // shape.groups_per_step if shape.overlaps else step - 1
         pinned = max(0, before - shape.pinned_lag) if shape.pinned_lag else -1
         if spec.rollout.auto_reset == "off":
             state = draw_state(self.states, spec.seed, ticket.group, weights=weights)
@@ -49,7 +54,7 @@ class EpisodeRequests:
         return self.streams.next(start)
 
     def note(self, step: int, episodes: Sequence[Episode], last: int) -> dict[str, float]:
-        """What came of the rollout of `step`, whose last ticket this was. -> metrics."""
+        """Take note of the outcomes of `step`'s rollout, whose last ticket is `last`. Return metrics."""
         if self.windows is None:
             return {}
         self.windows.record(step, episodes)
@@ -57,7 +62,7 @@ class EpisodeRequests:
         return {f"sampling/weight/{task}": weight for task, weight in weights.items()}
 
     def consume(self, tickets: Sequence[EnvTrajectory]) -> None:
-        """A step is over that trained on these, in the order of their numbers."""
+        """Take note that a step has trained on these tickets, in the order of their numbers."""
         for ticket in tickets:
             self.streams.consume(ticket)
 
@@ -67,7 +72,7 @@ class EpisodeRequests:
             self.windows.save(folder / "tasks.json")
 
     def load(self, folder: Path) -> None:
-        """What `save` wrote."""
+        """Restore what `save` wrote."""
         self.streams.load(folder / "streams.npz", {state.id: state for state in self.states})
         if self.windows:
             self.windows.load(folder / "tasks.json")

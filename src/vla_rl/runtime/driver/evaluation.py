@@ -1,4 +1,4 @@
-"""Evaluation by itself (`vla-rl eval`)."""
+"""Evaluation outside of training (`vla-rl eval`)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ Progress = Callable[[str, int, int], None]
 
 
 class NotRecorded(UserError):
-    """The episodes were played, and then could not be recorded."""
+    """The episodes were rolled out, but could not be recorded."""
 
     def __init__(self, result: dict[str, Any], cause: UserError | OSError) -> None:
         reason = why(cause) if isinstance(cause, OSError) else str(cause)
         super().__init__(f"the episodes were played, but not recorded: {reason}")
         self.result = result
-        """As `evaluate` gives it."""
+        """Result of the evaluation, as `evaluate` returns it."""
 
     def __reduce__(self) -> Any:
         return UserError, (str(self),)
 
 
 def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress) -> dict[str, Any]:
-    """Evaluate a spec's model, with the weights of a checkpoint's trainer folder when one is given. `progress` is told
-    from time to time what goes on, "eval" or what that waits for, and how much is done of how much. Raises RunStopped
-    after Ctrl-C or SIGTERM."""
+    """Evaluate a spec's model, with the weights of a checkpoint's trainer folder if one is given.
+
+    `progress` is called from time to time with what is going on ("eval", or what that waits for), how much of it is
+    done, and how much there is. Raises RunStopped after Ctrl-C or SIGTERM.
+    """
     with Interrupts() as interrupts:
         try:
             return _evaluate(spec, state, trainer, start, progress, interrupts)
@@ -83,7 +85,7 @@ def _evaluate(
             events.on_run_end(about, {})
         except (UserError, OSError) as exc:
             raise NotRecorded(result, exc) from exc
-        if interrupts.reason is not None:  # a listener failed
+        if interrupts.reason is not None:  # a hook failed and asked for a stop
             cause = interrupts.reason.__cause__
             raise NotRecorded(result, cause if isinstance(cause, OSError) else interrupts.reason)
         return result

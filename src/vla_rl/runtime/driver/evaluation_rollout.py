@@ -1,4 +1,4 @@
-"""Evaluation: every evaluation state once per repeat, on all rows."""
+"""Evaluation rollout: every evaluation state once for each repeat, on all envs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from vla_rl.toolkit.data.recording import settings_in
 
 
 def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int, step: int) -> list[EpisodeRequest]:
-    """The episodes of the evaluation at `step`; pictures are kept of `frames` of them, spread evenly. Raises UserError
-    when there are none."""
+    """Return the episodes of the evaluation at `step`; frames are kept of `frames` of them, spread evenly. Raises
+    UserError when there are none.
+    """
     if not states:
         raise UserError(f"env {spec.env.type!r} offers no reset states in its eval split")
     if spec.eval.episodes_per_task is not None:
@@ -57,10 +58,10 @@ def evaluate(
     tickets: Sequence[EpisodeRequest],
     report: Callable[[list[str]], object],
 ) -> Evaluation:
-    """Play them all. The result does not depend on which row plays which.
+    """Roll out all tickets. The result does not depend on which env runs which ticket.
 
     Args:
-        report: is told what broke.
+        report: called with the faults of each worker.
     """
     before = perf_counter()
     rows = np.array([policy.assignment.rows_served for policy in fleet.policies])

@@ -1,4 +1,4 @@
-"""The metrics of a rollout."""
+"""Metrics of a rollout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_rl.runtime.messages.reports import RolloutReport
 
 
 def of_episodes(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Without a mean where none has ended."""
+    """Return the means over episodes; there are none where no episode has ended."""
     n = len(episodes)
     totals = {
         "env/success_rate": sum(e.success_once for e in episodes),
@@ -23,7 +23,7 @@ def of_episodes(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def of_work(done: RolloutReport) -> dict[str, float]:
-    """Of all that was done since the last step, for later steps too."""
+    """Return the metrics of all work since the last step, including work for later steps."""
     again = {"rollout/replayed_steps": done.replayed, "rollout/restarted_streams": done.restarted}
     return {
         **{name: float(count) for name, count in again.items() if count},
@@ -34,8 +34,7 @@ def of_work(done: RolloutReport) -> dict[str, float]:
 
 
 def of_ages(rollout: Rollout, version: int) -> dict[str, float]:
-    """Shares of the chunks by the versions that the weights have moved on since, and of the trajectories in which more
-    than one version acted."""
+    """Return the share of chunks at each policy lag, and the share of trajectories in which several versions acted."""
     samples, versions = rollout.samples, rollout.versions
     ages, counts = (version - versions[samples]).unique(return_counts=True)
     lowest = versions.masked_fill(~samples, torch.iinfo(torch.int64).max).min(0).values

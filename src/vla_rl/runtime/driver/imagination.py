@@ -1,5 +1,8 @@
-"""A run's practice in its world model, as the driver sees it: fit, measure, and where the model is good enough let the
-policy play in it. A second flow of tickets, in rows of the world model; no frames come here."""
+"""Training in imagination, as the driver sees it: fit the world model, measure it, and train the policy in it if it is
+good enough.
+
+It is a second flow of tickets, in imagined envs. No frames come to the driver.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,17 @@ Report = Callable[[list[str]], object]
 
 
 class ImaginationTrainer:
+    """The imagined rollouts of a run, and the decision whether they are used."""
+
     def __init__(
         self, real: Collector, supply: SampleRouter, spec: Spec, algorithm: Algorithm, practises: bool
     ) -> None:
-        """`real`: those of the simulators; `practises`: whether there is a world model; else nothing is done here."""
+        """Create the trainer.
+
+        Args:
+            real: tickets of the simulators.
+            practises: whether there is a world model; without one all methods do nothing.
+        """
         fleet = real.fleet
         self.fleet, self.real, self.supply, self.spec, self.algorithm = fleet, real, supply, spec, algorithm
         self.section, self.practises = spec.imagination or ImaginationSpec(), practises
@@ -62,19 +72,19 @@ class ImaginationTrainer:
             "paused_steps": 0,
             "paused": "",
         }
-        """Over the run, up to the last step that is over."""
+        """Sums over the run, up to the last finished step."""
         self.flow = self._flow(Ledger())
         self.report: Report = lambda texts: None
         self._added: dict[str, Any] = {}
-        """To the sums, once the step is over."""
+        """Increments of the sums, added when the step is over."""
         self._gathered: RolloutBatch | None = None
         """What was imagined in the running step ..."""
         self._chosen: RolloutBatch | None = None
         self._advantages: Advantages | None = None
-        """... and what of it is trained on, if anything."""
+        """... and the part of it that is trained on, if any."""
 
     def check(self, info: EnvInfo) -> None:
-        """Raise SpecError where imagined episodes would be cut off and nothing values what follows."""
+        """Raise SpecError where imagined episodes are cut off and nothing computes a bootstrap value."""
         if self.practises:
             check_episodes(self.spec, self.algorithm, info)
 
@@ -83,8 +93,13 @@ class ImaginationTrainer:
     def practise(
         self, step: int, rollout: RolloutBatch, version: int, progress: Progress, report: Report
     ) -> dict[str, float]:
-        """Of `step`, whose real rollout this is, `version` being the newest weights: those practise, however far
-        rollouts run ahead. `progress` is told that it begins, `report` of rows that broke. -> metrics."""
+        """Fit the world model to `step`'s real rollout, and roll out the policy in it. Return metrics.
+
+        Args:
+            version: newest version of the weights, which acts in imagination however far rollouts run ahead.
+            progress: called when it begins.
+            report: called with faults of imagined envs.
+        """
         if not self.practises:
             return {}
         self.real.arrive()
@@ -113,17 +128,19 @@ class ImaginationTrainer:
         return metrics
 
     def beside(self, chosen: RolloutBatch, advantages: Advantages) -> tuple[RolloutBatch, Advantages]:
-        """What is trained on: what was imagined, and then this, each with the advantages that it has alone."""
+        """Return what is trained on: the imagined samples and then the real ones, each with the advantages computed
+        among their own kind.
+        """
         if self._chosen is None or self._advantages is None:
             return chosen, advantages
         return joined([self._chosen, chosen]), side_by_side(self._advantages, advantages)
 
     def whole(self, real: RolloutBatch) -> RolloutBatch:
-        """All that the step played."""
+        """Return all rollouts of the step, imagined and real."""
         return real if self._gathered is None else joined([self._gathered, real])
 
     def finish(self, trained: bool) -> None:
-        """The step is over: forget what was imagined in it."""
+        """Forget what was imagined in the step, which is over, and update the sums."""
         if not self.practises:
             return
         if self._gathered is not None:
@@ -140,7 +157,7 @@ class ImaginationTrainer:
 
     @property
     def so_far(self) -> dict[str, Any]:
-        """`Runtime.practice`."""
+        """Return the sums over the run, as `Runtime.practice`."""
         if not self.practises:
             return {}
         return {**self.sums, "tickets": attrs.asdict(self.flow.ledger)}
@@ -152,7 +169,7 @@ class ImaginationTrainer:
         (folder / "practice.json").write_text(json.dumps(self.so_far, indent=1), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """What `save` wrote."""
+        """Restore what `save` wrote."""
         if not self.practises:
             return
         self.sums = dict(read_record(folder / "practice.json", CheckpointError).data)
@@ -167,7 +184,7 @@ class ImaginationTrainer:
         return Flow(per_step=groups, steps=self.spec.train.steps, group_size=rollout.group_size, ledger=ledger)
 
     def _why_not(self, step: int, fitted: FitResult, metrics: dict[str, float]) -> str:
-        """Why nothing is imagined in this step; "": something is."""
+        """Return the reason why nothing is imagined in this step; "" where something is."""
         section = self.section
         if step <= section.warm_start:
             return f"the first {section.warm_start} training steps are real only (imagination.warm_start)"
@@ -185,8 +202,9 @@ class ImaginationTrainer:
         return ""
 
     def _inflation(self, step: int, fitted: FitResult) -> dict[str, float]:
-        """How much more often the policy succeeds in the model than it did in the last rollout, from the same first
-        frames; with the ends of the 95 % interval of the mean difference."""
+        """Return how much more often the policy succeeds in the world model than in the last rollout from the same
+        first frames, with the 95 % interval of the mean difference.
+        """
         if not fitted.last:
             return {}
         numbers = [IMAGINED_GROUPS + step * self.section.measured + i for i in range(len(fitted.last))]
@@ -206,13 +224,15 @@ class ImaginationTrainer:
         won = {ticket.finished.number: ticket.finished.episodes[0].success_once for r in reports for ticket in r.played}
         gaps = np.array([won[n] - real for n, (_, real) in zip(numbers, fitted.last, strict=True)], np.float64)
         mean = float(gaps.mean())
+        # 1.96: the normal quantile of a two-sided 95 % interval.
         half = 1.96 * float(gaps.std(ddof=1)) / len(gaps) ** 0.5 if len(gaps) > 1 else math.inf
         found = {"": mean, "_low": mean - half, "_high": mean + half}
         return {f"imagination/inflation{end}": value for end, value in found.items() if math.isfinite(value)}
 
     def _imagine(self, step: int, version: int, world: int, metrics: dict[str, float]) -> str:
-        """Let the policy of `version` play in the model of version `world`; adds to the metrics. -> why nothing came
-        of it, or ""."""
+        """Let the policy of `version` act in the world model of version `world`, and add to `metrics`. Return the
+        reason why nothing came of it, or "".
+        """
         before, rollout = perf_counter(), self.spec.rollout
         groups = range(self.flow.next, self.flow.next + self.flow.per_step)
         states = self.fleet.get(self.role.call(WorldModelInterface.draw, list(groups)))
@@ -241,7 +261,7 @@ class ImaginationTrainer:
         return ""
 
     def _versions(self, gathered: RolloutBatch) -> dict[str, float]:
-        """The oldest that made a chunk of it."""
+        """Return metrics: the oldest versions of policy and world model that made a chunk of it."""
         rollout, numbers = gathered.rollout, gathered.numbers.tolist()
         worlds = [self.tickets.played[number][1].finished.world for number in numbers]
         return {
@@ -260,7 +280,7 @@ class ImaginationTrainer:
 
 
 def side_by_side(first: Advantages, second: Advantages) -> Advantages:
-    """Of two rollouts that one algorithm saw, column beside column; metrics are those of the second."""
+    """Join the advantages of two rollouts from one algorithm, column by column. Metrics are those of the second."""
     length = max(len(part.advantages) for part in (first, second))
 
     def beside(one: Any, other: Any) -> Any:
@@ -277,7 +297,7 @@ def side_by_side(first: Advantages, second: Advantages) -> Advantages:
 
 
 def _renamed(rollout: Rollout) -> dict[str, float]:
-    """The metrics of imagined episodes."""
+    """Return the metrics of imagined episodes, under "imagination/"."""
     found = figures.of_episodes(rollout.episodes)
     return {f"imagination/{name.partition('/')[2]}": value for name, value in found.items()}
 

@@ -1,4 +1,4 @@
-"""What the roles of a job take, measured on one worker with the rows that a device would get."""
+"""Measurement of what the roles of a job cost, on one worker with as many envs as a device would get."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster) -> Profile:
-    """Start one worker with all roles, play two chunk steps twice and train on the second time's samples. What it
-    learns is thrown away."""
+    """Start one worker with all roles, roll out two chunk steps twice, and train on the samples of the second time. The
+    trained weights are dropped.
+    """
     devices = cluster.gpus or max(1, int(cluster.cpus))
     group = spec.rollout.group_size
     rows = max(group, spec.env.num_envs // devices // group * group)
@@ -47,7 +48,7 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
     try:
         limit = max(task.max_steps for task in runtime.info.tasks)
         flow = flow_of(short, State())
-        collect(runtime, flow, 1)  # allocations and compilations are not what a step takes
+        collect(runtime, flow, 1)  # a warm-up: allocations and compilations are not part of a step's cost
         runtime.finish(trained=False)
         flow.finish("void")
         rollouts, _, metrics = collect(runtime, flow, 2)

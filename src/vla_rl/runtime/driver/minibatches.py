@@ -1,4 +1,4 @@
-"""From the samples of a rollout to the optimiser steps of each learner rank. Pure."""
+"""Split of a rollout's samples into the optimiser steps of each learner rank. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vla_rl.runtime.messages.learning import OptimizerStep
 
 @frozen(kw_only=True, eq=False)
 class RankShard:
-    """What one learner rank trains on: samples in its own order, and its micro-batches of each optimiser step."""
+    """Shard of one learner rank: its samples in an order of its own, and its micro-batches of each optimiser step."""
 
     samples: Array
-    """int64: indices into all samples."""
+    """Indices into all samples, int64."""
     steps: list[OptimizerStep] = field(factory=list)
 
 
@@ -31,11 +31,14 @@ def split_into_minibatches(
     global_batch: int | None,
     micro_batch: int,
 ) -> list[RankShard]:
-    """Optimiser steps of one iteration. Which sample is in which step depends on (seed, step, epoch) alone, never on
-    the number of ranks; divisors count the whole step.
+    """Split the samples into the optimiser steps of one iteration.
+
+    Which sample is in which step depends on (seed, step, epoch) alone, never on the number of ranks. Divisors count all
+    ranks of a step.
 
     Args:
-        ranks: int64 [S], learner rank of each sample.   order: int64 [S], sort key of a sample within its rank.
+        ranks: int64 [S], learner rank of each sample.
+        order: int64 [S], sort key of a sample within its rank.
     """
     count = len(ranks)
     size = global_batch or count
@@ -66,6 +69,6 @@ def split_into_minibatches(
 
 
 def round_robin(count: int, world: int, micro_batch: int) -> list[list[Array]]:
-    """Samples 0 .. count - 1 as micro-batches of each rank, int64 [B] each, in turn."""
+    """Distribute samples 0 .. count - 1 round-robin: micro-batches of each rank, int64 [B] each."""
     parts = [np.arange(start, min(start + micro_batch, count)) for start in range(0, count, micro_batch)]
     return [parts[rank::world] for rank in range(world)]

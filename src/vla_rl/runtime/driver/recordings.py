@@ -1,4 +1,4 @@
-"""The driver's side of recording: which tickets are recorded, and their episodes, fetched one at a time."""
+"""The driver's half of recording: which tickets are recorded, and the recorded episodes, fetched one at a time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class FetchedRecordings:
-    """Of a rollout or an evaluation, in the order of their tickets. When the iteration ends, all that was recorded for
-    it is forgotten: steps consume tickets in the order of their numbers, so nobody asks for earlier ones again."""
+    """Recorded episodes of a rollout or an evaluation, in the order of their tickets.
+
+    When the iteration ends, all that was recorded up to its last ticket is forgotten. Steps consume tickets in the
+    order of their numbers, so earlier ones are not asked for again.
+    """
 
     fleet: Fleet
     what: str
@@ -47,7 +50,7 @@ class FetchedRecordings:
 
 
 def of_rollout(fleet: Fleet, spec: Spec, rollout: Rollout, tickets: Sequence[int]) -> Rollout:
-    """The rollout, with the recordings of these tickets where some were asked for."""
+    """Return the rollout, with the recordings of these tickets if the step is recorded."""
     settings = settings_in(spec.hooks)
     if settings is None or not settings.records("rollout", rollout.step):
         return rollout
@@ -56,14 +59,16 @@ def of_rollout(fleet: Fleet, spec: Spec, rollout: Rollout, tickets: Sequence[int
 
 
 class RecordingSchedule:
-    """Which tickets of rollouts are recorded: the first of a step, or where some are left out later, all."""
+    """Schedule of the tickets of rollouts that are recorded: the first of a step, or all where some may be left out
+    later.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self.settings = settings_in(spec.hooks)
         self._marked: dict[int, int] = {}
 
     def next(self, step: int) -> bool:
-        """Of a ticket that is for this step: whether it is recorded."""
+        """Return whether a ticket for this step is recorded."""
         settings = self.settings
         if settings is None or not settings.records("rollout", step):
             return False

@@ -1,5 +1,6 @@
-"""The driver's part of values and log-probs of the newest weights: which samples need them, in which batches, on which
-learner (`scoring.py` is the learners')."""
+"""Recomputation of values and log-probs with the newest weights: the driver decides which samples need them, in which
+batches and on which learner. `scoring.py` is the learners' half.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from vla_rl.runtime.messages.learning import SampleRefs, ScoreRequest
 def refreshed(
     fleet: Fleet, chosen: RolloutBatch, *, values: Array, log_probs: Array, version: int, size: int | None
 ) -> Rollout:
-    """The rollout, with what the learners' weights say of it.
+    """Return the rollout with recomputed values and log-probs.
 
     Args:
-        chosen: with `ranks`.
-        values: bool [N], columns that get `values` and `next_values` anew.
+        chosen: the rollout batch, with `ranks`.
+        values: bool [N], columns whose `values` and `next_values` are recomputed.
         log_probs: bool [N], columns whose `proximal_log_probs` are computed where another version chose the chunk; all
-            others are those recorded.
-        version: of these weights.
-        size: samples of a batch; None: what was one inference is one batch again, so that numbers are those of a policy
-            that computes them itself.
+            others equal the recorded ones.
+        version: version of the learners' weights.
+        size: samples of a batch; None: samples of one inference form one batch again, so that the numbers equal those
+            of a policy that computes them itself.
     """
     rollout, samples = chosen.rollout, find_samples(chosen.rollout, np.arange(len(chosen.numbers)), chosen)
     at = samples.steps, samples.columns
@@ -71,7 +72,7 @@ def refreshed(
 
 
 def _batches(mask: Array, samples: SampleIndex, ranks: Array, world: int, size: int | None) -> Sequence[list[Array]]:
-    """Of each rank, batches of the samples in `mask` (bool [S]): indices, by worker and place."""
+    """Return the batches of each rank: indices of the samples in `mask` (bool [S]), sorted by worker and sample id."""
     order = np.lexsort((samples.places, samples.workers))
     order = order[mask[order]]
     inferences = SampleId.inferences(samples.places, samples.workers)

@@ -1,5 +1,6 @@
-"""Which groups a training step trains on again, and how long they are kept. Pure: what is kept of them lies with
-learners (`buffer.py`) and driver (`supply.py`)."""
+"""Index of the replay buffer: which groups a training step uses again, and how long they are kept. Pure; the samples
+are on the learners (`sample_buffer.py`) and the records in the driver (`sample_router.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,35 +14,39 @@ from vla_rl.core.spec.sections import ReplaySpec
 
 @define
 class _Held:
+    """A group in the buffer."""
+
     uses: int
-    """So far."""
+    """Number of times that it was used so far."""
     oldest: int
-    """Version that chose its oldest chunk."""
+    """Version of the weights that chose its oldest chunk."""
 
 
 @define
 class ReplayIndex:
-    """Groups that were trained on and may be again.
+    """Groups that were trained on and may be used again.
 
-    `oldest` trains on all of them: each is in the buffer for `uses - 1` trained steps after its own. So each is used
-    exactly `uses` times, and the buffer holds at most `(uses - 1) * per_step`, whatever filters leave of single steps.
-    `uniform` draws `uses - 1` times as many as are new, without replacement, by randomness that (seed, step) key.
+    `oldest` trains on all of them: each group is in the buffer for `uses - 1` trained steps after its own. So each is
+    used exactly `uses` times, and the buffer holds at most `(uses - 1) * per_step` groups, whatever filters leave of
+    single steps.
+    `uniform` draws `uses - 1` times as many groups as are new, without replacement, with randomness keyed by (seed,
+    step).
     """
 
     section: ReplaySpec
     capacity: int
-    """Groups that it holds, at most."""
+    """Maximum number of groups in the buffer."""
     seed: int
     held: dict[int, _Held] = field(factory=dict, init=False)
-    """In the order of their numbers."""
+    """Groups in the order in which they were added."""
 
     def expire(self, version: int) -> list[int]:
-        """Forget the groups that are older than `max_age` with these weights. -> they."""
+        """Drop the groups whose policy lag exceeds `max_age` with these weights, and return them."""
         limit = self.section.max_age
         return self._forget([g for g, held in self.held.items() if limit is not None and version - held.oldest > limit])
 
     def choose(self, step: int, new: int) -> list[int]:
-        """The groups that `step` trains on again beside so many new ones, ascending."""
+        """Return the groups that `step` uses again besides `new` new ones, in the order of the buffer."""
         groups = list(self.held)
         if self.section.sampling == "oldest":
             return groups
@@ -49,8 +54,11 @@ class ReplayIndex:
         return [groups[i] for i in sorted(drawn.tolist())]
 
     def trained(self, again: Sequence[int], new: Mapping[int, int]) -> list[int]:
-        """A step has trained on these: `again` as chosen, and new groups, each with the version of its oldest chunk.
-        -> groups that leave, new ones included where nothing is used twice."""
+        """Take note that a step has trained on the groups `again`, as chosen, and on new groups, each with the version
+        of its oldest chunk.
+
+        Return the groups that leave, including new ones where nothing is used twice.
+        """
         for group in again:
             self.held[group].uses += 1
         self.held |= {group: _Held(1, oldest) for group, oldest in new.items()}

@@ -1,8 +1,8 @@
-"""Sim workers that die are started again, and what they played is played again.
+"""Restarts of dead sim workers, whose tickets are rolled out again.
 
-Randomness is keyed by ticket, episode and chunk, so what is played again gives the numbers it would have given: a dead
-worker costs time. Policies and learners hold what cannot be made again, so a run that loses one of them goes on from
-its last checkpoint (`core/run/session.py`).
+Randomness is keyed by ticket, episode and chunk, so a repeated rollout gives the same numbers: a dead worker costs time
+only. Policies and learners hold state that cannot be rebuilt, so a run that loses one of them resumes from its last
+checkpoint (`core/run/session.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,23 @@ T = TypeVar("T")
 
 
 class Restarts:
+    """Counts and performs the restarts of sim workers."""
+
     def __init__(self, fleet: Fleet, limit: int, on_fault: Callable[[str], None], world_model: bool = False):
-        """`limit`: `runtime.restarts`; `on_fault` is told of each; `world_model`: it is with the simulators, so that
-        their workers cannot be made again either."""
+        """Create the counter.
+
+        Args:
+            limit: `runtime.restarts`.
+            on_fault: called with a text for each restart.
+            world_model: the world model is in a sim worker, so sim workers cannot be rebuilt either.
+        """
         self.world_model = world_model
         self.fleet, self.limit, self.on_fault, self.count = fleet, limit, on_fault, 0
 
     def surviving(self, play: Callable[[], T]) -> T:
-        """Play until no sim worker dies meanwhile. Raises WorkerDied when another one does, or too many."""
+        """Call `play` until it ends without the death of a sim worker. Raises WorkerDied when another worker dies, or
+        too many do.
+        """
         while True:
             try:
                 return play()
@@ -33,8 +42,10 @@ class Restarts:
                 self.fleet.introduce(self.revive(exc))
 
     def revive(self, error: WorkerDied) -> set[int]:
-        """Start the workers that died again; their policies do not know them yet. -> these workers. Raises the error
-        where other than sim workers died, or too many."""
+        """Start the dead workers again. Return them; their policies are not connected to them yet.
+
+        Raises the error where other workers than sim workers died, or too many.
+        """
         fleet = self.fleet
         dead = [fleet.workers[index] for index in fleet.backend.dead()]
         if not dead or self.world_model or any(worker.assignment.slot.roles != ("sim",) for worker in dead):

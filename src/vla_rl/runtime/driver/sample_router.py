@@ -1,5 +1,6 @@
-"""What learners train on, as the driver sees it: it has heavy parts moved to them, keeps the light part of what is
-trained on again, and has all of it freed."""
+"""Route of samples from policies to learners, as the driver directs it: it has model inputs moved, keeps the trajectory
+records of replayed groups, and has everything freed.
+"""
 
 from __future__ import annotations
 
@@ -23,35 +24,39 @@ from vla_rl.runtime.placement.assignments import ranks_of
 
 
 class SampleRouter:
+    """Samples of the running step and of the replay buffer, and the learners that hold them."""
+
     def __init__(self, fleet: Fleet, spec: Spec, needs: Requirements):
-        """`needs`: of the algorithm."""
+        """Create the router. `needs`: requirements of the algorithm."""
         shape = RunShape.of(spec)
         self.fleet, self.needs, self.again = fleet, needs, shape.replays
         self.policy_at = {policy.worker: policy for policy in fleet.policies}
         self.early = shape.overlaps and len(fleet.learners) == 1
-        """Heavy parts move as soon as their tickets are played. Which of several learners will train on a sample shows
-        when the step is whole: each gets equally many."""
+        """True where model inputs move as soon as their tickets are finished. With several learners the rank of a
+        sample is known only when the step is complete, since all ranks get equally many.
+        """
         self.replay = ReplayIndex(spec.asynchrony.replay, shape.replayed_groups, spec.seed)
         self.held: dict[int, RolloutBatch] = {}
-        """Group -> its columns, of those that may be trained on again."""
+        """Group -> its columns, for groups that may be used again."""
         self.size = spec.train.micro_batch if self.again or max(lane.rows for lane in fleet.lanes) == 1 else None
-        """As of `refreshed`."""
+        """Batch size for `refreshed`."""
         self.metrics: dict[str, float] = {}
-        """Of what was prepared last."""
+        """Metrics of what was prepared last."""
         self._new: dict[int, int] = {}
-        """Groups that the running step trains on first -> version of the oldest chunk."""
+        """New groups of the running step -> version of the weights that chose the oldest chunk."""
         self._repeated: list[int] = []
-        """Those that it trains on again."""
+        """Groups that the step uses again."""
         self._leaving: list[int] = []
         self._played: dict[int, list[TrajectoryResult]] = {}
-        """Policy's worker -> what it played since heavy parts moved last."""
+        """Policy worker -> finished tickets since model inputs moved last."""
         self._sent: set[int] = set()
-        """Tickets whose heavy parts are with the learner, or on their way."""
+        """Tickets whose model inputs are on the learner, or on their way."""
         self._coming: list[Ref[None]] = []
 
     def send(self, worker: int, played: Sequence[TrajectoryResult]) -> None:
-        """Move the heavy parts of these tickets, which the policy of that worker has played, to the learner; as many
-        at once as it has rows, since each move costs it time."""
+        """Move the model inputs of these finished tickets from the policy's worker to the learner, in portions of as
+        many tickets as the worker has envs, since each move costs it time.
+        """
         waiting = self._played.setdefault(worker, [])
         waiting.extend(played)
         if len(waiting) >= self.policy_at[worker].assignment.rows_served:
@@ -60,9 +65,12 @@ class SampleRouter:
     def prepare(
         self, version: int, gathered: RolloutBatch, kept: Rollout, keep: Array, ranks: Array | None = None
     ) -> RolloutBatch:
-        """What is trained on, which lies with the learners then: of a step's rollout what `kept` is cut to (columns
-        `keep`, indices), behind what is trained on again. `ranks`: int64 [S], the learner of each of its samples in
-        time-major order; None: as suits those who made them."""
+        """Prepare what is trained on, and move it to the learners: replayed groups first, then the columns `keep`
+        (indices) of a step's rollout, which `kept` was cut to.
+
+        `ranks`: int64 [S], learner rank of each sample in time-major order; None: chosen so that samples stay in the
+        worker that made them where possible.
+        """
         whole = own = self._moved(gathered.cut(kept, keep), ranks)
         if self.again:
             self._leaving = self.replay.expire(version)
@@ -74,8 +82,9 @@ class SampleRouter:
         return evolve(whole, rollout=self._refreshed(whole, again, version))
 
     def finish(self, gathered: RolloutBatch, trained: bool) -> dict[str, float]:
-        """A step is over that took this from the rollouts, and was trained or had nothing to train on; what nobody
-        will train on any more is freed. -> metrics."""
+        """Free what no later step trains on, after a step that took `gathered` from the rollouts. `trained`: False
+        where the step had nothing to train on. Return metrics.
+        """
         leaving = [*self._leaving, *(self.replay.trained(self._repeated, self._new) if trained else ())]
         gone = [self.held.pop(group) for group in leaving if group in self.held]
         stay = [number for group in self._new if group in self.held for number in self.held[group].numbers]
@@ -90,7 +99,7 @@ class SampleRouter:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _send(self, worker: int) -> None:
-        """Move what waits there."""
+        """Move the model inputs of the tickets that wait for this worker."""
         played = self._played.pop(worker)
         numbers = [ticket.finished.number for ticket in played]
         self._move(0, worker, np.concatenate([ticket.chosen["sample"] for ticket in played]))
@@ -98,7 +107,7 @@ class SampleRouter:
         self._coming.append(self.policy_at[worker].call(PolicyInterface.release, numbers))
 
     def _hold(self, own: RolloutBatch, version: int) -> None:
-        """Keep the light part of a step's own groups."""
+        """Keep the trajectory records of a step's new groups for replay."""
         rollout = own.rollout
         oldest = rollout.versions.masked_fill(~rollout.samples, version).amin(0)
         for group in rollout.groups.unique().tolist():
@@ -107,7 +116,7 @@ class SampleRouter:
             self.held[group] = own.cut(take_columns(rollout, columns).evolve(episodes=()), columns)
 
     def _moved(self, own: RolloutBatch, ranks: Array | None) -> RolloutBatch:
-        """With the learner of each sample; the samples lie there then."""
+        """Move all samples to their learners. Return the batch with the rank of each sample."""
         for worker in list(self._played):
             self._send(worker)
         samples = find_samples(own.rollout, np.arange(len(own.numbers)), own)
@@ -126,7 +135,9 @@ class SampleRouter:
         return evolve(own, ranks=at)
 
     def _move(self, rank: int, worker: int, places: Array, mixed: bool = False) -> None:
-        """Have samples that the policy of `worker` made lie with a learner; `mixed`: beside those of others."""
+        """Move samples that the policy of `worker` made to a learner. `mixed`: the learner holds samples of other
+        policies too.
+        """
         learner, places = self.fleet.worker_of(self.fleet.learners[rank]), np.sort(places)
         if learner.worker == worker:
             self._coming.append(learner.call(HostInterface.keep, places, mixed or self.again))
@@ -140,8 +151,11 @@ class SampleRouter:
         self.fleet.get_all(coming)
 
     def _refreshed(self, whole: RolloutBatch, again: Array, version: int) -> Rollout:
-        """With values and log-probs of the newest weights: of first uses as the algorithm needs them, if another
-        version chose a chunk; of what is trained on again wherever there is a critic."""
+        """Return the rollout with recomputed values and log-probs.
+
+        New groups get what the algorithm needs, if another version chose a chunk. Replayed groups get values wherever
+        there is a critic.
+        """
         rollout, needs = whole.rollout, self.needs
         first = (rollout.samples & (rollout.versions != version)).numpy()[:, ~again].any()
         values = np.where(again, needs.values, first and needs.recomputed_values)

@@ -1,5 +1,9 @@
-"""Streams: with auto_reset each row's tickets go on where the row's ticket before ended. The driver knows where a
-stream stood after each ticket that came back, the policy's worker after each that it has played since."""
+"""Persistent env streams (auto_reset), as the driver knows them: each ticket of an env continues where its previous
+ticket ended.
+
+The driver knows the position of a stream after each ticket that came back; the policy's worker knows it after each
+ticket that it has finished since.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,15 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 
 @define
 class EnvStreams:
-    """The driver's: which ticket follows which, and what a checkpoint keeps."""
+    """Streams of the driver: which ticket follows which, and what a checkpoint stores."""
 
     issued: dict[int, int] = field(factory=dict)
-    """Row -> its last ticket."""
+    """Env -> its last ticket."""
     consumed: dict[int, EpisodeRequest] = field(factory=dict)
-    """Row -> where its stream stood after the last ticket that was trained on."""
+    """Env -> position of its stream after the last ticket that was trained on."""
 
     def next(self, start: EpisodeRequest) -> EpisodeRequest:
-        """The ticket in its stream. `start`: it, if the stream begins with it."""
+        """Return the ticket as the next one of its stream. `start`: the ticket, as if the stream began with it."""
         assert start.row is not None
         before, self.issued[start.row] = self.issued.get(start.row), start.number
         if before is not None:
@@ -39,7 +43,7 @@ class EnvStreams:
             self.consumed[ticket.after.row] = ticket.after
 
     def save(self, file: Path) -> None:
-        """Nothing where there are none."""
+        """Write the positions of all streams; nothing where there are none."""
         if not self.consumed:
             return
         rows = sorted(self.consumed)
@@ -57,7 +61,7 @@ class EnvStreams:
         )
 
     def load(self, file: Path, states: Mapping[int, ResetState]) -> None:
-        """What `save` wrote; nothing where the run was without streams. `states`: by their ids."""
+        """Restore what `save` wrote; do nothing where the run had no streams. `states`: reset states by their ids."""
         if not file.is_file():
             return
         with np.load(file) as kept:

@@ -1,8 +1,8 @@
-"""The driver's part of `asynchrony.stream`: groups that are played are judged, and learners make their passes over
-them, while the rest of the step is played. The optimiser steps once all are there.
+"""Streaming update, the driver's half: finished groups are scored, and learners run their passes over them, while the
+rest of the step is rolled out. The optimiser steps once all groups are there.
 
-Samples go to the learners in the order of their tickets, and in full micro-batches of all ranks, so which sample is in
-which micro-batch is the same whatever was played when.
+Samples go to the learners in the order of their tickets and in full micro-batches of all ranks. So the micro-batches do
+not depend on the order in which tickets finish.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from vla_rl.runtime.messages.learning import OptimizerStep
 from vla_rl.runtime.messages.reports import TrajectoryResult
 
 CLOSE = 1e-3
-"""Of the largest: by how much those of a part may differ from those of the whole step. Sums of rewards are rounded
-otherwise where trajectories are longer, and a division by a small deviation makes more of it."""
+"""Tolerance of the comparison between parts and the whole step, relative to the largest value. Sums of rewards are
+rounded differently where trajectories are longer, and the division by a small standard deviation amplifies that.
+"""
 
 
 @frozen(kw_only=True, eq=False)
 class Queue:
-    """S samples in the order of tickets, int64 [S] and light fields [S, ...]."""
+    """S samples in the order of their tickets: arrays int64 [S] and batch fields [S, ...]."""
 
     numbers: Array
     steps: Array
-    """Ticket, and chunk step there."""
+    """Ticket of each sample, and its chunk step there."""
     workers: Array
     places: Array
-    """As in `Samples`."""
+    """Workers and sample ids, as in `SampleIndex`."""
     light: Mapping[str, Array | None]
 
     def __len__(self) -> int:
@@ -74,32 +75,36 @@ class Queue:
 
 @define(eq=False)
 class StreamingUpdate:
+    """State of the running step: scored parts, their samples, and those that learners do not have yet."""
+
     fleet: Fleet
     spec: Spec
     algorithm: Algorithm
     supply: SampleRouter
     judged: list[int] = field(factory=list, init=False)
-    """The first tickets of the running step, which were judged already."""
+    """Tickets of the running step whose groups were scored already; they are its first ones."""
     _parts: list[RolloutBatch] = field(factory=list, init=False)
-    """What their filters left."""
+    """Rollouts that the filters left of each scored part."""
     _queues: list[Queue] = field(factory=list, init=False)
-    """Its samples."""
+    """Samples of each scored part."""
     _left: list[Queue] = field(factory=list, init=False)
-    """Those that no learner has: too few for a micro-batch of every rank."""
+    """Samples that no learner has yet: too few for a micro-batch of every rank."""
     _fed: list[Ref[None]] = field(factory=list, init=False)
     _begun: bool = field(default=False, init=False)
 
     @property
     def _size(self) -> int:
-        """Samples of a micro-batch of every rank."""
+        """Return the samples of one micro-batch of every rank."""
         return self.spec.train.micro_batch * len(self.fleet.learners)
 
     def worthwhile(self, played: Sequence[tuple[int, TrajectoryResult]]) -> bool:
-        """Whether these further tickets fill a micro-batch of every rank."""
+        """Return whether these further tickets fill a micro-batch of every rank."""
         return sum(len(ticket.chosen["versions"]) for _, ticket in played) >= self._size
 
     def feed(self, step: int, version: int, played: Sequence[tuple[int, TrajectoryResult]]) -> None:
-        """Judge these further tickets, and let the learners begin with them. Does not wait for that."""
+        """Score the groups of these further tickets, and let the learners begin with them. Does not wait for the
+        learners.
+        """
         gathered = assemble(step, played, self.spec.rollout.group_size)
         self.judged += gathered.numbers.tolist()
         rollout = self.algorithm.shape_rewards(gathered.rollout)
@@ -117,8 +122,11 @@ class StreamingUpdate:
             self._left = [left.take(slice(count, None))]
 
     def prepare(self, version: int, gathered: RolloutBatch, kept: Rollout, keep: Array) -> RolloutBatch:
-        """What is trained on: the columns `keep` (indices) of a step's rollout, which `kept` is cut to, with the
-        learners. Raises PluginError where filters left others of parts."""
+        """Return what is trained on, moved to the learners: the columns `keep` (indices) of a step's rollout, which
+        `kept` was cut to.
+
+        Raises PluginError where filters kept other trajectories of the parts than of the whole step.
+        """
         numbers = gathered.numbers[keep]
         before = np.isin(numbers, self.judged)
         known = [number for part in self._parts for number in part.numbers.tolist()]
@@ -130,7 +138,7 @@ class StreamingUpdate:
         return evolve(chosen, rollout=chosen.rollout.evolve(episodes=gathered.rollout.episodes))
 
     def _prepared(self, version: int, gathered: RolloutBatch, kept: Rollout, columns: Array) -> RolloutBatch:
-        """Samples are dealt by their place in the step."""
+        """Prepare columns of the step; samples are distributed to ranks by their position in the step."""
         known = sum(len(queue) for queue in self._queues)
         samples = find_samples(kept, columns, gathered)
         order, ranks = np.lexsort((samples.steps, samples.columns)), np.empty(len(samples.steps), np.int64)
@@ -140,8 +148,11 @@ class StreamingUpdate:
     def update(
         self, chosen: RolloutBatch, advantages: Advantages, wait: Callable[[Any], list[Any]]
     ) -> dict[str, float]:
-        """Give the learners what they were not given of what was prepared, and let them step. -> metrics. Raises
-        PluginError where parts were judged otherwise than the whole step is."""
+        """Send the learners the samples that they do not have yet, and let them make the optimiser steps. Return
+        metrics.
+
+        Raises PluginError where parts got other scores than the whole step.
+        """
         whole, epochs = _queue_of(chosen, advantages), self.spec.train.epochs
         known = sum(map(len, self._queues))
         if known:
@@ -163,7 +174,9 @@ class StreamingUpdate:
         }
 
     def end(self, trained: bool) -> None:
-        """The step is over."""
+        """Reset the state, as the step is over. Raises PluginError where `select` kept samples of parts and nothing of
+        the whole step.
+        """
         known = sum(map(len, self._queues))
         self.judged, self._parts, self._queues, self._left, self._fed = [], [], [], [], []
         self._begun = False
@@ -173,7 +186,7 @@ class StreamingUpdate:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _send(self, queue: Queue) -> None:
-        """To the learners, who go on with them when they come to it."""
+        """Send samples to the learners, which run their passes as soon as they are free. Does not wait."""
         batches = round_robin(len(queue), len(self.fleet.learners), self.spec.train.micro_batch)
         passes, first, self._begun = max(map(len, batches)), not self._begun, True
         for learner, of_rank in zip(self.fleet.learners, batches, strict=True):
@@ -184,7 +197,7 @@ class StreamingUpdate:
             self._fed.append(worker.call(HostInterface.feed, named, own.light, micro_batches, passes, first))
 
     def _compare(self, parts: Queue, whole: Queue) -> None:
-        """Raises PluginError where these are not the first samples of the whole step, judged alike."""
+        """Raises PluginError unless the parts are the first samples of the whole step, with the same scores."""
         count = len(parts)
         same = count <= len(whole) and all(
             np.array_equal(getattr(parts, name), getattr(whole, name)[:count]) for name in ("numbers", "steps")

@@ -1,4 +1,4 @@
-"""How often a task comes up, by how often it failed."""
+"""Task sampling weighted by failures: a task is drawn more often the more often it failed."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from vla_rl.toolkit.json_files import read_record
 
 
 class TaskWeighting:
-    """Dynamic weighted resampling (AcceRL, eq. 11): of each task the last `window` outcomes, over all workers; a task
-    weighs its failures among them + `smoothing`.
+    """Dynamic weighted resampling (AcceRL, eq. 11): a task's weight is the number of failures among its last `window`
+    outcomes, over all workers, plus `smoothing`.
 
-    What a rollout brings counts from the next step on. So a step that is played again, after a run was stopped in the
-    middle of it, finds the weights that it had.
+    Outcomes of a rollout count from the next step on. So a step that is repeated, after a run was stopped in the middle
+    of it, finds the weights that it had.
     """
 
     def __init__(self, tasks: Iterable[str], window: int, smoothing: float, ahead: int = 0):
-        """`ahead`: training steps for which tickets are issued at once, `asynchrony.max_lag`."""
+        """Create the weights. `ahead`: training steps for which tickets are issued in advance
+        (`asynchrony.max_lag`).
+        """
         self.smoothing = smoothing
         self.failed: dict[str, deque[bool]] = {task: deque(maxlen=window) for task in dict.fromkeys(tasks)}
         self.newest: tuple[int, list[tuple[str, bool]]] = (0, [])
         self.issued: deque[tuple[int, dict[str, float]]] = deque(maxlen=ahead + 2)
-        """From which group on states were drawn by which weights."""
+        """Weights in use from each group on, (first group, weights)."""
         self.next = 0
-        """The first group that was never issued."""
+        """First group that was never issued."""
 
     def weights(self, step: int, group: int) -> dict[str, float]:
-        """Task -> weight for a group that is issued while `step` runs; for one that is issued again, those it had."""
+        """Return task -> weight for a group that is issued while `step` runs. A group that is issued again gets the
+        weights that it had.
+        """
         if group >= self.next:
             self.next, now = group + 1, self._weights(step)
             if not self.issued or now != self.issued[-1][1]:
@@ -47,7 +51,7 @@ class TaskWeighting:
         return {task: sum(failed) + self.smoothing for task, failed in self.failed.items()}
 
     def record(self, step: int, episodes: Iterable[Episode]) -> None:
-        """What came of the rollout of `step`. Order within a step: by ticket, whatever the placement."""
+        """Record the outcomes of `step`'s rollout, in the order of the tickets, whatever the placement."""
         ordered = sorted(episodes, key=lambda e: (e.number, e.episode))
         self.newest = (step, [(e.task, not e.success_once) for e in ordered])
 
@@ -57,7 +61,7 @@ class TaskWeighting:
         file.write_text(json.dumps(state), encoding="utf-8")
 
     def load(self, file: Path) -> None:
-        """Go on from what was saved; without a file (of a run that sampled uniformly) from nothing."""
+        """Restore what `save` wrote; without a file (a run that sampled uniformly) the outcomes stay empty."""
         if not file.is_file():
             return
         state = read_record(file, CheckpointError).data

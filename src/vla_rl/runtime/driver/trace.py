@@ -1,8 +1,8 @@
-"""Who worked and who waited: what workers record, what the driver makes of it, and `trace.json` (Chrome trace format,
-opens in Perfetto and chrome://tracing).
+"""Trace of a run: when each worker worked and what it waited for, in `trace.json` (Chrome trace format, opens in
+Perfetto and chrome://tracing).
 
-A worker appends one tuple a call. The driver fetches them once an iteration, brings the clocks of other machines to its
-own, sums up who waited for whom, and keeps the newest iterations for the file.
+A worker appends one tuple for each call. Once an iteration the driver fetches them, converts the times of other
+machines to its own clock, sums up the waiting times by cause, and keeps the newest iterations for the file.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ FILE = "trace.json"
 ROLES = ("sim", "policy", "learner")
 DRIVER: Track = (-1, "driver")
 NOBODY = "messages"
-"""What a role waits for while nobody works: messages between processes, and the driver."""
+"""Cause of waiting while no worker works: messages between processes, and the driver."""
 SUPPLIERS = {"sim": ("policy",), "policy": ("sim",), "learner": ("sim", "policy")}
-"""Whose work each role needs to go on."""
+"""Role -> roles whose results it needs to continue."""
 KEPT_EVENTS = 20_000
-"""Events in the file (about 3 MB); older iterations are dropped, and of one that is longer, its first part."""
+"""Events in the file (about 3 MB). Older iterations are dropped, and the first part of one that is longer."""
 LANE_THREADS = 10
-"""Thread of lane 0 in the file, where lanes work at the same time."""
+"""Thread of lane 0 in the file, where lanes run concurrently."""
 WRITING_SHARE = 0.01
-"""Of the time of a run that may go into writing the file again and again."""
+"""Share of a run's time that may go into rewriting the file."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def traced(method: F) -> F:
-    """A method of the runtime that shows as a phase on the driver's track."""
+    """Record the calls of a runtime method as a phase on the driver's track."""
 
     @wraps(method)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,18 +60,18 @@ def traced(method: F) -> F:
 
 @frozen(kw_only=True)
 class Segment:
-    """What happened between two fetches."""
+    """Events between two fetches."""
 
     kind: str
-    """"start", "training", "evaluation" or "checkpoint"."""
+    """ "start", "training", "evaluation" or "checkpoint"."""
     step: int
     begin: float
     end: float
     env_steps: int
     tracks: Mapping[Track, Sequence[Event]]
-    """Never two at once, but for lanes that work at the same time."""
+    """Track -> its calls, which never overlap, except those of concurrent lanes."""
     tickets: tuple[int, ...] = ()
-    """Chunk steps of those that the step consumed."""
+    """Chunk steps of each ticket that the step consumed."""
 
     @property
     def size(self) -> int:
@@ -80,15 +80,17 @@ class Segment:
 
 @define
 class Usage:
-    """How the workers of one role spent the training iterations, in worker seconds."""
+    """Time of the workers of one role in the training iterations, in worker seconds."""
 
     workers: int = 0
     seconds: float = 0.0
     busy: float = 0.0
     bubbles: float = 0.0
-    """Idle between the first and the last of the role's main calls of an iteration."""
+    """Idle time between the first and the last of the role's main calls of an iteration."""
     waits: dict[str, float] = field(factory=dict)
-    """Idle, by the role waited for: the one that supplies it if that works, else whoever does, else `NOBODY`."""
+    """Idle time by the role that is waited for: the one that supplies this role if that works, else whichever works,
+    else `NOBODY`.
+    """
 
     def shares(self) -> dict[str, Any]:
         whole = self.seconds or 1.0
@@ -98,7 +100,7 @@ class Usage:
 
 
 class Trace:
-    """The driver's end; `own` records its phases."""
+    """The driver's end of the trace; `own` records the driver's phases."""
 
     def __init__(self, assignments: Sequence[Assignment]):
         self.assignments = assignments
@@ -109,17 +111,21 @@ class Trace:
         self.begin = self.last = monotonic()
         self.written, self.cost, self.dropped = 0.0, 0.0, 0
         self.shifts: dict[int, float] = {}
-        """Seconds that each worker's clock is ahead of ours."""
+        """Seconds by which each worker's clock is ahead of ours."""
         self.sizes: Mapping[str, float] = {}
-        """Of the model and of a trajectory, as `planning.profile.Profile` names them."""
+        """Sizes of the model and of a trajectory, named as in `planning.profile.Profile`."""
         self.env_steps = 0
-        """Of the run, at the last time."""
+        """Environment steps of the run at the last call of `add`."""
         self.tickets: Sequence[int] = ()
-        """Chunk steps of those that the running step consumes."""
+        """Chunk steps of each ticket that the running step consumes."""
 
     def add(self, kind: str, step: int, env_steps: int, drained: Mapping[int, tuple[list[Event], int]]) -> None:
-        """Take in what every worker recorded since the last time: worker -> (its events, number of those that it
-        dropped); `env_steps` of the run so far."""
+        """Add what every worker recorded since the last call.
+
+        Args:
+            env_steps: environment steps of the run so far.
+            drained: worker -> (its events, number of those that it dropped).
+        """
         begin, self.last = self.last, monotonic()
         played, self.env_steps = env_steps - self.env_steps, env_steps
         tracks: dict[Track, list[Event]] = {track: [] for track in self.all}
@@ -141,8 +147,9 @@ class Trace:
             self.segments.popleft()
 
     def roles(self) -> dict[str, dict[str, Any]]:
-        """Role -> {"workers", "busy", "waits_for": {role: share}, "bubbles"}: shares of its workers' time in all
-        training iterations so far."""
+        """Return role -> {"workers", "busy", "waits_for": {role: share}, "bubbles"}: shares of its workers' time in all
+        training iterations so far.
+        """
         return {role: self.usage[role].shares() for role in ROLES if role in self.usage}
 
     def write(self, folder: Path, *, final: bool = False) -> None:
@@ -157,7 +164,9 @@ class Trace:
         self.cost = self.written - before
 
     def chrome(self) -> dict[str, Any]:
-        """The kept iterations in Chrome's trace format: a process a worker, a thread a role; times in microseconds."""
+        """Return the kept iterations in Chrome's trace format: a process for each worker, a thread for each role; times
+        in microseconds.
+        """
         others = {track for segment in self.segments for track in segment.tracks if track[1] in OTHERS.values()}
         events = [*_names([DRIVER, *self.all, *sorted(others)])]
         lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.side_by_side}
@@ -235,7 +244,7 @@ class Trace:
 
 
 def waits(segment: Segment) -> Iterator[tuple[Track, float, float, dict[str, float]]]:
-    """Every gap between two calls of a track: (track, start, end, seconds by whom it waited for)."""
+    """Yield every gap between two calls of a track: (track, start, end, role waited for -> seconds)."""
     tracks = [track for track in segment.tracks if track[1] in ROLES]
     open_gaps: dict[Track, tuple[float, dict[str, float]]] = {}
     blamed: dict[int, list[tuple[Track, dict[str, float]]]] = {}
@@ -255,13 +264,15 @@ def waits(segment: Segment) -> Iterator[tuple[Track, float, float, dict[str, flo
 
 
 def causes(track: Track, busy: Sequence[Track]) -> dict[str, float]:
-    """Whom an idle track waits for while others are busy, as shares that add up to 1."""
+    """Return the roles that an idle track waits for while `busy` ones work, as shares that add up to 1."""
     roles = {role for _, role in busy if role in SUPPLIERS.get(track[1], ())} or {role for _, role in busy}
     return {role: 1.0 / len(roles) for role in sorted(roles)} if roles else {NOBODY: 1.0}
 
 
 def _blamed(mask: int, tracks: Sequence[Track]) -> dict[str, dict[str, float]]:
-    """Role -> whom its idle workers wait for, in workers."""
+    """Return role -> the roles that its idle workers wait for, in numbers of workers. Bit i of `mask`: track i is
+    busy.
+    """
     result: dict[str, dict[str, float]] = {}
     busy = _busy(mask, tracks)
     for i, track in enumerate(tracks):
@@ -277,7 +288,7 @@ def _busy(mask: int, tracks: Sequence[Track]) -> list[Track]:
 
 
 def _spans(calls: Iterable[Event]) -> list[tuple[float, float]]:
-    """When at least one of the calls went on."""
+    """Return the intervals in which at least one of the calls was running."""
     spans: list[tuple[float, float]] = []
     for start, end in sorted((call.start, call.end) for call in calls):
         if spans and start < spans[-1][1]:
@@ -288,7 +299,7 @@ def _spans(calls: Iterable[Event]) -> list[tuple[float, float]]:
 
 
 def _states(segment: Segment, tracks: Sequence[Track]) -> Iterator[tuple[float, float, int]]:
-    """(start, end, bits of the busy tracks), from the segment's begin to its end."""
+    """Yield (start, end, bits of the busy tracks), from the segment's begin to its end."""
     changes = []
     for i, track in enumerate(tracks):
         for start, end in _spans(segment.tracks[track]):
@@ -305,7 +316,7 @@ def _states(segment: Segment, tracks: Sequence[Track]) -> Iterator[tuple[float, 
 
 
 def _newest(segment: Segment) -> Segment:
-    """The segment, or so much of its end that it can be kept."""
+    """Return the segment, or as much of its end as can be kept."""
     if segment.size <= KEPT_EVENTS:
         return segment
     ends = sorted(call.end for calls in segment.tracks.values() for call in calls)
@@ -322,7 +333,7 @@ def _names(tracks: Iterable[Track]) -> Iterator[dict[str, Any]]:
 
 
 def _lane_names(track: Track, lanes: Iterable[LaneSlice]) -> Iterator[dict[str, Any]]:
-    """Lanes that work at the same time have a thread each."""
+    """Yield the names of concurrent lanes, each of which has a thread."""
     for lane in lanes:
         thread = {"ph": "M", "pid": track[0] + 1, "tid": LANE_THREADS + lane.index}
         yield {**thread, "name": "process_name", "args": {"name": f"worker {track[0]}"}}

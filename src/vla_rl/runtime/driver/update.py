@@ -1,5 +1,6 @@
-"""From samples that lie with learners, and their advantages, to trained weights: which rank trains on which of them in
-which optimiser step, and what comes back."""
+"""Update of the weights: it splits the samples that learners hold into the optimiser steps of each rank, and merges the
+ranks' metrics.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 Result = dict[str, Any]
-"""As `LearnerRole.update` gives it."""
+"""Result of `HostInterface.update`."""
 
 
 def update(
@@ -28,10 +29,10 @@ def update(
     advantages: Advantages,
     wait: Callable[[Sequence[Ref[Result]]], list[Result]],
 ) -> dict[str, float]:
-    """Train on all of `chosen`, which lies with the learners. -> metrics.
+    """Train on all samples of `chosen`, which the learners hold. Return metrics.
 
     Args:
-        wait: for the results of all learners.
+        wait: waits for the results of all learners.
     """
     samples = find_samples(chosen.rollout, np.arange(len(chosen.numbers)), chosen)
     light = light_arrays(chosen.rollout, advantages, samples)
@@ -55,8 +56,9 @@ def update(
 def _shares(
     fleet: Fleet, spec: Spec, step: int, samples: SampleIndex, ranks: Array, light: dict[str, Array | None]
 ) -> list[RankShard]:
-    """What each rank (`ranks`, int64 [S]) trains on: what its own policy made first, then what others did, each in the
-    order in which it lay there."""
+    """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of its own worker's
+    policy, then the others by worker, each in the order of the sample ids.
+    """
     home = np.array([learner.worker for learner in fleet.learners])
     source = np.where(samples.workers == home[ranks], 0, samples.workers + 1)
     order = np.empty(len(ranks), np.int64)
@@ -75,7 +77,7 @@ def _shares(
 
 
 def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The metrics of all ranks: sums added, maxima compared, statistics read."""
+    """Merge the metrics of all ranks: sums are added, of maxima the largest counts, statistics are read."""
     metrics: dict[str, float] = {}
     for result in results:
         for name, value in result["sums"].items():

@@ -1,6 +1,6 @@
-"""Packed numbers: identities of samples, and ranges of numbers that must not meet.
+"""Packed numbers: the identity of a sample, and ranges of numbers that must not overlap.
 
-Nothing else does arithmetic on ids.
+No other module does arithmetic on ids.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from vla_rl.core.types import Array
 
 
 class SampleId:
-    """Identity of a sample (one env's chunk step) among those of one policy worker: an int64 that holds the number of
-    the inference that made it, and its position in that inference's batch. Ids ascend with inferences, then positions.
+    """Identity of a sample (one env's chunk step) among the samples of one policy worker.
+
+    An id is an int64 that holds the number of the inference that made the sample, and the sample's position in that
+    inference's batch. Ids ascend with the inferences, then with the positions.
     """
 
     POSITIONS = 1 << 20
-    """Positions of one inference: more envs than a policy acts for at once. It leaves 2^43 inferences of an int64."""
+    """Positions of one inference: more envs than a policy acts for at once. 2^43 inferences are left in an int64."""
 
     @staticmethod
     def pack(inference: int, positions: int | Array) -> Array:
@@ -37,14 +39,20 @@ class SampleId:
             ids, workers: int64 [B]: the samples' ids, and the policy workers that hold them.
         """
         inferences, _ = SampleId.unpack(ids)
+        # Mixed radix: workers count from 0 to their maximum, so each (inference, worker) has a number of its own.
         combined: Array = inferences * (workers.max(initial=0) + 1) + workers
         return combined
 
 
 DEMONSTRATIONS = 1 << 20
-"""Episode number that keys the reset states of demonstrations: above those of a ticket's own episodes, which count from
-zero, so that demonstrations draw other states than rollouts."""
+"""Episode number (2^20) that keys the reset states of demonstrations: above those of a ticket's own episodes, which
+count from zero, so that demonstrations draw other states than rollouts.
+"""
 IMAGINED_EPISODES = 1 << 21
-"""Episode number that keys where imagined trajectories start; apart from `DEMONSTRATIONS` and from real episodes."""
+"""Episode number (2^21) that keys the starts of imagined trajectories; apart from `DEMONSTRATIONS` and from real
+episodes.
+"""
 IMAGINED_GROUPS = 1 << 40
-"""Number of the first imagined group: no real group or ticket reaches it."""
+"""Number of the first imagined group (2^40): no real group or ticket reaches it. Imagined tickets are numbered from
+this times the group size, which an int64 holds for groups of up to 2^22.
+"""

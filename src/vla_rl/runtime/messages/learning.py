@@ -1,4 +1,4 @@
-"""What the driver asks of learners: optimiser steps on samples that lie with them, and scores of such samples."""
+"""Requests of the driver to the learners: optimiser steps on samples that they hold, and scores of such samples."""
 
 from __future__ import annotations
 
@@ -11,60 +11,66 @@ from vla_rl.core.types import Array
 
 @frozen(kw_only=True)
 class OptimizerStep:
-    """One rank's share of one optimiser step; the divisors count all ranks, so summed gradients are exact means."""
+    """One rank's share of one optimiser step. The divisors count all ranks, so the sum of the ranks' gradients is an
+    exact mean.
+    """
 
     micro_batches: tuple[Array, ...]
-    """int64 [B] each: indices into the rank's samples; none: the rank only joins the reduction."""
+    """Indices into the rank's samples, int64 [B] for each micro-batch; empty where the rank only joins the
+    reduction.
+    """
     passes: int
-    """Micro-batches of the rank that has most."""
+    """Number of micro-batches of the rank that has the most."""
     divisor: float
     """Sum of the policy loss's counts over the whole optimiser step."""
     value_divisor: float
     fed: bool = False
-    """Its passes were made before, of samples that are not here."""
+    """True where `feed` already ran the forward and backward passes, on samples that are not sent again (streaming
+    update).
+    """
 
 
 UNDIVIDED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divisor=1.0)
-"""Of a part: what to divide by is not known yet."""
+"""Placeholder step for a part of a streaming update, whose divisors are known only when the last part is there."""
 
 
 @frozen(kw_only=True)
 class ImitationStep:
-    """One rank's share of one optimiser step."""
+    """One rank's share of one optimiser step of behaviour cloning."""
 
     indices: Array
-    """int64 [B]: of the rank's samples; none: the rank only joins the reduction."""
+    """Indices into the rank's samples, int64 [B]; empty where the rank only joins the reduction."""
     total: int
-    """Samples of all ranks."""
+    """Number of samples of all ranks."""
     most: int
-    """Samples of the rank that has most."""
+    """Number of samples of the rank that has the most."""
     lr: float
 
 
 SampleRefs = tuple[Array, Array]
-"""Samples: workers and places, int64 [b] each."""
+"""References to samples: the policy workers that made them, and the sample ids there, int64 [b] each."""
 
 
 @frozen(kw_only=True, eq=False)
 class ScoreRequest:
-    """Of one rank, in batches."""
+    """Samples that one rank has to score, in batches."""
 
     values: Sequence[SampleRefs] = ()
     finals: Sequence[SampleRefs] = ()
-    """Samples whose final observations are valued."""
+    """Samples whose final observations get a value."""
     log_probs: Sequence[tuple[SampleRefs, Array]] = ()
-    """With those recorded, float32 [b, C, M]."""
+    """Samples whose log-probs are recomputed, each batch with the recorded log-probs, float32 [b, C, M]."""
     passes: tuple[int, int, int] = (0, 0, 0)
-    """Batches of each, of the rank that has most."""
+    """Number of batches of `values`, `finals` and `log_probs` on the rank that has the most."""
 
 
 @frozen(kw_only=True, eq=False)
 class SampleScores:
-    """Batch by batch."""
+    """Answer to a `ScoreRequest`: one array for each of its batches."""
 
     values: list[Array]
-    """float32 [b] or [b, C] each."""
+    """float32 [b] or [b, C] for each batch."""
     next_values: list[Array]
-    """float32 [b]."""
+    """float32 [b] for each batch."""
     log_probs: list[Array]
-    """float32 [b, C, M]."""
+    """float32 [b, C, M] for each batch."""

@@ -1,4 +1,6 @@
-"""The heavy part of a rollout: what a model saw and how it chose; it stays where it was made until used."""
+"""Model inputs of a rollout: what a model saw and how it chose. They stay with the policy that made them until a
+learner needs them.
+"""
 
 from __future__ import annotations
 
@@ -52,23 +54,24 @@ class ModelInputs:
 
 
 def nbytes(obs: Observation) -> int:
-    """Of its arrays; a string is written once for many rows."""
+    """Return the bytes of an observation's arrays. Instructions do not count: many envs share one string."""
     arrays = [*obs.images.values(), obs.state, obs.steps]
     return sum(int(array.nbytes) for array in arrays if array is not None)
 
 
 @frozen(kw_only=True, eq=False)
 class SampleBatch:
-    """Samples that one policy made, on their way to a learner."""
+    """Samples of one policy worker, on their way to a learner."""
 
     places: Array
-    """int64 [B] ascending: where they lie with that policy."""
+    """Sample ids, int64 [B], ascending."""
     heavy: ModelInputs
     ended: Array
-    """int64 [K] ascending: places of those behind which there is a final observation; none where values are never asked
-    for again."""
+    """Ids of those samples that have a final observation, int64 [K], ascending; empty where values are never
+    recomputed.
+    """
     finals: Observation | None
-    """These, [K]; None: there is none."""
+    """Final observations of the samples in `ended`, [K]; None where there is none."""
 
     def numpy(self) -> SampleBatch:
         finals = None if self.finals is None else self.finals.numpy()
@@ -86,7 +89,7 @@ class SampleBatch:
 
 
 def dummy_sample(model: VLAModel, info: EnvInfo) -> tuple[Observation, Chunk]:
-    """One sample of a black picture, and the chunk that the model likes best for it."""
+    """Return one sample with black images, and the chunk that the model prefers for it (greedy), for dummy batches."""
     obs = Observation(
         images={name: np.zeros((1, *size, 3), np.uint8) for name, size in info.cameras.items()},
         instructions=(info.tasks[0].instruction,),

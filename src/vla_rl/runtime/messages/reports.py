@@ -1,4 +1,4 @@
-"""What a worker reports of its rollout: finished tickets, what was done, and how far it is."""
+"""Reports of a worker on its rollout: finished tickets, the work since the last report, and the progress so far."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from vla_rl.toolkit.waiting import Work
 
 @frozen(kw_only=True, eq=False)
 class TrajectoryResult:
-    """A ticket that was played."""
+    """A finished ticket: the simulator's half and the policy's half of its trajectory."""
 
     finished: EnvTrajectory
-    """What its simulator says."""
+    """The simulator's half."""
     chosen: dict[str, Any]
-    """What its policy says: light fields [T, ...]; nothing in an evaluation."""
+    """The policy's half: the fields of the trajectory record that the policy makes, [T, ...]; empty in an
+    evaluation.
+    """
 
 
 @define(kw_only=True, eq=False)
 class RolloutReport:
-    """What came of some tickets, and what was done since the last report."""
+    """Finished tickets, and the work done since the last report."""
 
     played: list[TrajectoryResult] = field(factory=list)
     env_seconds: dict[int, float] = field(factory=dict)
-    """Of each sim worker, or of each lane where lanes work at the same time."""
+    """Seconds of each sim worker (by its index), or of each lane where lanes run concurrently."""
     policy_seconds: dict[int, float] = field(factory=dict)
-    """Of each policy's worker."""
+    """Seconds of each policy worker, by its index."""
     env_steps: int = 0
     replayed: int = 0
     restarted: int = 0
-    """As in `Request`."""
+    """Streams that were restarted; `replayed` and `restarted` count as in `StepRequest`."""
     faults: list[str] = field(factory=list)
-    """What broke and was repaired."""
+    """Descriptions of faults that were repaired."""
 
     def add(self, other: RolloutReport) -> None:
-        """What another says was done too, but for its tickets."""
+        """Add the work of another report, but not its tickets."""
         for worker, seconds in other.env_seconds.items():
             self.env_seconds[worker] = self.env_seconds.get(worker, 0.0) + seconds
         for worker, seconds in other.policy_seconds.items():
@@ -50,16 +52,16 @@ class RolloutReport:
 
 @frozen
 class RolloutProgress:
-    """Of one policy's worker, or the sum of several, since it began to play."""
+    """Progress of one policy worker, or the sum of several, since its rollout or evaluation began."""
 
     tickets: int = 0
-    """That were played to their end."""
+    """Number of finished tickets."""
     steps: int = 0
-    """Chunk steps of those that are being played."""
+    """Chunk steps of the tickets that are running."""
     solved: int = 0
-    """Demonstrations, by the scripted expert."""
+    """Number of demonstrations in which the scripted expert succeeded."""
     works: tuple[Work, ...] = ()
-    """What else goes on there, and takes long."""
+    """Other long-running work of that process (starting envs, loading the model)."""
 
     def __add__(self, other: RolloutProgress) -> RolloutProgress:
         return RolloutProgress(

@@ -1,4 +1,6 @@
-"""What rows play, what they ask of policies, and what comes of it."""
+"""Requests and answers between driver, simulators and policies during a rollout: episodes to run, chunk steps,
+trajectories.
+"""
 
 from __future__ import annotations
 
@@ -10,109 +12,122 @@ from vla_rl.core.types import Array, Episode, Observation, ResetState
 
 
 class EnvError(UserError):
-    """A simulator broke its contract, or was given what it cannot take."""
+    """A simulator broke its contract, or was given something that it cannot accept."""
 
 
 @frozen(kw_only=True, eq=False)
 class EpisodeRequest:
-    """An episode to be played, or to be gone on with: the first one of a ticket, or a further one."""
+    """An episode to start or to continue: the first one of a ticket, or a later one."""
 
     state: ResetState
     number: int
-    """Of the ticket; in an evaluation that of the state."""
+    """Number of the ticket; in an evaluation the number of the reset state."""
     episode: int = 0
-    """Its place among the episodes of its ticket or stream; in an evaluation the repeat."""
+    """Index of the episode within its ticket or stream; in an evaluation the index of the repeat."""
     row: int | None = None
-    """With auto_reset the row of the run whose stream goes on with this ticket; its randomness is that of the row."""
+    """Index in the run of the env whose stream this ticket continues; None without auto_reset. With a stream, random
+    numbers are keyed by the env instead of the ticket.
+    """
     follows: int | None = None
-    """The stream's ticket before; None: there is none in this process."""
+    """Number of the stream's previous ticket; None where there is none in this process."""
     actions: Array | None = None
-    """float32 [T, C, A]: chunks of the episode that were executed before. None: as the ticket before leaves them."""
+    """Chunks of the episode that were executed before, float32 [T, C, A]. None: take them from the end of the previous
+    ticket.
+    """
     paid: float = 0.0
-    """What they paid."""
+    """Sum of the rewards of `actions`."""
     record: bool = False
     """Keep the frames of this episode."""
     recorded: bool = False
-    """Keep it as data, as one of the run's hooks asks for it."""
+    """Record this episode as data, because one of the run's hooks asks for it."""
     weights: TaskWeights = None
-    """Of the tasks that the ticket's further episodes are drawn from."""
+    """Weights of the tasks from which later episodes of the ticket are drawn."""
     version: int = -1
-    """Of the policy's weights that act in it; below 0: at each chunk the newest."""
+    """Version of the policy's weights that act in the episode; below 0: the newest version at each chunk."""
     least: int = 0
-    """The version that has to be there before it starts."""
+    """Version of the policy's weights that must be loaded before the episode starts."""
     world: int | None = None
-    """Of an imagined one: the version of the world model, which is the number of its updates."""
+    """Version of the world model (the number of its updates), for an imagined episode."""
 
     @property
     def key(self) -> int:
-        """Of its random numbers, together with `episode`."""
+        """Key of the episode's random numbers, together with `episode`."""
         return self.number if self.row is None else self.row
 
 
 @frozen(kw_only=True, eq=False)
 class EnvTrajectory:
-    """What came of a ticket of T chunk steps."""
+    """The simulator's half of a finished ticket of T chunk steps."""
 
     number: int
     light: dict[str, Array]
-    """rewards, terminated, truncated, valid [T, C]."""
+    """Fields of the trajectory record that the simulator makes: rewards, terminated, truncated, valid [T, C]."""
     episodes: tuple[Episode, ...]
-    """Those that ended."""
+    """Episodes that ended within the ticket."""
     frames: dict[str, Array] | None
-    """Camera -> uint8 [F, H, W, 3] of the last one that was recorded: the first observation, one after each chunk."""
+    """Frames of the last recorded episode, camera -> uint8 [F, H, W, 3]: its first observation, then one after each
+    chunk.
+    """
     after: EpisodeRequest | None = None
-    """Where its stream stands; None: it is of none."""
+    """Where the ticket's stream continues; None where it belongs to no stream."""
     world: int | None = None
-    """Of an imagined one: the version of the world model that made it."""
+    """Version of the world model that made an imagined trajectory."""
 
 
 @frozen(kw_only=True, eq=False)
 class StepRequest:
-    """What a policy is asked to do for one lane (act on `obs`, value `final`), and what the last chunk step brought."""
+    """Request of one lane to its policy (act on `obs`, value `final`), with the results of the last chunk step."""
 
     asking: Array
-    """int64 [6, R], of the rows that want a chunk, as one array for the way: `positions`, `numbers`, `keys`,
-    `episodes`, `chunks`, `versions`."""
+    """Six numbers for each env that needs a chunk, int64 [6, R]: `positions`, `numbers`, `keys`, `episodes`, `chunks`,
+    `versions`. They form one array because one array is faster to send than six.
+    """
     obs: Observation | None
-    """Of these R rows."""
+    """Observations of these R envs."""
     ended: Array
-    """int64 [2, F], of those whose last chunk needs a bootstrap value: `final_numbers`, `final_versions`."""
+    """`final_numbers` and `final_versions` of the envs whose last chunk needs a bootstrap value, int64 [2, F]."""
     final: Observation | None
-    """Of these F rows: final observation where truncated, next observation at the end of a ticket."""
+    """Observations of these F envs: the final observation where truncated, the next observation at the end of a
+    ticket.
+    """
     finished: tuple[EnvTrajectory, ...]
     """Tickets that ended with the last chunk step."""
     again: tuple[tuple[int, int], ...]
-    """(ticket, chunk steps of it that stand) where a row broke: the others are played again."""
+    """(ticket, number of its chunk steps that remain valid) for each env that broke: later chunk steps are rolled out
+    again.
+    """
     steps: int
-    """Chunk steps that the tickets of these rows have so far."""
+    """Chunk steps that the tickets of these envs have so far."""
     ending: int
-    """Rows that surely end their tickets with the next chunk."""
+    """Number of envs whose tickets certainly end with the next chunk."""
     waiting: int
-    """Tickets that wait in the lane."""
+    """Number of tickets that wait in the lane."""
     seconds: float
-    """That the simulator took for it."""
+    """Seconds that the simulator took."""
     env_steps: int
-    """Actions that it executed."""
+    """Number of actions that the simulator executed."""
     replayed: int = 0
-    """Further ones, to bring streams back to where they stood."""
+    """Number of further actions, executed to bring streams back to where they were."""
     restarted: int = 0
-    """Streams that could not be brought back, and began anew."""
+    """Number of streams that could not be brought back and started a new episode."""
     faults: tuple[str, ...] = ()
-    """What broke and was repaired."""
+    """Descriptions of faults that were repaired."""
 
     @property
     def positions(self) -> Array:
-        """int64 [R]: lane rows that want a chunk; empty when the lane has nothing to play."""
+        """int64 [R]: indices within the lane of the envs that need a chunk; empty when the lane has nothing to roll
+        out.
+        """
         return _row(self.asking, 0)
 
     @property
     def numbers(self) -> Array:
-        """int64 [R]: their tickets."""
+        """int64 [R]: tickets of these envs."""
         return _row(self.asking, 1)
 
     @property
     def keys(self) -> Array:
-        """int64 [R]: with `episodes` and `chunks`, [R] too, key of the noise."""
+        """int64 [R]: together with `episodes` and `chunks`, [R] too, the key of the policy's noise."""
         return _row(self.asking, 2)
 
     @property
@@ -125,7 +140,7 @@ class StepRequest:
 
     @property
     def versions(self) -> Array:
-        """int64 [R]: of the weights that act; below 0: the newest."""
+        """int64 [R]: versions of the weights that act; below 0: the newest."""
         return _row(self.asking, 5)
 
     @property
@@ -135,12 +150,12 @@ class StepRequest:
 
     @property
     def final_versions(self) -> Array:
-        """int64 [F]: of the weights that value it; below 0: the newest."""
+        """int64 [F]: versions of the weights that compute the bootstrap value; below 0: the newest."""
         return _row(self.ended, 1)
 
     @property
     def done(self) -> bool:
-        """The lane has nothing to play."""
+        """True where the lane has nothing to roll out."""
         return not len(self.positions)
 
 
@@ -150,12 +165,12 @@ def _row(of: Array, index: int) -> Array:
 
 
 RecordingKey = tuple[int, int]
-"""Number of a ticket, or of an evaluation's state, and the episode."""
+"""Key of a recorded episode: the number of its ticket (in an evaluation of its reset state), and the episode."""
 
 
 @frozen(kw_only=True)
 class PolicyMode:
-    """How a policy acts in a phase, and whether it keeps records for learning."""
+    """Settings of a policy for one purpose: greedy or sampled, and whether it keeps records for learning."""
 
     purpose: str
     greedy: bool
@@ -163,4 +178,5 @@ class PolicyMode:
 
 
 def too_many_faults(count: int, limit: int, env: str, last: str) -> EnvError:
+    """Return the error for more than `runtime.max_faults` faults; `last`: text of the last one."""
     return EnvError(f"env {env!r} broke {count} times (runtime.max_faults: {limit}); the last time:\n{last}")

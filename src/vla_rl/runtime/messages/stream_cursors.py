@@ -1,4 +1,4 @@
-"""Where the persistent env streams of auto_reset stand, as the driver and the worker of the policy know it."""
+"""Positions of the persistent env streams of auto_reset, as the driver and the policy's worker know them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 
 @define
 class StreamCursors:
-    """Where streams stand, as far as one knows."""
+    """Cursor of each stream: the position after its last finished ticket that this process has seen."""
 
     last: dict[int, tuple[int, EpisodeRequest]] = field(factory=dict)
-    """Row -> its last ticket that was played, and where that left the stream."""
+    """Env (index in the run) -> its last finished ticket, and the request from which its stream continues."""
 
     def note(self, ticket: EnvTrajectory) -> None:
         if ticket.after is not None:
@@ -20,7 +20,9 @@ class StreamCursors:
             self.last[ticket.after.row] = ticket.number, ticket.after
 
     def placed(self, start: EpisodeRequest) -> EpisodeRequest:
-        """The ticket with what it goes on from, if that is known."""
+        """Return the ticket with the position from which it continues, if that is known; otherwise the ticket
+        itself.
+        """
         if start.row is None or start.actions is not None:
             return start
         number, after = self.last.get(start.row, (None, start))

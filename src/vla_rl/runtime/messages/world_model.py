@@ -1,4 +1,4 @@
-"""What the world model of a run is given, and what it says of a fit."""
+"""Data that goes to the world model of a run, and the result of fitting it."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from vla_rl.core.types import Array, ResetState
 
 @frozen(kw_only=True, eq=False)
 class RecordedEpisode:
-    """A complete episode of n chunks. Its last frame is the one that it ended with."""
+    """A complete episode of n chunks. Its last frame is the one after its last chunk."""
 
     images: Mapping[str, Array]
-    """Camera -> uint8 [n + 1, H, W, 3]."""
+    """Images, camera -> uint8 [n + 1, H, W, 3]."""
     state: Array
-    """float32 [n + 1, S]."""
+    """Robot states, float32 [n + 1, S]."""
     actions: Array
-    """float32 [n, C, A]."""
+    """Chunks of actions, float32 [n, C, A]."""
     executed: Array
-    """bool [n, C]."""
+    """Whether each action counts for the episode, bool [n, C]."""
     outcomes: Array
-    """int64 [n], as in `Windows`."""
+    """Outcome of each chunk, int64 [n], encoded as in `Windows`."""
     instruction: str
     task: str
     reset_state: int
     number: int
-    """Of the episode in the run; with the reset state its identity."""
+    """Number of the episode in the run. Together with the reset state it identifies the episode."""
     seed: int = 0
     step: int = 0
-    """Training step that it was played for."""
+    """Training step for which the episode was rolled out."""
 
 
 @frozen(kw_only=True)
 class FitResult:
-    """What came of a fit."""
+    """Result of a call of `WorldModelInterface.fit`."""
 
     updates: int
     version: int
-    """Updates of the world model in the whole run: its version."""
+    """Number of updates of the world model in the whole run: its version."""
     metrics: dict[str, float]
     gates: dict[str, bool]
-    """Name -> open."""
+    """Quality threshold -> whether it is met."""
     last: tuple[tuple[ResetState, bool], ...]
-    """First windows of the last rollout's episodes, and whether each was a success."""
+    """First windows of the last rollout's episodes, and whether each episode was a success."""

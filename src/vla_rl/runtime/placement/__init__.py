@@ -1,1 +1,1 @@
-"""Which worker has which role, lanes and device."""
+"""Placement: role, lanes and device of each worker, and the components that run there."""

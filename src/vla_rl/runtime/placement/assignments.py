@@ -1,4 +1,4 @@
-"""From a plan to the assignments of its workers."""
+"""Assignments of a plan's workers: lanes, policies and learner ranks of each slot."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from vla_rl.core.types import Array
 
 
 def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False) -> list[Assignment]:
-    """Lanes and ranks of every slot; `one_process` puts all of the plan's lanes into a single worker; `imagines`: the
-    policies practise in a world model, which is with the first simulators."""
+    """Return the lanes and ranks of every slot.
+
+    `one_process` puts all of the plan's lanes into a single worker. `imagines`: policies train in imagination, with a
+    world model in the first worker with simulators.
+    """
     sims, policies, learners = (plan.hosting(role) for role in ("sim", "policy", "learner"))
     count = len(sims) * plan.stages
     if num_envs % count:
@@ -44,7 +47,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
                 imagined_at=0 if imagines else None,
             )
         ]
-    spread = len(sims) >= len(policies)  # then a policy serves whole sim workers, else single lanes
+    spread = len(sims) >= len(policies)  # then each policy serves whole sim workers; otherwise single lanes
     of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
     home = {lane.index: slot for slot, own in of_sim.items() for lane in own}
     served: dict[int, list[LaneSlice]] = {policy: [] for policy in policies}
@@ -73,11 +76,14 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
 
 
 def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
-    """Which learner rank trains on each sample, int64 [S]. Where every rank's own policy made some, all stay; else each
-    rank gets equally many, its own first.
+    """Return the learner rank that trains on each sample, int64 [S].
+
+    Where every rank's own policy made some samples, all of them stay. Otherwise each rank gets equally many, its own
+    first.
 
     Args:
-        maker: int64 [S], worker whose policy made the sample.   rank_of: worker -> rank.
+        maker: int64 [S], worker whose policy made the sample.
+        rank_of: worker -> rank.
     """
     world = len(rank_of)
     made_by = np.array([rank_of.get(worker, -1) for worker in maker.tolist()], np.int64)
@@ -94,8 +100,9 @@ def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
 
 
 def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
-    """Rows of one inference: as the plan says; with stages in lock-step a lane, so that they overlap; else all of a
-    policy's."""
+    """Return the number of envs of one inference: the plan's; with synchronous stages one lane's, so that they overlap;
+    otherwise all of a policy's.
+    """
     if plan.window.max_batch is not None:
         return plan.window.max_batch
     overlapping = plan.stages > 1 and plan.window.max_wait is None and not plan.side_by_side
@@ -104,40 +111,40 @@ def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int |
 
 @frozen(kw_only=True)
 class Assignment:
-    """Where a worker stands in the plan."""
+    """Place of a worker in the plan."""
 
     index: int
     slot: Slot
     lanes: tuple[LaneSlice, ...]
-    """Of its sim role."""
+    """Lanes of its sim role."""
     served: tuple[LaneSlice, ...]
     """Lanes that its policy role acts for."""
     homes: tuple[int, ...]
-    """Workers of these lanes' simulators."""
+    """Workers that host the simulators of these lanes."""
     window: Window
     rank: int
     world: int
-    """Learner rank and number of ranks."""
+    """Learner rank (-1: no learner) and number of ranks."""
     offload: frozenset[str] = frozenset()
     """Roles that leave the device between phases."""
     side_by_side: bool = False
-    """Lanes of a sim worker, this one or another, step at the same time."""
+    """True where the lanes of a sim worker, this one or another, step concurrently."""
     imagined_at: int | None = None
-    """Worker of the world model, where the policies practise in one."""
+    """Worker of the world model, where policies train in imagination."""
 
     @property
     def local(self) -> bool:
-        """Simulators and policy call each other directly."""
+        """True where simulators and policy are in this worker and call each other directly."""
         return bool(self.served) and self.served == self.lanes
 
     @property
     def rows_served(self) -> int:
-        """Rows that its policy role acts for."""
+        """Number of envs that its policy role acts for."""
         return sum(lane.rows for lane in self.served)
 
     @property
     def threads(self) -> int:
-        """In which its lanes work at the same time; 0: one after another."""
+        """Number of threads in which its lanes run concurrently; 0: one lane after another."""
         return len(self.lanes) if self.side_by_side else 0
 
     @property
@@ -154,7 +161,7 @@ class Assignment:
 
 @frozen(kw_only=True)
 class LaneSlice:
-    """Rows first_row .. first_row + rows - 1 of the run."""
+    """The envs first_row .. first_row + rows - 1 of the run."""
 
     index: int
     first_row: int

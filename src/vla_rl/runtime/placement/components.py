@@ -1,4 +1,4 @@
-"""Components of a spec, built and wrapped in the process that asks."""
+"""Components of a spec, built and wrapped in the process that uses them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from vla_rl.toolkit.envs.settings import in_processes
 
 
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
-    """The spec's algorithm, wrapped. Raises PluginError where it declares what the contract does not know."""
+    """Build the spec's algorithm with its wrappers. Raises PluginError for a declaration that the contract does not
+    allow."""
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
     component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
     check_declarations(component, spec.algorithm.type)
@@ -29,13 +30,14 @@ def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
 
 
 def values_for(algorithm: Algorithm) -> ValueGranularity:
+    """Return whether the algorithm needs values, and for each chunk or for each action."""
     if not algorithm.needs.values:
         return "none"
     return "action" if algorithm.value_granularity == "action" else "chunk"
 
 
 def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
-    """The simulator of a worker's lane, not wrapped."""
+    """Build the simulator of a worker's lane, without wrappers."""
     lane = next(lane for lane in assignment.lanes if lane.index == index)
     context = Context(
         seed=spec.seed,
@@ -50,7 +52,7 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
 
 
 def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:
-    """The demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
+    """Open the demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
     assert spec.imitation is not None and spec.imitation.data is not None
     name, config = spec.imitation.data.type, spec.imitation.data.config
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)

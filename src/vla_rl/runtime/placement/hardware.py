@@ -1,4 +1,4 @@
-"""What a machine has, and what the roles of a run work on, in words."""
+"""Resources of a machine, and a description of the devices that the roles of a run use."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class WorkerDevice(NamedTuple):
-    """Of one worker."""
+    """Device of one worker."""
 
     number: int | None = None
-    """Of the GPU, as `nvidia-smi` counts where that is known; None: CPUs."""
+    """Number of the GPU, as `nvidia-smi` counts where that is known; None: CPUs."""
     model: str = ""
-    """Such as "NVIDIA H200"."""
+    """Model of the GPU, such as "NVIDIA H200"."""
 
 
 def own_device(kind: str) -> WorkerDevice:
-    """Of this process, for a worker whose slot is on "cuda" or "cpu"."""
+    """Return the device of this process, for a worker whose slot is on "cuda" or "cpu"."""
     if kind == "cpu":
         return WorkerDevice()
     number = torch.cuda.current_device()
@@ -38,19 +38,21 @@ def own_device(kind: str) -> WorkerDevice:
 
 
 def threads(cpus: float) -> int:
-    """Of torch, in a worker with so many cores: one for each, but no more than OMP_NUM_THREADS says where it is set."""
+    """Return the threads that torch may use in a worker with this many cores: one for each, but no more than
+    OMP_NUM_THREADS where it is set.
+    """
     cores, most = max(1, int(cpus)), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(most)) if most.isdigit() and int(most) else cores
 
 
 def machine() -> Cluster:
-    """This machine."""
+    """Return the resources of this machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Cluster(cpus=float(cpus), gpus=torch.cuda.device_count(), memory=psutil.virtual_memory().available)
 
 
 def describe(assignments: Sequence[Assignment], devices: Sequence[WorkerDevice]) -> str:
-    """`sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)`."""
+    """Return a description such as `sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)`."""
     workers = [(assignment.slot, device.number) for assignment, device in zip(assignments, devices, strict=True)]
     parts = [f"{role} {_places([(s.node, number) for s, number in workers if role in s.roles])}" for role in ROLES]
     models = ", ".join(dict.fromkeys(device.model for device in devices if device.model))
@@ -79,7 +81,7 @@ def _times(count: int) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 4] -> "0-2,4"."""
+    """Return ranges of numbers as text: [0, 1, 2, 4] -> "0-2,4"."""
     ordered = sorted(numbers)
     cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1), len(ordered)]
     runs = [ordered[a:b] for a, b in pairwise(cuts)]

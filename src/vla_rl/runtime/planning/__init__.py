@@ -1,1 +1,3 @@
-"""What a plan will cost before a device is spent: latencies, a simulation of the runtime, and strategies compared."""
+"""Forecast of a plan's cost before a device is used: latencies, a simulation of the runtime, and the comparison of
+plans.
+"""

@@ -1,4 +1,4 @@
-"""What a plan is expected to do with a job: seconds, idle shares, memory, and how far it is worth to run ahead."""
+"""Forecast of a job under a plan: seconds, idle shares, memory, and the max_lag that is worthwhile."""
 
 from __future__ import annotations
 
@@ -19,82 +19,87 @@ from vla_rl.runtime.planning.simulate import ROLES, Simulation
 from vla_rl.toolkit.waiting import waiting
 
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8
-"""Of a trainable parameter: its gradient, and the two moments of AdamW."""
+"""Bytes for each trainable parameter: its gradient, and the two moments of AdamW."""
 EVENTS = 40_000
-"""Calls of simulators, and tickets, that are simulated about at most where something varies, in as few steps."""
+"""Approximate maximum of simulated events (simulator calls and tickets) where something varies; it limits the number of
+steps.
+"""
 STEPS = {False: 8, True: 32}
-"""Training steps to take the mean of where something varies: without and with overlap."""
+"""Training steps whose mean is taken where something varies: without and with overlap."""
 LAGS = (0, 1, 2, 3)
 FAR = 8
-"""Training steps to run ahead where rows shall never wait."""
+"""Training steps to run ahead so that envs never wait."""
 ENOUGH = 0.95
-"""Part of the best that a lag has to reach."""
+"""Share of the best throughput that a lag has to reach."""
 
 
 @frozen(kw_only=True)
 class Forecast:
-    """What a plan is expected to do."""
+    """Expected times, idle shares and memory of a job under a plan."""
 
     rollout: float
-    """Seconds that a step waits for its tickets; without overlap, that they take. With what is offloaded by it."""
+    """Seconds that a step waits for its tickets (without overlap: that they take), including the offload for it."""
     update: float
-    """Of optimiser steps, after the step's tickets are there."""
+    """Seconds of the optimiser steps, after the step's tickets are there."""
     publish: float
     iteration: float
     """Seconds from one update to the next."""
     env_steps: float
-    """Of an iteration."""
+    """Environment steps of an iteration."""
     idle: dict[str, float]
-    """Role -> share of its workers' time."""
+    """Role -> share of its workers' time that is idle."""
     device_bytes: float | None
-    """Weights, gradients and optimiser state on the fullest device; without activations. None: the model's size is not
-    known."""
+    """Bytes of weights, gradients and optimiser state on the fullest device, without activations. None: the model's
+    size is not known.
+    """
     host_bytes: float
-    """Simulator rows of the fullest worker."""
+    """Host memory of the envs of the fullest worker, in bytes."""
     lag: int
-    """Training steps that the oldest chunk is old when it is trained on."""
+    """Policy lag, in training steps, of the oldest chunk that is trained on."""
 
     @property
     def throughput(self) -> float:
-        """Environment steps a second."""
+        """Environment steps per second."""
         return self.env_steps / self.iteration if self.iteration else float("inf")
 
     @property
     def bottleneck(self) -> str:
-        """The role whose workers are idle least."""
+        """Role whose workers are idle least."""
         return min(self.idle, key=lambda role: self.idle[role])
 
 
 @frozen(kw_only=True)
 class Overlap:
-    """Seconds of a training step by how far rollouts may run ahead."""
+    """Seconds of a training step by the lag up to which rollouts may run ahead."""
 
     rollout: float
-    """That the tickets of a step take: where rows never wait, or where all begin at once, if that is quicker (no row
-    is kept by the reset of another)."""
+    """Seconds that the tickets of a step take: where envs never wait, or where all begin at once, if that is quicker
+    (no env waits for the reset of another).
+    """
     training: float
-    """That a step takes besides: update, publication and what the driver does alone."""
+    """Seconds that a step takes besides: update, publication, and the work of the driver alone."""
     by_lag: dict[int, Forecast]
 
     @property
     def bound(self) -> float:
-        """No overlap takes less."""
+        """Seconds that no overlap can undercut."""
         return max(self.rollout, self.training)
 
     def share(self, lag: int) -> float:
-        """Of the bound that a lag reaches."""
+        """Return the share of the bound that a lag reaches."""
         seconds = self.by_lag[lag].iteration
         return self.bound / seconds if seconds else 1.0
 
     @property
     def least(self) -> int | None:
-        """The smallest lag that reaches enough of the bound; None: not one of those tried."""
+        """Smallest lag that reaches enough of the bound; None: none of those tried."""
         return next((lag for lag in self.by_lag if self.share(lag) >= ENOUGH), None)
 
 
 def periodic(rollout: float, training: float, parts: int) -> float:
-    """Seconds of a step whose rollout, of so many parts, is trained on part by part, with a barrier at its end: the
-    law of RL-VLA3's tables (arXiv:2602.05765, Tables 3 and 4; theirs are 4)."""
+    """Return the seconds of a step whose rollout, in this many parts, is trained on part by part, with a barrier at its
+    end: the law of RL-VLA3's tables (arXiv:2602.05765, Tables 3 and 4, where there are 4 parts).
+    """
     return max(rollout, training) + min(rollout, training) / parts
 
 
@@ -111,15 +116,15 @@ def forecast(
     sharded: bool = False,
     steps: int | None = None,
 ) -> Forecast:
-    """What the plan is expected to do with a job of these latencies.
+    """Forecast a job with these latencies under the plan.
 
     Args:
-        tickets: of a training step; None: one a row.
+        tickets: tickets of a training step; None: one for each env.
         chunk: actions of a chunk step.
         max_lag: `asynchrony.max_lag`.
-        part_size: tickets that learners begin with before the step is whole (`asynchrony.stream`); 0: none.
-        row_memory: host bytes of a simulator row.
-        sharded: learners hold a share of the model each (`train.sharding: full`).
+        part_size: tickets with which learners begin before the step is complete (`asynchrony.stream`); 0: none.
+        row_memory: host bytes of an env.
+        sharded: each learner holds a shard of the model (`train.sharding: full`).
         steps: training steps whose mean is taken, after some to begin with; None: as many as needed.
     """
     rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes)
@@ -149,8 +154,8 @@ def forecast(
 def expected(
     plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = None, stream: bool | None = None
 ) -> Forecast:
-    """What the plan is expected to do with a spec's job; `max_lag` and `stream` in place of the spec's. Raises
-    UserError where its lanes cannot share the rows.
+    """Forecast a spec's job under the plan; `max_lag` and `stream` replace the spec's. Raises UserError where the lanes
+    cannot share the envs evenly.
 
     The local backend has one process whatever the plan says; this is what Ray would do.
     """
@@ -172,8 +177,9 @@ def expected(
 
 
 def seconds_of(plan: Plan, spec: Spec, profile: Profile) -> float:
-    """Of an iteration, to compare many plans by: with `max_lag` the longer of rollout and update, and infinite for a
-    plan that cannot do both at once."""
+    """Return the seconds of an iteration, by which many plans are compared. With `max_lag` that is the longer of
+    rollout and update, and infinite for a plan that cannot run both at once.
+    """
     if (spec.asynchrony.max_lag or spec.asynchrony.stream) and not apart(plan):
         return math.inf
     if not spec.asynchrony.max_lag:
@@ -183,12 +189,14 @@ def seconds_of(plan: Plan, spec: Spec, profile: Profile) -> float:
 
 
 def apart(plan: Plan) -> bool:
-    """Learners have workers of their own, and nothing leaves its device: training can go on beside rollouts."""
+    """Return whether learners have workers of their own and nothing is offloaded, so that training can run concurrently
+    with rollouts.
+    """
     return not plan.offload and all(slot.roles == ("learner",) for slot in plan.slots if "learner" in slot.roles)
 
 
 def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
-    """What running ahead brings under a plan whose learners have workers of their own."""
+    """Forecast the effect of running ahead, under a plan whose learners have workers of their own."""
     by_lag: dict[int, Forecast] = {}
     with waiting("forecasting what running ahead brings", total=len(LAGS)) as note:
         for lag in LAGS:
@@ -204,7 +212,7 @@ def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
 
 
 def _steps(part: JobModel, profile: Profile, max_lag: int) -> int:
-    """Training steps to take the mean of: fewer of a big job."""
+    """Return the training steps whose mean is taken: fewer for a big job."""
     if not profile.varies:
         return max_lag + 1
     lanes = sum(len(worker.lanes) for worker in part.workers.values())
@@ -215,14 +223,17 @@ def _steps(part: JobModel, profile: Profile, max_lag: int) -> int:
 
 
 def _moving(plan: Plan, assignments: Sequence[Assignment], profile: Profile, roles: Sequence[str]) -> float:
-    """Seconds until the last worker has moved what it offloads of these roles, one after another."""
+    """Return the seconds until the last worker has offloaded its roles among these, one after another."""
     moved = {role: profile.offload.get(role, 0.0) for role in roles if role in plan.offload}
     return max(sum(moved.get(role, 0.0) for role in assignment.slot.roles) for assignment in assignments)
 
 
 def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profile, sharded: bool) -> float | None:
-    """Bytes on the fullest device, in the phase that needs more. With shards a learner holds a part of everything; a
-    policy in its worker acts with gathered weights, which lie beside that part."""
+    """Return the bytes on the fullest device, in the phase that needs more; None: the model's size is not known.
+
+    With sharding a learner holds a part of everything. A policy in its worker acts with gathered weights, which exist
+    besides that part.
+    """
     if profile.parameters is None:
         return None
     weights = profile.parameters * profile.weight_bytes

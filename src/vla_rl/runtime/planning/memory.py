@@ -1,4 +1,4 @@
-"""Host memory that trajectories take while they wait to be trained on, known before the first is played."""
+"""Host memory of trajectories that wait to be trained on, computed before the first one is rolled out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from vla_rl.core.types import EnvInfo
 
 
 def waiting_bytes(spec: Spec, trajectory: float, max_lag: int) -> float:
-    """Host memory of the trajectories that learners hold at most, all together, where one takes so many bytes;
-    `max_lag` in place of the spec's."""
+    """Return the host memory of the most trajectories that all learners together hold at once. `trajectory`: bytes of
+    one; `max_lag` replaces the spec's.
+    """
     ahead = evolve(spec, asynchrony=evolve(spec.asynchrony, max_lag=max_lag))
     shape = RunShape.of(ahead)
     return shape.groups_held * shape.group_size * trajectory
 
 
 def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:
-    """Of a ticket that runs to its limit: its chunk steps of `sample` bytes each (observation, actions, the model's
-    replay), and its last observation."""
+    """Return the bytes of a ticket that runs to its limit: its chunk steps of `sample` bytes each (observation,
+    actions, the model's extras), and its last observation.
+    """
     rollout = spec.rollout
     limit = rollout.steps or rollout.max_steps or max(task.max_steps for task in info.tasks)
     images = sum(3 * height * width for height, width in info.cameras.values())
@@ -31,8 +33,9 @@ def trajectory_bytes(spec: Spec, info: EnvInfo, sample: int) -> int:
 
 
 def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample: int) -> None:
-    """Raises UserError where the trajectories that learners hold at most do not fit into the host memory of their
-    machine; `sample`: bytes of a chunk step."""
+    """Raises UserError where the most trajectories that learners hold do not fit into the host memory of their machine.
+    `sample`: bytes of a chunk step.
+    """
     shape = RunShape.of(spec)
     trajectories = shape.groups_held * shape.group_size
     one = trajectory_bytes(spec, info, sample)

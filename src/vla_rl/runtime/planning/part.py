@@ -1,5 +1,7 @@
-"""The part of a job that has to be simulated. Workers that do the same beside each other need not all be: where nothing
-is drawn one of each kind says what all do, and where latencies vary some of them do.
+"""Reduction of a job to the part that has to be simulated.
+
+Of workers that do the same concurrently only some are simulated: one of each kind where nothing is drawn, more where
+latencies vary.
 """
 
 from __future__ import annotations
@@ -16,47 +18,49 @@ from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.scheduling.batching import Lane, groups_of
 
 LANES = 32
-"""As many are simulated at least, if there are so many."""
+"""Minimum number of simulated lanes, if there are so many."""
 ROWS = 256
-"""As many rows are simulated one by one, where rows take several tickets and a worker has several lanes."""
+"""Number of envs up to which each is simulated, where envs take several tickets and a worker has several lanes."""
 KINDS = 4
-"""Teams that are simulated at least, where nothing varies, but teams differ."""
+"""Minimum number of simulated teams, where nothing varies but teams differ."""
 
 
 @define(eq=False)
 class Server:
-    """What does one thing at a time: a worker, or a device that several share."""
+    """Resource that does one thing at a time: a worker, or a device that several workers share."""
 
     free: float = 0.0
 
 
 @frozen(kw_only=True)
 class JobModel:
+    """The simulated part of a job."""
+
     workers: Mapping[int, Assignment]
-    """Of simulators and policies."""
+    """Workers with simulators and policies, by index."""
     learners: tuple[Assignment, ...]
-    """All of the job."""
+    """All learners of the job."""
     servers: Mapping[int, Server]
-    """Of each worker."""
+    """Worker -> its server."""
     tickets: int
-    """Of a training step, for these workers."""
+    """Tickets of a training step, for these workers."""
     several: bool
-    """The job has several policy workers."""
+    """True where the job has several policy workers."""
     publishes: bool
-    """Some policies are apart from the learners."""
+    """True where some policies are in other workers than the learners."""
     moving: float
     """Seconds in which a step's roles leave their devices and come back."""
     widths: Mapping[int, int] = field(factory=dict)
-    """Lane -> of how many sim workers, which do the same at once, its rows are; else 1."""
+    """Lane -> number of sim workers that it stands for, which do the same at once; 1 where it is left out."""
     fold: int = 1
-    """Rows, and tickets, that do the same: one of each so many is simulated."""
+    """Number of envs, and of tickets, that one simulated env or ticket stands for."""
 
     @property
     def policies(self) -> list[Assignment]:
         return [worker for worker in self.workers.values() if worker.served]
 
     def count(self, role: str) -> int:
-        """Its workers."""
+        """Return the number of a role's workers."""
         if role == "sim":
             lanes = [[self.widths.get(lane.index, 1) for lane in worker.lanes] for worker in self.workers.values()]
             return sum(max(widths) for widths in lanes if widths)
@@ -64,7 +68,9 @@ class JobModel:
 
 
 def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tickets: int, moving: float) -> JobModel:
-    """Of a plan whose training steps play so many tickets."""
+    """Return the part of a plan that has to be simulated. `tickets`: tickets of a training step; `moving`: as in
+    `JobModel`.
+    """
     servers = _servers(assignments)
     policies = [assignment for assignment in assignments if assignment.served]
     rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes)
@@ -89,7 +95,7 @@ def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tic
 
 
 def _servers(assignments: Sequence[Assignment]) -> dict[int, Server]:
-    """A server for each worker; workers on one GPU take turns."""
+    """Return a server for each worker; workers on one GPU share a server."""
     shared: dict[Hashable, Server] = {}
     found = {}
     for assignment in assignments:
@@ -100,7 +106,7 @@ def _servers(assignments: Sequence[Assignment]) -> dict[int, Server]:
 
 
 def _teams(assignments: Sequence[Assignment], servers: Mapping[int, Server]) -> list[list[Assignment]]:
-    """Simulators and policies that have to do with each other."""
+    """Group the workers with simulators and policies: workers that call each other or share a device form a team."""
     team = {assignment.index: assignment.index for assignment in assignments}
 
     def of(worker: int) -> int:
@@ -121,7 +127,7 @@ def _teams(assignments: Sequence[Assignment], servers: Mapping[int, Server]) -> 
 
 
 def _typical(teams: Sequence[Sequence[Assignment]], servers: Mapping[int, Server], varies: bool) -> list[Assignment]:
-    """Of each kind of team so many that the kinds' shares stay about what they are."""
+    """Return the workers of some teams of each kind, so that the shares of the kinds stay about the same."""
     kinds: dict[Hashable, list[Sequence[Assignment]]] = {}
     for team in teams:
         kinds.setdefault(_kind(team, servers), []).append(team)
@@ -132,7 +138,7 @@ def _typical(teams: Sequence[Sequence[Assignment]], servers: Mapping[int, Server
 
 
 def _kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable:
-    """Equal for teams that do the same."""
+    """Return a key that is equal for teams that do the same."""
     place = {worker.index: i for i, worker in enumerate(team)}
     devices: dict[int, int] = {}
 
@@ -145,8 +151,9 @@ def _kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable
 
 
 def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tuple[list[Assignment], dict[int, int]]:
-    """Lanes of one inference, with a sim worker each that does nothing else, as one lane. -> (workers, lane -> its sim
-    workers). Nothing may vary."""
+    """Merge lanes of one inference, each with a sim worker that does nothing else, into one lane. Return (workers, lane
+    -> number of its sim workers). Nothing may vary.
+    """
     of_index = {worker.index: worker for worker in workers}
     uses: dict[int, int] = {}
     for worker in workers:
@@ -172,7 +179,7 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
 
 
 def _folded(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
-    """Workers with fewer rows in the same proportions. -> (workers, how many times fewer). Nothing may vary."""
+    """Reduce the envs of all workers in the same proportion. Return (workers, divisor). Nothing may vary."""
     fold = math.gcd(*(lane.rows for worker in workers for lane in worker.lanes))
 
     def fewer(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:

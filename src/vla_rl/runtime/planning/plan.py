@@ -1,4 +1,4 @@
-"""From the spec to a plan."""
+"""Plan of a spec: the slots of its workers, as the placement plugin makes them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ WITHOUT = "leave runtime.require out to run on CPUs"
 
 
 class NoCuda(UserError):
-    """`runtime.require: cuda` is not met."""
+    """The requirement `runtime.require: cuda` is not met."""
 
 
 def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Profile] | None = None) -> Plan:
-    """Ask the placement plugin; simulators with their own interpreter get their own slots. Raises DoesNotFit; without
-    `measure` MeasureFirst for a strategy that plans by what roles take; NoCuda."""
+    """Ask the placement plugin for a plan. Simulators with an interpreter of their own get slots of their own.
+
+    Raises DoesNotFit; MeasureFirst where the strategy plans by measured costs and there is no `measure`; NoCuda.
+    """
     if spec.runtime.require == "cuda" and not cluster.gpus:
         raise NoCuda(f"cuda is required, and there is no GPU: {cluster.cpus:g} CPUs and 0 GPUs were found; {WITHOUT}")
     component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
@@ -62,8 +64,9 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
 
 
 def _with_sims_apart(plan: Plan) -> Plan:
-    """The plan with every sim role in a slot of its own, which gets half of the shared one: simulators that need
-    another interpreter need other processes."""
+    """Return the plan with every sim role in a slot of its own, which gets half of the shared slot: simulators that
+    need another interpreter need other processes.
+    """
     slots: list[Slot] = []
     for slot in plan.slots:
         others = tuple(role for role in slot.roles if role != "sim")

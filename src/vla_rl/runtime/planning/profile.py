@@ -19,7 +19,7 @@ from vla_rl.core.spec.yaml import dotted
 Event = Mapping[str, Any]
 Seconds = float | tuple[float, ...]
 MESSAGE = 0.0002
-"""Seconds, where none were measured."""
+"""Default of `Profile.message`, in seconds, where none was measured."""
 ROLLOUT = ("begin", "step", "act")
 
 
@@ -31,22 +31,25 @@ def _positive(instance: Any, attribute: Any, value: Seconds) -> None:
 
 @frozen(kw_only=True)
 class Cost:
-    """Seconds of a call, for a number of rows."""
+    """Seconds of a call, for a number of envs."""
 
     seconds: Seconds = field(validator=_positive)
-    """A number, or measured ones, from which the simulation draws."""
+    """A number, or measured values, from which the simulation draws."""
     rows: float = field(default=1.0, validator=v.gt(0))
-    """Rows that played in the call that took so long, or their mean; for learners ranks."""
+    """Number of envs that took part in the measured call, or its mean; for learners the number of ranks."""
     fixed: float = field(default=0.0, validator=[v.ge(0.0), v.le(1.0)])
-    """Part of the time that does not depend on the rows: 0, the time is proportional to them; 1, they run in
-    parallel."""
+    """Share of the time that does not depend on the number of envs: 0, the time is proportional to it; 1, envs run in
+    parallel.
+    """
     cpus: float | None = field(default=None, validator=v.optional(v.gt(0)))
     """CPUs of the worker, where they bound the time (of simulators, or of models on CPUs); null: they do not."""
     each: bool = False
-    """Simulators: seconds are those of a row, and rows of a call run side by side: it takes as long as the slowest."""
+    """For simulators: seconds are those of one env, and the envs of a call run concurrently, so it takes as long as the
+    slowest.
+    """
 
     def draw(self, random: Random, share: float, rows: int = 1) -> float:
-        """Seconds of one call on so much more (or less) than was measured; `rows` of it."""
+        """Return the seconds of one call with `share` times the measured load and with `rows` envs."""
         if self.each:
             return max(self._one(random) for _ in range(rows))
         return self._one(random) * (self.fixed + (1 - self.fixed) * share)
@@ -59,7 +62,7 @@ class Cost:
         return _mean(self.seconds) if isinstance(self.seconds, tuple) else self.seconds
 
     def share(self, size: float, cpus: float) -> float:
-        """`draw`'s, for so many times the rows, on so many CPUs."""
+        """Return the load for `draw`: `size` times the envs, on this many CPUs."""
         return size * (1.0 if self.cpus is None else self.cpus / max(cpus, 1.0))
 
 
@@ -73,38 +76,40 @@ def _whole(instance: Any, attribute: Any, value: Cost) -> None:
 
 @frozen(kw_only=True)
 class Profile:
-    """What the simulation needs to know of a job."""
+    """Latencies and sizes of a job, as the simulation needs them."""
 
     chunk_steps: int | tuple[int, ...] = field()
-    """Chunk steps of a ticket: a number, or measured ones, from which the simulation draws."""
+    """Chunk steps of a ticket: a number, or measured values, from which the simulation draws."""
     env_steps: float | None = field(default=None, validator=v.optional(v.gt(0)))
     """Environment steps (single actions) of a ticket; null: chunk_steps times rollout.chunk."""
     sim: Cost
-    """A chunk step of simulation."""
+    """Cost of a chunk step of simulation."""
     policy: Cost = field(validator=_whole)
-    """An inference."""
+    """Cost of an inference."""
     learner: Cost = field(default=NOTHING, validator=_whole)
-    """All optimiser steps of one iteration; `rows` are learner ranks."""
+    """Cost of all optimiser steps of one iteration; `rows` are learner ranks."""
     reset: Cost = NOTHING
-    """The reset of rows that take tickets."""
+    """Cost of the reset of envs that take tickets."""
     publish: float = field(default=0.0, validator=v.ge(0))
-    """Seconds until policies apart from the learners have new weights."""
+    """Seconds until policies in other workers than the learners have new weights."""
     offload: Mapping[str, float] = field(factory=dict)
     """Role -> seconds to leave its device and to come back, in each iteration, where the plan offloads it."""
     message: float = field(default=MESSAGE, validator=v.ge(0))
-    """Seconds from the end of a call in one worker to the start of the next in another."""
+    """Seconds from the end of a call in one worker to the start of the next one in another."""
     turn: float = field(default=0.0, validator=v.ge(0))
-    """Seconds from the end of a call to the start of the next in the same worker, which was there already."""
+    """Seconds from the end of a call to the start of the next one in the same worker, which was already queued
+    there.
+    """
     rest: float = field(default=0.0, validator=v.ge(0))
-    """Seconds of an iteration in which no worker works: rollouts collected and judged, metrics written."""
+    """Seconds of an iteration in which no worker works: rollouts are assembled and scored, metrics are written."""
     parameters: float | None = None
-    """Of the model."""
+    """Number of the model's parameters."""
     trainable: float | None = None
-    """Parameters with a gradient; null: all."""
+    """Number of parameters with a gradient; null: all."""
     weight_bytes: float = 2.0
-    """Of a parameter."""
+    """Bytes of a parameter."""
     trajectory_bytes: float | None = field(default=None, validator=v.optional(v.gt(0)))
-    """Host memory of the longest trajectory that waits to be trained on."""
+    """Host memory of the longest trajectory that waits to be trained on, in bytes."""
 
     @offload.validator
     def _offload(self, attribute: Any, value: Mapping[str, float]) -> None:
@@ -114,13 +119,13 @@ class Profile:
 
     @property
     def varies(self) -> bool:
-        """Something is drawn."""
+        """True where something is drawn."""
         drawn = [self.chunk_steps, *(cost.seconds for cost in (self.sim, self.policy, self.learner, self.reset))]
         return any(isinstance(values, tuple) and len(set(values)) > 1 for values in drawn)
 
     @property
     def steady(self) -> Profile:
-        """With means in place of all that is drawn."""
+        """Return the profile with means in place of all that is drawn."""
         costs = {name: getattr(self, name) for name in ("sim", "policy", "learner", "reset")}
         steps = self.chunk_steps
         return evolve(
@@ -131,8 +136,9 @@ class Profile:
 
 
 def load_profile(files: Sequence[Path]) -> Profile:
-    """A profile file, a run's trace, or several traces of one job with other numbers of rows, from which follows how
-    much of a call's time depends on them. Raises UserError."""
+    """Load a profile file, a run's trace, or several traces of one job with different numbers of envs, which show how
+    much of a call's time depends on that number. Raises UserError.
+    """
     found = [_load(file / "trace.json" if file.is_dir() else file) for file in files]
     first = found[0]
     if len(found) == 1:
@@ -158,8 +164,9 @@ def _load(file: Path) -> Profile:
 
 
 def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
-    """What a run's training iterations cost; its first only where there is no other, as nothing is warm then. Raises
-    UserError for a trace without any."""
+    """Return the costs of a run's training iterations. The first iteration counts only where there is no other, since
+    caches are cold then. Raises UserError for a trace without training iterations.
+    """
     events = sorted((e for e in data["traceEvents"] if e["ph"] == "X"), key=lambda e: e["ts"])
     iterations = [i for i in data["otherData"]["iterations"] if i["kind"] == "training"]
     iterations = [i for i in iterations if i["step"] > 1] or iterations
@@ -198,7 +205,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
 
 
 def _learning(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Of each rank in each iteration: the update, with the parts of it that were begun before."""
+    """Return the seconds of each rank in each iteration: the update, with the parts that began before it."""
     found: dict[tuple[int, int], float] = {}
     for event in work:
         if event["name"] in ("feed", "update"):
@@ -209,7 +216,7 @@ def _learning(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> tu
 
 
 def _choosing(work: Sequence[Event]) -> list[Event]:
-    """Inferences after which a lane goes on; the others value final observations at most."""
+    """Return the inferences after which a lane continues; the others only value final observations."""
     following: dict[int, str] = {}
     found = []
     for event in reversed(work):
@@ -224,8 +231,11 @@ def _choosing(work: Sequence[Event]) -> list[Event]:
 def _without_resets(
     steps: tuple[float, ...], begins: tuple[float, ...], inside: float
 ) -> tuple[tuple[float, ...], float]:
-    """Chunk steps without the resets in them: of as many lanes as `inside` says. They are in the longest, which are cut
-    down to a level, but not below the median. -> (seconds of the steps, of the reset of a lane)."""
+    """Remove the resets from the seconds of chunk steps; `inside`: number of lane resets in them.
+
+    The resets are in the longest chunk steps, so these are cut down to one level, but not below the median. Return
+    (seconds of the steps, seconds of a lane's reset).
+    """
     reset = _median(begins)
     if inside <= 0 or not reset:
         return steps, reset
@@ -241,7 +251,7 @@ def _without_resets(
 
 
 def _joined(costs: Sequence[Cost]) -> Cost:
-    """One cost of measurements at several sizes: the line through their means, by least squares."""
+    """Return one cost from measurements at several sizes: the line through their means, by least squares."""
     points = [(c.rows, c.mean) for c in costs]
     if len({rows for rows, _ in points}) < 2 or not points[0][1]:
         return costs[0]
@@ -251,8 +261,9 @@ def _joined(costs: Sequence[Cost]) -> Cost:
 
 
 def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
-    """`message` and `turn`: median seconds until a call begins after the one that it waits for, in another worker, or
-    after the last one of its own worker, whichever ended later."""
+    """Return `message` and `turn`: median seconds until a call begins after the one that it waits for in another
+    worker, or after the last one of its own worker, whichever ended later.
+    """
     if all(assignment["local"] for assignment in assignments.values() if assignment["rows"]):
         return MESSAGE, 0.0
     came: dict[tuple[str, int], float] = {}
@@ -277,13 +288,13 @@ def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]])
 
 
 def _cpus(assignments: Mapping[int, Mapping[str, Any]], role: str) -> float | None:
-    """CPUs of a role's workers where models compute on them."""
+    """Return the CPUs of a role's workers where models compute on CPUs; None on GPUs."""
     there = [assignment for assignment in assignments.values() if role in assignment["roles"]]
     return max(1.0, there[0]["cpus"]) if there and there[0]["device"] == "cpu" else None
 
 
 def _rest(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> float:
-    """Median seconds of an iteration outside its rollout and its update."""
+    """Return the median seconds of an iteration outside its rollout and its update."""
     left = []
     for begin, end in spans:
         inside = [e for e in work if begin <= e["ts"] < end]

@@ -1,8 +1,9 @@
-"""A run on virtual time: the very `Flow`, `TicketQueue` and `drive` of a run, on workers that take virtual seconds.
+"""Simulation of a run on virtual time: the run's own `Flow`, `TicketQueue` and `drive`, with workers that take virtual
+seconds.
 
-A worker does one call after another, in the order in which they were issued, as a Ray actor does; so the end of a call
+A worker runs one call after another, in the order in which they were issued, as a Ray actor does. So the end of a call
 is known as soon as it is issued, and a reference is that time. The driver issues tickets, hands them out, waits for
-those of a step, and then for its update; rows go on meanwhile with what they hold.
+those of a step, and then for its update; envs continue meanwhile with the tickets that they hold.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 
 ROLES = ("sim", "policy", "learner")
 TICK = 1e-9
-"""Seconds by which a virtual wait is longer than asked, so that rounding never makes it too short."""
+"""Seconds by which a virtual wait is longer than asked for, so that rounding never makes it too short."""
 MODE = PolicyMode(purpose="action", greedy=False, keep=True)
 STATE = ResetState(id=0, task="any")
 ENDLESS = 10**9
@@ -36,24 +37,26 @@ ENDLESS = 10**9
 
 @frozen(kw_only=True)
 class Step:
-    """A training step."""
+    """Times of a training step."""
 
     rollout: float
     """Seconds that it waited for its tickets."""
     update: float
-    """Seconds of its optimiser steps, with waiting for workers that are busy."""
+    """Seconds of its optimiser steps, including the waiting for busy workers."""
     end: float
-    """When the next one began."""
+    """Time at which the next step began."""
     busy: dict[str, float]
     """Role -> seconds that its workers have worked so far."""
     lag: int
-    """Of its oldest chunk: training steps since the weights that chose it."""
+    """Policy lag of its oldest chunk: training steps since the weights that chose it."""
     held: int
-    """Tickets between their issue and the end of their step, at most so far."""
+    """Largest number of tickets so far between their issue and the end of their step."""
 
 
 @frozen(kw_only=True)
 class _Request:
+    """A virtual `StepRequest`."""
+
     positions: range
     ending: int
     waiting: int
@@ -66,13 +69,15 @@ class _Request:
 
 @define(eq=False)
 class _Reference:
+    """Result of a virtual call, and the time at which it is there."""
+
     at: float
     value: Any = None
 
 
 @define
 class _Rows:
-    """A lane's rows and what they play."""
+    """Envs of a lane and their tickets."""
 
     steps: int = 0
     active: int = 0
@@ -83,11 +88,15 @@ class _Rows:
 
 @define
 class Simulation:
+    """Virtual driver and workers of a `JobModel`."""
+
     part: JobModel
     profile: Profile
     max_lag: int
     part_size: float = 0.0
-    """Tickets that are worth to be trained on before the step is whole; 0: none."""
+    """Tickets that have to be there before learners begin with them, while the step is incomplete; 0: learners wait for
+    the step.
+    """
     flow: Flow = field(init=False)
     steps: list[Step] = field(init=False, factory=list)
     now: float = field(init=False, default=0.0)
@@ -102,16 +111,16 @@ class Simulation:
     _waiting: deque[EpisodeRequest] = field(init=False, factory=deque)
     """Tickets that no worker holds."""
     _given: dict[int, int] = field(init=False)
-    """Worker -> tickets that it holds."""
+    """Worker -> number of tickets that it holds."""
     _holder: dict[int, int] = field(init=False, factory=dict)
     _worked: dict[int, float] = field(init=False, factory=dict)
-    """Sim worker -> until when at least one of its lanes works, where they work at the same time."""
+    """Sim worker with concurrent lanes -> time until which at least one of them works."""
     _version: dict[int, int] = field(init=False, factory=dict)
-    """Ticket -> training steps that were over when it began."""
+    """Ticket -> number of training steps that were over when it began."""
     _begun: float = field(init=False, default=0.0)
     _training: bool = field(init=False, default=False)
     _fed: int = field(init=False, default=0)
-    """Tickets of the step that learners have begun with."""
+    """Tickets of the step with which learners have begun."""
     _held: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
@@ -120,7 +129,7 @@ class Simulation:
         self._given = dict.fromkeys(self._plays, 0)
 
     def run(self, steps: int) -> list[Step]:
-        """Until so many training steps are over."""
+        """Simulate this many training steps."""
         self._begin_step()
         while len(self.steps) < steps:
             at, _, happen = heappop(self._events)
@@ -151,7 +160,7 @@ class Simulation:
             self._train()
 
     def _hand_out(self) -> None:
-        """Give tickets to whoever holds fewest for its rows, as `Tickets` does."""
+        """Give tickets to the worker that holds the fewest for each of its envs, as `Collector` does."""
         rows = {p.index: p.rows_served for p in self.part.policies}
         coming: dict[int, list[EpisodeRequest]] = {}
         while self._waiting:
@@ -168,7 +177,7 @@ class Simulation:
                 self._at(self.now, lambda worker=worker: self._go_on(worker))  # type: ignore[misc]
 
     def _feed(self) -> None:
-        """Learners begin with what is there, in the order of numbers."""
+        """Let learners begin with the tickets that are there, in the order of their numbers."""
         fresh = len(self.flow.ready) - self._fed
         if self.part_size and fresh >= self.part_size:
             self._fed += fresh
@@ -176,7 +185,7 @@ class Simulation:
                 self._update(learner, fresh / self.part.tickets)
 
     def _train(self) -> None:
-        """Once the step's tickets are there."""
+        """Begin the update once the step's tickets are there."""
         groups = self.flow.take()
         if groups is None:
             return
@@ -199,20 +208,22 @@ class Simulation:
         self._at(end, over)
 
     def _update(self, learner: Assignment, part: float) -> float:
-        """So much of the step's. -> when a rank is done."""
+        """Let a learner run this part of the step's update. Return the time at which it is done."""
         cost = self.profile.learner
         share = cost.share(cost.rows / len(self.part.learners), learner.slot.cpus)
         seconds = part * cost.draw(self._random, share)
         return self._work(self.part.servers[learner.index], "learner", seconds, self.now)
 
     def _work(self, server: Server, role: str, seconds: float, after: float, workers: int = 1) -> float:
-        """-> when the call is done."""
+        """Add a call to a server. Return the time at which it is done."""
         server.free = max(self.now, server.free, after) + seconds
         self._busy[role] += seconds * workers
         return server.free
 
     def _work_in_lane(self, home: Assignment, lane: Server, seconds: float, after: float) -> float:
-        """The same of a lane that works beside the others of its worker, which is busy while one of them is."""
+        """Add a call to a lane that runs concurrently with others. Its worker is busy while at least one of them is.
+        Return the time at which it is done.
+        """
         begin = max(self.now, lane.free, after)
         lane.free = begin + seconds
         worked = self._worked.get(home.index, 0.0)
@@ -223,7 +234,7 @@ class Simulation:
     # -------------------------------------------------------------------------------------------------- the workers
 
     def _go_on(self, worker: int) -> None:
-        """Until a policy's worker has to wait."""
+        """Advance a policy's worker until it has to wait."""
         play = self._plays[worker]
         driving = self._drivings.get(worker) or self._driving(worker)
         while (wait := next(driving, None)) is None:
@@ -281,6 +292,7 @@ class Simulation:
                 at = self._work_in_lane(home, server, seconds, after)
             else:
                 at = self._work(server, "sim", seconds, after, width)
+            # Drawn lengths stand for episodes that end before their limit, of which no simulator knows beforehand.
             ending = 0 if isinstance(profile.chunk_steps, tuple) else len(rows.ends.get(rows.steps + 1, ()))
             waiting = len(rows.waiting)
             request = _Request(positions=range(rows.active), ending=ending, waiting=waiting, finished=finished)
@@ -289,7 +301,7 @@ class Simulation:
         return call
 
     def _fill(self, rows: _Rows, free: int) -> int:
-        """Free rows begin with what waits. -> how many."""
+        """Start waiting tickets in free envs. Return their number."""
         fresh = min(free, len(rows.waiting))
         for _ in range(fresh):
             number, lengths = rows.waiting.popleft(), self.profile.chunk_steps

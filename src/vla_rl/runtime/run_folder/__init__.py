@@ -1,1 +1,1 @@
-"""What is kept on disk of a run."""
+"""Files of a run: the run folder, its lock, checkpoints and results."""

@@ -1,4 +1,4 @@
-"""What may change between two attempts at a run."""
+"""Rules for settings that differ between two attempts at a run: which may change, and with what effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vla_rl.core.spec.yaml import parse
 
 
 class Effect(Enum):
-    """Of a changed key on a run that goes on."""
+    """Effect of a changed key on a run that is resumed."""
 
     NONE = "what is learned does not depend on it (beyond the order of floating-point sums)"
     NUMBERS = "legitimate, and the numbers are others from here on: said, and the earlier spec is kept"
@@ -73,7 +73,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "imitation.report_every": (NONE, "what a line of metrics stands for"),
     "hooks": (NONE, "what is written and shown"),
 }
-"""Key, or the beginning of keys -> effect, reason; the longest that fits counts."""
+"""Key, or prefix of keys -> (effect, reason); the longest prefix that matches counts."""
 NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "warmup", "world_model", "imagination")}
 """Sections that do not matter, by `Run.doing`."""
 NOTHING_THERE = "(not there)"
@@ -81,6 +81,8 @@ NOTHING_THERE = "(not there)"
 
 @frozen
 class Change:
+    """A key of the spec with different values in two attempts at a run."""
+
     key: str
     before: Any
     now: Any
@@ -94,20 +96,23 @@ class Change:
 
     @property
     def effect(self) -> Effect:
-        """A key that only one of the specs knows is of another version, whose default it has."""
+        """Effect of the change. A key that only one of the specs has is from another version, and has its default
+        there.
+        """
         known = NOTHING_THERE not in (self.before, self.now)
         return self.rule[0] if known or self.rule[0] is NONE else NUMBERS
 
 
 def rule_of(key: str) -> tuple[Effect, str]:
-    """The rule for a dotted key."""
+    """Return the rule for a dotted key."""
     parts = key.split(".")
     return next(RULES[start] for n in range(len(parts), 0, -1) if (start := ".".join(parts[:n])) in RULES)
 
 
 def changes_of(spec_file: Path, spec: Spec, doing: str) -> list[Change]:
-    """Keys whose values differ between the spec of a run and that with which it is to go on. Raises UserError when the
-    file cannot be read."""
+    """Return the keys whose values differ between the spec of a run and the one with which it is to be resumed. Raises
+    UserError when the file cannot be read.
+    """
     document = parse(spec_file.read_text(encoding="utf-8"))
     if document.errors or not isinstance(document.data, dict):
         first = document.errors[0] if document.errors else None
@@ -118,7 +123,7 @@ def changes_of(spec_file: Path, spec: Spec, doing: str) -> list[Change]:
 
 
 def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> None:
-    """Raise UserError if any makes it another run."""
+    """Raise UserError if any change makes it another run."""
     wrong = [change for change in changes if change.effect is ANOTHER_RUN]
     if not wrong:
         return
@@ -131,7 +136,7 @@ def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> Non
 
 
 def describe(changes: Sequence[Change]) -> str:
-    """Those that change numbers, a line each."""
+    """Return the changes that change numbers, one line each."""
     return "\n".join(_lines([change for change in changes if change.effect is NUMBERS]))
 
 
@@ -140,7 +145,7 @@ def _lines(changes: Sequence[Change]) -> list[str]:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], start: str = "") -> Iterator[Change]:
-    if before.get("type") != now.get("type"):  # another plugin has other settings
+    if before.get("type") != now.get("type"):  # another plugin has other keys
         yield Change(f"{start}type", before.get("type"), now.get("type"))
         return
     for key in dict.fromkeys((*before, *now)):

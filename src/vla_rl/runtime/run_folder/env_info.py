@@ -1,4 +1,6 @@
-"""What a checkpoint's policy was trained in, so that it acts without the simulator: `env.json` beside the model."""
+"""Description of the env that a checkpoint's policy was trained in, so that it acts without the simulator: `env.json`
+beside the model.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,13 @@ NAME = "env.json"
 
 
 def write_env_info(checkpoint: Path, info: EnvInfo) -> None:
+    """Write the description of an env into a checkpoint folder."""
     text = json.dumps(attrs.asdict(info), indent=1, default=lambda number: number.item())
     (checkpoint / NAME).write_text(text + "\n", encoding="utf-8")
 
 
 def read_env_info(checkpoint: Path) -> EnvInfo:
-    """What was written, exactly. Raises CheckpointError."""
+    """Return exactly what was written. Raises CheckpointError."""
     file = checkpoint / NAME
     try:
         data = json.loads(file.read_text(encoding="utf-8"))

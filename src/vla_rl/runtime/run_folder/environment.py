@@ -1,4 +1,4 @@
-"""What is needed to understand a number later: versions, plugins, machine."""
+"""Software and hardware of a run, by which a number can be understood later: versions, plugins, machine."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ LIBRARIES = (
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed `LIBRARIES`."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -37,7 +38,7 @@ def versions() -> dict[str, str]:
 
 
 def environment(spec: Spec) -> dict[str, Any]:
-    """What is needed to understand a number later: versions, plugins, renderer, machine, argv."""
+    """Return versions, plugins, renderer, machine and argv, by which a number can be understood later."""
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -34,27 +34,30 @@ LAST, STATE = "last", "state.json"
 ENVIRONMENT = "environment.json"
 LOGS = (".log", ".out", ".err")
 SHOWN = 5
-"""Names of files in a message."""
+"""Number of file names in a message."""
 LITTLE = 2**30
-"""Bytes on a disk below which it may be what a checkpoint lacked."""
+"""Free bytes below which a full disk may be the reason why a checkpoint could not be written."""
 STEP = re.compile(r"step_(\d+)")
 RESULTS = ("results.json", "*.jsonl", "videos/*")
-"""What shows that a run has begun, besides checkpoints."""
+"""Files that show that a run has begun, besides checkpoints."""
 
 
 class RunFolder:
+    """Folder of one run. Files appear complete: each is written under another name and renamed."""
+
     def __init__(self, path: Path):
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.spec_file = path / "spec.yaml"
         self._unlinked = False
-        """It was told that there is no link."""
+        """True once the warning was logged that the disk has no links."""
 
     # ------------------------------------------------------------------------------------------ start and go on
 
     def claim(self, resume: bool) -> RunLock:
-        """Make the folder, unless a run is to go on in it, and hold it until the lock's release. Raises UserError where
-        that cannot be, FolderInUse when another process holds it."""
+        """Create the folder, or with `resume` expect a run in it, and lock it until the lock's release. Raises
+        UserError where that is not possible, FolderInUse when another process holds the lock.
+        """
         try:
             if resume and not self.spec_file.is_file():
                 there = "holds no run (there is no spec.yaml)" if self.path.exists() else "does not exist"
@@ -71,9 +74,11 @@ class RunFolder:
             raise UserError(f"no run can be kept in {self.path}: {why}; choose another place with --folder") from exc
 
     def begin(self, spec: Spec, doing: str, resume: bool) -> tuple[State, Path | None]:
-        """What to start from: the state, and the trainer folder of its checkpoint if there is one. `doing` is as in
-        `Run`. Raises UserError: the folder holds a run already and `resume` is not asked for, or the run to go on with
-        is another one; CheckpointError when none of its checkpoints is sound."""
+        """Return what to start from: the state, and the trainer folder of its checkpoint if there is one.
+
+        `doing` is as in `Run`. Raises UserError where the folder holds a run and `resume` is not asked for, or where
+        the run to resume is another one; CheckpointError when none of its checkpoints is sound.
+        """
         if not resume:
             self._refuse_to_overwrite()
             self.record(spec)
@@ -98,19 +103,21 @@ class RunFolder:
         return state, trainer
 
     def record(self, spec: Spec, resumed: int | None = None) -> None:
-        """Write down what trains, and where. A spec that was another until the step from which a run is resumed is kept
-        beside."""
+        """Write the spec and the environment. If the spec was another one until the step from which a run is resumed, a
+        copy of it is kept.
+        """
         self._write(ENVIRONMENT, _json(environment(spec)))
         text = dump(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
             kept = self.path / f"spec-until_step_{resumed:06d}.yaml"
-            if not kept.exists():  # what was tried from the same step and led to no checkpoint made nothing
+            if not kept.exists():  # an earlier attempt from this step saved no checkpoint, so its spec made nothing
                 shutil.copyfile(self.spec_file, kept)
         self._write("spec.yaml", text)
 
     def _refuse_strangers(self) -> None:
         """Raise UserError for a folder that is neither empty nor of a run. Hidden files and logs do not count: people
-        write the run's own output there."""
+        write the run's own output there.
+        """
         if not self.path.is_dir() or (self.path / ENVIRONMENT).exists():
             return
         if self.spec_file.exists():
@@ -126,7 +133,9 @@ class RunFolder:
             )
 
     def _refuse_to_overwrite(self) -> None:
-        """A folder in which an attempt failed before its first step or evaluation holds no run yet."""
+        """Raise UserError for a folder with a run. A folder in which an attempt failed before its first step or
+        evaluation holds no run yet.
+        """
         results = (file for pattern in RESULTS for file in self.path.glob(pattern))
         if self.latest() or any(file.stat().st_size for file in results):
             raise UserError(
@@ -136,16 +145,17 @@ class RunFolder:
     # ----------------------------------------------------------------------------------------------- checkpoints
 
     def latest(self) -> Path | None:
-        """The newest checkpoint, whose files were not looked at. It needs no link: `last` is for people."""
+        """Return the newest checkpoint, without a check of its files. It needs no link: `last` is for people."""
         saved = self._saved()
         if saved:
             return saved[0]
         last = self.checkpoints / LAST
-        return last if (last / MANIFEST).is_file() else None  # all that somebody copied of a run
+        return last if (last / MANIFEST).is_file() else None  # a copy of a run may contain only the folder `last`
 
     def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
-        """Write a checkpoint beside, with its manifest, sync it, rename it and move `last`; only then drop those beyond
-        `keep`. Raises CheckpointError, and then the previous checkpoint is still the last one."""
+        """Write a checkpoint beside the others with its manifest, sync it, rename it and move `last`; only then delete
+        those beyond `keep`. Raises CheckpointError, and then the previous checkpoint is still the last one.
+        """
         target = self.checkpoints / f"step_{state.step:06d}"
         partial, replaced = (self.checkpoints / f".{target.name}.{end}" for end in ("partial", "replaced"))
         try:
@@ -164,9 +174,9 @@ class RunFolder:
             _sync(self.checkpoints)
             self._point_last_to(target)
         except Exception as exc:
-            free = shutil.disk_usage(self.path).free  # libraries do not always say that it is this
+            free = shutil.disk_usage(self.path).free  # libraries do not always report a full disk as such
             full = free < LITTLE or (isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT))
-            with suppress(OSError):  # or the error would be hidden
+            with suppress(OSError):  # an error in tidying would hide the first one
                 self._tidy()
             raise CheckpointError(
                 f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
@@ -181,8 +191,9 @@ class RunFolder:
         return target
 
     def restore(self) -> tuple[State, Path] | None:
-        """State and trainer folder of the newest checkpoint that is sound; None if there is none at all. Damaged ones
-        that are newer are named and set aside. Raises CheckpointError when all are damaged."""
+        """Return state and trainer folder of the newest sound checkpoint; None if there is no checkpoint at all. Newer
+        ones that are damaged are named and set aside. Raises CheckpointError when all are damaged.
+        """
         self._tidy()
         damaged: dict[Path, CheckpointError] = {}
         for checkpoint in self._saved():
@@ -205,13 +216,14 @@ class RunFolder:
         return None
 
     def _saved(self) -> list[Path]:
-        """Checkpoints, newest first."""
+        """Return the checkpoints, newest first."""
         found = {int(match[1]): p for p in self.checkpoints.glob("step_*") if (match := STEP.fullmatch(p.name))}
         return [found[step] for step in sorted(found, reverse=True)]
 
     def _tidy(self) -> None:
-        """After a kill: what was to be replaced comes back, unless it was replaced; what is half written goes. After a
-        copy: what became of the link goes."""
+        """Clean up after a kill or a copy: restore a checkpoint that was being replaced, unless it was replaced; delete
+        half-written ones; replace what a copy made of the link.
+        """
         for replaced in self.checkpoints.glob(".step_*.replaced"):
             target = self.checkpoints / replaced.stem.removeprefix(".")
             if target.exists():
@@ -227,7 +239,8 @@ class RunFolder:
 
     def _clear(self, link: Path) -> None:
         """Make room for the link where a copy of the run (`cp -rL`, a bucket, a zip) has a folder or a file in its
-        place. What is nowhere else becomes a checkpoint, or is kept under another name."""
+        place. Content that is nowhere else becomes a checkpoint, or is kept under another name.
+        """
         if not link.is_dir():
             names_one = link.stat().st_size < 100 and STEP.fullmatch(
                 link.read_text(encoding="utf-8", errors="replace").strip()
@@ -271,7 +284,7 @@ class RunFolder:
             link.unlink(missing_ok=True)
             link.symlink_to(checkpoint.name)
             os.replace(link, self.checkpoints / LAST)
-        except OSError as exc:  # some disks have no links
+        except OSError as exc:  # some file systems have no links
             if not self._unlinked:
                 logger.warning(
                     "no link %s: %s; the newest checkpoint is found without it", self.checkpoints / LAST, exc
@@ -283,8 +296,13 @@ class RunFolder:
     def write_results(
         self, spec: Spec, state: State, notes: Sequence[str], doing: str, roles: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """`notes`: what the simulator has to say of its settings; `doing`: as in `Run`; `roles`: `Trace.roles` of this
-        attempt at the run."""
+        """Write the results of the run.
+
+        Args:
+            notes: remarks of the simulator on its settings.
+            doing: as in `Run`.
+            roles: result of `Trace.roles` for this attempt at the run.
+        """
         last, before = state.last or {}, state.before or {}
         results = {
             "doing": doing,
@@ -323,16 +341,18 @@ class RunFolder:
 
 
 def read_state(checkpoint: Path) -> State:
-    """Of a checkpoint folder, after a look at all its files. Raises CheckpointError, which names those that are not as
-    they were written."""
+    """Return the state in a checkpoint folder, after a check of all its files. Raises CheckpointError, which names the
+    damaged files.
+    """
     if wrong := damage(checkpoint):
         raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(wrong)}")
     return read_state_file(checkpoint / "trainer" / STATE)
 
 
 def checkpoint_in(path: Path) -> Path:
-    """The checkpoint folder that a path means: itself, or the newest one of a run. Raises UserError, which names those
-    that are there."""
+    """Return the checkpoint folder that a path means: itself, or the newest one of a run. Raises UserError, which names
+    the checkpoints that are there.
+    """
     names_last = path.name == LAST and path.parent.name == "checkpoints"
     run = path.parents[1] if names_last and not (path.is_symlink() and path.is_dir()) else path
     newest = RunFolder(run).latest() if (run / "spec.yaml").is_file() else None
@@ -346,7 +366,7 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def _checkpoints_near(path: Path) -> str:
-    """What there is instead, in words: beside a checkpoint that is not there, or runs in the folder or beside it."""
+    """Describe what there is instead of a missing checkpoint: its neighbours, or runs in the folder or beside it."""
     if path.parent.name == "checkpoints" and path.parent.is_dir():
         names = sorted(found.name for found in path.parent.glob("step_*"))
         return f"in {path.parent} there are: {', '.join(names[-5:]) or 'none'}"
@@ -360,11 +380,11 @@ def _checkpoints_near(path: Path) -> str:
 
 
 def _may_be_there(entry: Path) -> bool:
-    """Whether a run may begin beside this file."""
+    """Return whether a run may begin in a folder that contains this file."""
     if entry.name.startswith(".") or entry.name == "lost+found" or entry.suffix in LOGS:
         return True
     for output in (1, 2):
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):  # the output is closed
             if os.path.samestat(entry.lstat(), os.fstat(output)):
                 return True
     return False

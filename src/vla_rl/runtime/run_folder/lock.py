@@ -1,8 +1,8 @@
-"""One process at a time writes to a run folder.
+"""Lock of a run folder: one process at a time writes to it.
 
-The kernel's lock (flock) on RUN/.lock decides; it goes with its process, however that ends. Some file systems do not
-share it between machines. So the file names its owner, who renews the file's date, and what an owner on another machine
-left behind is taken over only if the date stays as it is for a while.
+The kernel's lock (flock) on RUN/.lock decides; it ends with its process, in whatever way that ends. Some file systems
+do not share it between machines. So the file names its owner, who renews the file's date, and the lock of an owner on
+another machine is taken over only if the date stays the same for a while.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ logger = logging.getLogger(__name__)
 NAME = ".lock"
 RENEWAL_S = 10.0
 PATIENCE_S = 60.0
-"""How long a lock of another machine is watched; several renewals, and what network file systems cache."""
+"""Seconds for which a lock of another machine is watched: several renewals, and the caching time of network file
+systems.
+"""
 TICKS_S = 2.0
-"""By which the start time of a process may seem to move."""
+"""Seconds by which the start time of a process may seem to move."""
 
 _held: set[int] = set()
 
@@ -43,12 +45,12 @@ class FolderInUse(UserError):
 
 @frozen(kw_only=True)
 class Owner:
-    """Who holds a lock."""
+    """Owner of a lock."""
 
     host: str
     pid: int
     started: float
-    """When the process was created, in seconds since 1970: numbers of processes are used again."""
+    """Time at which the process was created, in seconds since 1970, because process ids are reused."""
     since: str
     file: int = 0
     """Inode of the lock: a copy of a run folder has another one. 0: not known."""
@@ -62,7 +64,7 @@ class Owner:
 
     @property
     def runs(self) -> bool:
-        """Whether the process is still there, of an owner on this machine."""
+        """Whether the process of an owner on this machine is still running."""
         with suppress(psutil.Error):
             process = psutil.Process(self.pid)
             same: bool = abs(process.create_time() - self.started) < TICKS_S
@@ -71,7 +73,9 @@ class Owner:
 
 
 class RunLock:
-    """Holds a run folder from `__init__` to `release`. Raises FolderInUse, and OSError where nothing can be written."""
+    """Lock of a run folder from `__init__` to `release`. Raises FolderInUse, and OSError where nothing can be
+    written.
+    """
 
     def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
         self._path = folder / NAME
@@ -120,7 +124,7 @@ class RunLock:
         os.pwrite(self._file, json.dumps(record).encode(), 0)
 
     def _owner(self) -> Owner | None:
-        """Who the file names; None after a release."""
+        """Return the owner that the file names; None after a release."""
         try:
             return Owner(**json.loads(self._path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -136,7 +140,7 @@ class RunLock:
         return False
 
     def _date(self) -> int:
-        """Opened anew, since network file systems look at the server only then."""
+        """Return the date of the file. It is opened again, since network file systems ask the server only then."""
         with self._path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
 
@@ -153,7 +157,7 @@ class RunLock:
 
 
 def _drop() -> None:
-    """A fork would hold the lock as long as it lives."""
+    """Close the locks in a forked process, which would hold them as long as it lives."""
     for file in _held:
         with suppress(OSError):
             os.close(file)

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint must be: sizes and hashes, written last and checked before anything is read."""
+"""Manifest of a checkpoint: sizes and hashes of its files, written last and checked before anything is read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vla_rl.toolkit.json_files import path_inside, read_record
 
 NAME = "manifest.json"
 THREADS = 4
-"""Files hashed side by side; a thread does 0.6 to 2 GB/s, about as fast as disks are."""
+"""Files hashed concurrently; a thread does 0.6 to 2 GB/s, about as fast as disks are."""
 
 
 def write_manifest(checkpoint: Path) -> None:
-    """Of all files that are there."""
+    """Write the manifest of all files in a checkpoint folder."""
     names = sorted(str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*") if file.is_file())
     with ThreadPoolExecutor(THREADS) as pool:
         hashes = list(pool.map(lambda name: _sha256(checkpoint / name), names))
@@ -29,7 +29,9 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> list[str]:
-    """What is wrong with a checkpoint folder, a line a file; empty if all files are as they were written."""
+    """Return what is wrong with a checkpoint folder, one line for each file; empty if all files are as they were
+    written.
+    """
     if not (checkpoint / NAME).is_file():
         return [f"{NAME} is missing, which is written last: the checkpoint is incomplete"]
     try:
@@ -45,7 +47,7 @@ def damage(checkpoint: Path) -> list[str]:
 
 
 def same_manifest(checkpoint: Path, other: Path) -> bool:
-    """Whether the files of both were the same when they were written."""
+    """Return whether the files of both checkpoints were the same when they were written."""
     try:
         return (checkpoint / NAME).read_bytes() == (other / NAME).read_bytes()
     except OSError:
@@ -53,7 +55,7 @@ def same_manifest(checkpoint: Path, other: Path) -> bool:
 
 
 def _read(checkpoint: Path) -> dict[str, tuple[int, str]]:
-    """Name of a file -> size and hash. Raises UserError."""
+    """Return name of a file -> (size, hash). Raises UserError."""
     manifest = read_record(checkpoint / NAME)
     entries = {}
     for name in manifest.data:

@@ -1,4 +1,4 @@
-"""state.json of a checkpoint: the run's `State`, checked before anything starts from it."""
+"""The file state.json of a checkpoint: the run's `State`, checked before anything starts from it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from vla_rl.core.run.state import State
 from vla_rl.toolkit.json_files import Record, read_record
 
 COUNTS = {"step": 0, "env_steps": 0, "faults": 0, "evaluated": -1, "reused": 0, "refilled": 0}
-"""Whole numbers and the least that each can be."""
+"""Keys of whole numbers -> smallest valid value."""
 OBJECTS = ("before", "last", "scaling", "practice", "tickets")
 OPTIONAL = ("before", "last", "scaling")
-"""Those that may be null."""
+"""Keys that may be null."""
 RATES = ("before", "last")
 
 
 def write_state(file: Path, state: State) -> None:
+    """Write the state as JSON."""
     file.write_text(json.dumps(attrs.asdict(state), indent=1), encoding="utf-8")
 
 
 def read_state_file(file: Path) -> State:
-    """What `write_state` wrote; a key that is not there, as in files of older versions, has its default. Raises
-    CheckpointError, which names the key."""
+    """Return what `write_state` wrote. A missing key, as in files of older versions, has its default. Raises
+    CheckpointError, which names the key.
+    """
     record = read_record(file, CheckpointError)
     known = attrs.fields_dict(State)
     for inside, names in ((record.data, known), (record.data.get("tickets"), attrs.fields_dict(Ledger))):
@@ -60,7 +62,7 @@ def _value(record: Record, key: str) -> Any:
 
 
 def check_rate(rate: Record) -> None:
-    """Raise its error unless it is a success rate: of `n` episodes, with its interval."""
+    """Raise the record's error unless it is a success rate of `n` episodes with its interval."""
     for key in ("rate", "low", "high"):
         rate.number(key)
     rate.integer("n")

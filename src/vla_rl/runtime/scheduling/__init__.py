@@ -1,1 +1,1 @@
-"""Which tickets are rolled out next, and which requests are inferred together."""
+"""Scheduling of a rollout: which tickets run next, and which requests are inferred together."""

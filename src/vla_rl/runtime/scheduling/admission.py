@@ -1,13 +1,17 @@
-"""How many tickets a policy worker holds."""
+"""Admission: the number of tickets that a policy worker may hold."""
 
 from __future__ import annotations
 
 HELD = 2
-"""Tickets that a worker holds for each of its rows, where there are several workers: what it does not hold, another
-can play."""
+"""Tickets that a worker holds for each of its envs where there are several workers. Tickets that it does not hold can
+go to another worker.
+"""
 
 
 def most_held(rows: int, several: bool, ahead: bool) -> float:
-    """Tickets that a worker with so many rows holds at most. Where there are several workers, what one does not hold
-    another can play; but where rollouts run ahead, the driver may wait for learners when a row becomes free."""
+    """Return how many tickets a worker with `rows` envs may hold.
+
+    With several workers the limit keeps tickets available for the others. There is no limit where rollouts run ahead of
+    training: the driver may be waiting for learners when an env becomes free.
+    """
     return HELD * rows if several and not ahead else float("inf")

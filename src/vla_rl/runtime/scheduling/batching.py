@@ -1,6 +1,6 @@
-"""Lanes: the stream observe -> act -> chunk_step of a slice of simulator rows, and the window that batches them.
+"""Lanes (observe -> act -> chunk_step of a slice of the envs) and the dynamic batching of their requests.
 
-A policy's worker drives the lanes that it acts for: it calls simulators of its own process directly and the others
+A policy's worker drives the lanes that it acts for. It calls simulators of its own process directly and the others
 through its peers, so observations and actions go from worker to worker, and lanes overlap by themselves.
 """
 
@@ -17,15 +17,19 @@ from vla_rl.runtime.messages.requests import PolicyMode
 from vla_rl.runtime.placement.assignments import LaneSlice
 
 Call = Callable[..., Any]
-"""(method, *arguments) -> a reference to what it returns."""
+"""(method, *arguments) -> a reference to the result."""
 Wait = tuple[list[Any], float | None]
-"""References of which one has to be there, and the time at which the waiting ends in any case."""
+"""References of which at least one has to be there, and the time at which the waiting ends in any case (None:
+never).
+"""
 Driving = Generator[Wait, None, None]
-"""Lanes being driven; it stops before each wait."""
+"""Generator that drives lanes; it yields before each wait."""
 
 
 @frozen(kw_only=True)
 class Lane:
+    """A lane, and the function that calls its simulator."""
+
     slice: LaneSlice
     sim: Call
 
@@ -35,7 +39,7 @@ Pair = tuple[Lane, Any]
 
 
 def groups_of(lanes: Sequence[Lane], window: Window) -> list[list[Lane]]:
-    """Consecutive lanes that are inferred together: as many as fit into `max_batch` rows."""
+    """Return groups of consecutive lanes that are inferred together: as many as fit into `max_batch` envs."""
     if window.max_batch is None:
         return [list(lanes)]
     groups: list[list[Lane]] = []
@@ -58,14 +62,14 @@ def drive(
     ready: Callable[[Sequence[Any], float | None], list[Any]],
     clock: Callable[[], float] = monotonic,
 ) -> Driving:
-    """Let the lanes play tickets while there are any, when it is iterated over.
+    """Roll out tickets on the lanes while there are any, as the generator is iterated over.
 
     Args:
-        tickets: (lane, rows of it that are free, and that surely end with their next chunk, tickets that wait there)
-            -> those that it gets.
-        value_of: waits for a reference.
-        ready: (references, timeout) -> those that are there, at least one unless the timeout came first.
-        clock: by which requests wait, in seconds.
+        tickets: (lane, number of its envs that are free, number that certainly end with their next chunk, number of
+            tickets that wait there) -> tickets that the lane gets.
+        value_of: waits for a reference and returns its value.
+        ready: (references, timeout in seconds) -> those that are there, at least one unless the timeout came first.
+        clock: clock for the waiting time of requests, in seconds.
     """
     driver = _Driver(policy, mode, tickets, value_of, ready, clock, resting=list(lanes))
     return driver.in_groups(groups_of(lanes, window)) if window.max_wait is None else driver.windowed(lanes, window)
@@ -73,6 +77,8 @@ def drive(
 
 @define
 class _Driver:
+    """State of one `drive`: the lanes that rest, and those that have begun."""
+
     policy: Call
     mode: PolicyMode
     tickets: Callable[[Lane, int, int, int], Sequence[Any]]
@@ -80,11 +86,11 @@ class _Driver:
     ready: Callable[[Sequence[Any], float | None], list[Any]]
     clock: Callable[[], float]
     resting: list[Lane]
-    """Lanes with nothing to play."""
+    """Lanes with nothing to roll out."""
     begun: set[int] = field(factory=set)
 
     def wake(self, lanes: Iterable[Lane]) -> list[Pair]:
-        """Those of the resting lanes for which there are tickets now play them."""
+        """Start those of the resting lanes that get tickets now. Return them with the references to their requests."""
         woken = []
         for lane in lanes:
             if lane in self.resting and (tickets := self.tickets(lane, lane.slice.rows, 0, 0)):
@@ -98,7 +104,9 @@ class _Driver:
         return woken
 
     def act(self, pairs: Sequence[Pair]) -> Generator[Wait, None, list[Pair]]:
-        """One inference for these lanes, which values final observations too, and a step of each that goes on."""
+        """Run one inference for these lanes, which also values final observations, and step each lane that
+        continues.
+        """
         requests = [self.value_of(reference) for _, reference in pairs]
         acting = self.policy("act", self.mode, tuple(lane.slice.index for lane, _ in pairs), *requests)
         yield [acting], None
@@ -113,7 +121,7 @@ class _Driver:
         return further
 
     def in_groups(self, groups: Sequence[Sequence[Lane]]) -> Driving:
-        """Infer for whichever group is complete first."""
+        """Run inference for whichever group is complete first."""
         pending: dict[int, list[Pair]] = {}
         there: set[int] = set()
         while True:
@@ -136,7 +144,9 @@ class _Driver:
                 pending[complete] = further
 
     def windowed(self, lanes: Sequence[Lane], window: Window) -> Driving:
-        """Fire as soon as `max_batch` rows wait, or the oldest has waited `max_wait` seconds (from its own arrival)."""
+        """Run inference as soon as `max_batch` envs wait, or the oldest request has waited `max_wait` seconds since its
+        own arrival.
+        """
         limit = window.max_batch or sum(lane.slice.rows for lane in lanes)
         patience = window.max_wait or 0.0
         running: list[Pair] = []
@@ -161,7 +171,7 @@ class _Driver:
 
 
 def _batch(waiting: list[tuple[float, Lane, Any]], limit: int) -> list[Pair]:
-    """Take the oldest, as many as fit into `limit` rows, and one in any case."""
+    """Remove the oldest requests from `waiting`, as many as fit into `limit` envs, and at least one."""
     batch: list[Pair] = []
     taken = 0
     while waiting and (not batch or taken + waiting[0][1].slice.rows <= limit):

@@ -1,4 +1,4 @@
-"""What a policy's worker has to play, and what came of it."""
+"""Queue of the tickets that a policy's worker has to roll out, and the report of what it has finished."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.scheduling.batching import Lane
 
 LOOK_S = 0.5
-"""Seconds between two looks at whether to leave, where nothing may be played yet."""
+"""Seconds between two checks of whether to stop, where no ticket may start yet."""
 
 
 class _Batch:
@@ -25,7 +25,9 @@ class _Batch:
             self.of_task.setdefault(start.state.task, deque()).append(start)
 
     def pop(self, tasks: Collection[str]) -> EpisodeRequest:
-        """The next one of these tasks; if there is none, of the task that has most left."""
+        """Remove and return the next ticket of one of these tasks; if there is none, of the task with the most tickets
+        left.
+        """
         task = next((task for task in tasks if task in self.of_task), None)
         if task is None:
             task = max(self.of_task, key=lambda name: len(self.of_task[name]))
@@ -36,48 +38,57 @@ class _Batch:
 
 
 class TicketQueue:
-    """Tickets of one worker. One thread plays, others give tickets and ask for what came of them."""
+    """Queue of the tickets of one worker. One thread rolls them out; others add tickets and ask for reports.
+
+    All state is guarded by the condition `_changed`. No other lock is acquired while it is held, so it may be acquired
+    while any other lock of a worker is held.
+    """
 
     def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[EpisodeRequest]] = ()) -> None:
-        """`batches`: to begin with."""
+        """Create a queue that starts with `batches`, if there are any."""
         self.lanes = len(lanes)
         self.going = False
         self._changed = Condition()
         self._batches: deque[_Batch] = deque()
         self._left = 0
         self._held: dict[int, deque[str]] = {}
-        """Lane -> tasks that its rows got last: many simulators need seconds to build the scene of another."""
+        """Lane -> tasks that its envs got last. Tickets of the same task are preferred: many simulators need seconds to
+        build the scene of another one.
+        """
         self._lane_of = {row: lane.index for lane in lanes for row in range(lane.first_row, lane.first_row + lane.rows)}
         self._own: dict[int, list[EpisodeRequest]] = {}
-        """Lane -> tickets of its rows' streams."""
+        """Lane -> tickets of its envs' streams."""
         self._later: list[list[EpisodeRequest]] = []
-        """Those that wait for the end of others, with which they go on, or for a version of the weights."""
+        """Tickets that wait for the end of the ticket that they continue, or for a version of the weights."""
         self._version = 0
         self._standings = StreamCursors()
         self._report = RolloutReport()
         self._done: set[int] = set()
-        """Tickets in the report."""
+        """Numbers of the tickets in the report."""
         if batches:
             self.begin(batches)
 
     # ------------------------------------------------------------------------------------- by whoever gives tickets
 
     def begin(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
-        """Before the first are played."""
+        """Start a rollout with these tickets; call it before the first one is taken."""
         with self._changed:
             self.going = True
             self._add(batches)
 
     def give(self, batches: Iterable[Sequence[EpisodeRequest]]) -> bool:
-        """-> whether these will be played; if not, playing has ended, and has to begin anew."""
+        """Add tickets. Return whether they will be rolled out; False means that the rollout has ended and has to begin
+        again.
+        """
         with self._changed:
             if self.going:
                 self._add(batches)
             return self.going
 
     def report(self, needed: Collection[int], early: bool) -> RolloutReport:
-        """Wait until all these tickets are played (`early`: one of all), or playing has ended. -> what was not
-        reported before."""
+        """Wait until all these tickets are finished (`early`: one of all), or the rollout has ended. Return what was
+        not reported before.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self.going or (self._done if early else self._done.issuperset(needed)))
             found, self._report = self._report, RolloutReport()
@@ -85,7 +96,7 @@ class TicketQueue:
             return found
 
     def reach(self, version: int) -> None:
-        """The policy has these weights now."""
+        """Take note that the policy has this version of the weights now; tickets that waited for it may start."""
         with self._changed:
             self._version = version
             self._place()
@@ -97,7 +108,7 @@ class TicketQueue:
         self._place()
 
     def _place(self) -> None:
-        """Let those of the waiting tickets be played that may."""
+        """Move those of the waiting tickets that may start to the queues of their lanes or tasks."""
         later, self._later = self._later, []
         for starts in later:
             anywhere, waiting = [], []
@@ -117,9 +128,12 @@ class TicketQueue:
     # -------------------------------------------------------------------------------------------- by whoever plays
 
     def tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[EpisodeRequest]:
-        """For the rows of a lane that are free, or will be after their next chunk, and some to wait there for those
-        that end before they have to: fewer and fewer, so that no lane holds what another could play. Tickets of
-        streams go to the lanes that have their rows."""
+        """Return tickets for a lane.
+
+        They are for envs that are free or will be after their next chunk, and a few wait in the lane for envs that end
+        early. The fewer tickets are left, the fewer wait, so that no lane holds what another could roll out. Tickets of
+        streams go to the lanes that have their envs.
+        """
         with self._changed:
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
             want = free + max(ending, min(lane.slice.rows - free, spare)) - waiting
@@ -136,7 +150,7 @@ class TicketQueue:
             return found
 
     def add(self, done: RolloutReport) -> None:
-        """Tickets that ended, and what was done."""
+        """Add finished tickets, and the work done, to the report."""
         with self._changed:
             self._report.played += done.played
             self._report.add(done)
@@ -147,7 +161,9 @@ class TicketQueue:
                 self._place()
 
     def end(self) -> bool:
-        """Nothing is left; -> False where there is something to play, or may soon be."""
+        """End the rollout and return True where nothing is left. Otherwise return False, after a short wait where no
+        ticket may start yet.
+        """
         with self._changed:
             if self._left:
                 self._changed.wait_for(lambda: self._own or self._batches, LOOK_S)
@@ -156,7 +172,7 @@ class TicketQueue:
             return True
 
     def stop(self) -> None:
-        """Playing ends, with whatever is left."""
+        """End the rollout and drop the tickets that are left."""
         with self._changed:
             self.going, self._left, self._later = False, 0, []
             self._batches.clear()

@@ -1,6 +1,28 @@
-"""A worker hosts the roles that the plan puts into one slot. Backends own workers: in this process, or as Ray actors.
+"""The host of a worker: it builds the roles that the plan puts into one slot, and calls them. Backends own hosts, in
+this process or as Ray actors.
 
-Every process rebuilds its components from the spec; live components are never pickled.
+Every process builds its components from the spec; live components are never pickled.
+
+Threads and locks (docs/explanation/threads.md). Threads are named by the concurrency groups whose calls they run
+(`comm/remote.py`). With the local backend one thread runs all calls.
+
+| threads (number) | run | may hold, one at a time |
+| call (1) | play, play_eval, serve, update, feed, score, set-up, close | in_lane of its simulators, between_requests |
+| beside (1) | give, keep, take, release, receive, recordings, trace | between_requests, for the policy's methods |
+| weights (1) | load and adopt of the policy | between_requests, while it swaps weights |
+| waiting (2) | report | none |
+| practice (2) | imagine, imagine_eval; the world model's methods | imagining, between_requests |
+| lanes (concurrent lanes) | begin, step, demonstrate of a simulator | in_lane |
+| RpcServer's pool (the same number) | begin and step that come through a socket | in_lane |
+| monitor (1) | doing, played, stop requests | none |
+
+1. Outer locks (`in_lane`, `between_requests`, `imagining`) are never nested in each other. The exception is `close`,
+which acquires the `in_lane` locks of all lanes, in the order of `assignment.lanes`.
+2. Inner locks may be acquired while an outer one is held, and never the other way round: `TicketQueue._changed` (a new
+version of the weights, within `between_requests`), `EnvLanes._counting` and `RecordingStore._lock` (within `in_lane` or
+`imagining`), `CallRecorder._changing` (within any). None of them is held while another one is acquired.
+3. No lock is held while a thread waits for another worker of the run, except `Channel._sending`, while a full socket
+drains.
 """
 
 from __future__ import annotations
@@ -50,14 +72,16 @@ from vla_rl.toolkit.waiting import works_now
 
 Result = dict[str, Any]
 PLAYING = "action", "evaluation"
-"""Purposes of a `PolicyMode` on the simulators; the others are in the world model."""
+"""Purposes of a `PolicyMode` in the simulators; the other purposes are in the world model."""
 
 
 class WorkerHost(HostInterface):
+    """The process of a worker. See the table at the top of this file for its threads and locks."""
+
     def __init__(
         self, spec: Spec | dict[str, Any], assignment: Assignment, on_beat: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_beat`: is called at each heartbeat, in the thread that works."""
+        """Create a host. `on_beat` is called at each heartbeat, in the thread that works."""
         self.on_beat = on_beat
         self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
         self.assignment = assignment
@@ -68,15 +92,19 @@ class WorkerHost(HostInterface):
         self.trace = CallRecorder()
         self.offload = Offload(self.roles, assignment, self._make_env)
         self.activities: dict[int, tuple[str, float]] = {}
-        """Of each thread: weights are published while a rollout is played."""
+        """Thread id -> (activity, time of its last heartbeat). There is one entry for each thread, because weights are
+        published while a rollout runs.
+        """
         self.between_requests = Lock()
-        """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
+        """Held while the policy role is used: weights are swapped between two requests, never within one."""
         self.in_lane = {lane.index: Lock() for lane in assignment.lanes}
-        """Held by whoever works in a lane: after an error its policy may ask again while its last call goes on."""
+        """Lane -> lock that is held while its simulator works. After an error the policy may send a request while its
+        last call is still running.
+        """
         self.stop_requested: Callable[[], bool] = lambda: False
-        """Whether a rollout or an evaluation ends where it is, with StopRequested."""
+        """Return whether a rollout or an evaluation has to end early, with StopRequested."""
         self.imagining = Lock()
-        """Held by whoever works with the world model."""
+        """Held while the world model is used."""
         self.reach = EnvClients(assignment, self._direct, lambda: self.beat(IDLE))
         self.answering = RpcServer(assignment.threads)
         self._homes = {lane.index: home for lane, home in zip(assignment.served, assignment.homes, strict=True)}
@@ -129,7 +157,7 @@ class WorkerHost(HostInterface):
         return self.data.data_statistics()
 
     def meet(self, peers: RayPeers) -> None:
-        """From now on these are the workers whose simulators the policy role acts for."""
+        """Connect to the workers whose simulators the policy role acts for."""
         self.reach.meet(peers)
 
     def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
@@ -211,6 +239,8 @@ class WorkerHost(HostInterface):
         play = TicketQueue(self.assignment.served, [tickets])
         return self._drive(PolicyMode(purpose="inflation", greedy=False, keep=False), play)
 
+    # "beside" reads the policy's samples without `between_requests`: they belong to finished tickets, which no
+    # inference changes.
     def keep(self, places: Array, host: bool) -> None:
         parts = self.roles["policy"].parts(places)
         self.roles["learner"].buffer.add(self.assignment.index, [p.numpy() for p in parts] if host else parts)
@@ -267,24 +297,26 @@ class WorkerHost(HostInterface):
             return sim.close()
 
     def beat(self, doing: str | None = None) -> None:
-        """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
+        """Tell that the current call is alive. A call without a heartbeat for longer than the deadline is reported as
+        hung.
+        """
         thread = get_ident()
         self.activities[thread] = (doing or self.activities.get(thread, (IDLE, 0.0))[0], time())
         self.on_beat()
 
     @property
     def doing(self) -> tuple[str, float]:
-        """What has gone on for longest without a word, and since when."""
+        """Return the activity that has gone on longest without a heartbeat, and the time of its last heartbeat."""
         busy = [doing for doing in tuple(self.activities.values()) if doing[0] != IDLE]
         return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
 
     def count(self) -> RolloutProgress:
-        """How far it is with what it plays."""
+        """Return how far this worker is with what it rolls out."""
         sim: EnvWorker | None = self.roles.get("sim")
         return evolve(self.played.count(), solved=sum(sim.solved.values()) if sim else 0, works=works_now())
 
     def _who(self, role: str, method: str, arguments: Sequence[Any]) -> str:
-        """Role, worker and, of simulators, lane of a call."""
+        """Return role, worker and, for simulators, lane of a call, for messages."""
         if role == "worker":
             return f"worker {self.assignment.index}"
         lane = declaration_of(self.roles[role], method).lane if role in ("sim", IMAGINED) else None
@@ -296,7 +328,9 @@ class WorkerHost(HostInterface):
         return f"env {self.spec.env.type!r}" if role == "sim" else f"model {self.spec.model.type!r}"
 
     def _direct(self, name: str, track: str | None = None) -> Call:
-        """Calls to a role in this worker, as a lane makes them; `track` of the trace, in place of the method's."""
+        """Return a function that calls a role of this worker, as lanes do. `track`: track of the trace, instead of the
+        method's.
+        """
 
         def call(method: str, *arguments: Any) -> Any:
             if self.stop_requested():
@@ -307,10 +341,12 @@ class WorkerHost(HostInterface):
         return call
 
     def _timed(self, role: str, method: str, arguments: Sequence[Any], track: str | None = None) -> Any:
-        """A call on the trace of its role, or on another track."""
+        """Run a call while holding the lock of its role, and record it on the trace (on `track`, if given)."""
         owner = self if role == "worker" else self.roles[role]
         called = getattr(owner, method)
         about = declaration_of(owner, method)
+        # Methods of the door "weights" lock by themselves, only while they swap: receiving a version takes long, and
+        # the locks are not reentrant.
         guard = self.between_requests if role == "policy" and about.door != "weights" else None
         if role == "sim" and about.lane is not None:
             guard = self.in_lane[arguments[about.lane]]
@@ -329,7 +365,7 @@ class WorkerHost(HostInterface):
                     self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
 
     def _drive(self, mode: PolicyMode, play: TicketQueue) -> RolloutReport:
-        """Play what is there, and what comes meanwhile. -> what was not reported."""
+        """Roll out the tickets of the queue, and those that are added meanwhile. Return what was not reported."""
         real, home = mode.purpose in PLAYING, self._homes
         lanes = self.reach.lanes("sim" if real else IMAGINED)
         policy = self._direct("policy", None if real else PRACTICE)
@@ -361,7 +397,7 @@ class WorkerHost(HostInterface):
                 if self.stop_requested():
                     raise StopRequested
                 for _ in drive(lanes, act, mode, window, play.tickets, self.reach.value_of, self.reach.ready):
-                    pass  # the calls of this function wait themselves
+                    pass  # nothing to do at a yield: `value_of` and `ready` wait by themselves
         finally:
             play.stop()
         return play.report((), False)

@@ -1,4 +1,4 @@
-"""The model of a run, in the process that asks: to act and learn in a worker, or to act alone."""
+"""Construction of a run's model, for a worker that acts and learns or for a process that only acts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ Scaling = Mapping[str, Any] | None
 def build_model(
     spec: Spec, info: EnvInfo, device: str, scaling: Scaling, algorithm: Algorithm, wrappers: Named
 ) -> VLAModel:
-    """The spec's model, wrapped. Raises UserError where it has not the critic or the reference policy that the
-    algorithm needs, unless nobody can train it.
+    """Build the spec's model with its wrappers.
+
+    Raises UserError where it lacks the critic or the reference policy that the algorithm needs, unless nothing can
+    train the model.
 
     Args:
-        info: of the simulator.   scaling: as in `Context`.
+        info: description of the simulator.
+        scaling: as in `Context`.
     """
     context = Context(
         seed=spec.seed,
@@ -51,8 +54,9 @@ def build_model(
 
 
 def load_trained(model: VLAModel, trainer: Path) -> None:
-    """Put the exact weights of a checkpoint's trainer folder into a model. Raises CheckpointError where these are of
-    another model."""
+    """Load the exact weights of a checkpoint's trainer folder into a model. Raises CheckpointError where they belong to
+    another model.
+    """
     state = read_pickled(trainer / "learner.pt", ("weights",), mmap=True)
     try:
         model.load_weights(state["weights"].items())

@@ -1,8 +1,8 @@
-"""Offload: roles leave their device for host memory while they have nothing to do, and come back exactly as they were.
+"""Offload: roles move from their device to host memory while they have nothing to do, and are restored exactly.
 
-There are two phases. In `act` simulators and policies work, in `learn` learners. Methods say which they need
-(`remote.py`), so the fleet knows by what is called which one begins; all workers then first free what the phase does
-not need, and only then bring back what it does, so that workers of one device never need both at once.
+There are two phases. In `act` simulators and policies work, in `learn` learners do. Methods declare the phase that they
+need (`comm/remote.py`), so the fleet knows from a call which phase begins. All workers then first free what the phase
+does not need, and only then bring back what it needs, so that workers on one device never need both at once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ WORKS_IN = {"sim": "act", "policy": "act", "learner": "learn"}
 
 
 class Offload:
-    """A worker's part."""
+    """Offload of one worker's roles."""
 
     def __init__(self, roles: dict[str, Any], assignment: Assignment, make_env: Callable[[int], SimEnv]):
-        """`make_env`: lane -> its simulator, built anew."""
+        """Create the offload. `make_env`: lane -> a new simulator."""
         self.roles, self.device, self.make_env = roles, assignment.slot.device, make_env
         self.movable = [role for role in WORKS_IN if role in assignment.offload and role in assignment.slot.roles]
         self.shared = {"policy", "learner"} <= set(assignment.slot.roles)
@@ -38,7 +38,7 @@ class Offload:
         self.snapshots: dict[int, Any] = {}
 
     def leave(self, phase: str) -> int:
-        """Free what the phase does not need. -> bytes of device memory."""
+        """Free what the phase does not need. Return the bytes of device memory that were freed."""
         before, moved = self._allocated(), 0
         for role in self.movable:
             if WORKS_IN[role] != phase and role not in self.away:
@@ -59,7 +59,7 @@ class Offload:
                 self._move(role, self.device)
 
     def _park_sim(self, sim: EnvWorker) -> int:
-        """Simulators hold memory that only their end gives back: they are closed, and built anew from a snapshot."""
+        """Take snapshots and close the simulators, since only their end frees all of their memory."""
         envs = sim.swap({})
         self.snapshots = {lane: env.snapshot() for lane, env in envs.items()}
         for env in envs.values():
@@ -74,7 +74,9 @@ class Offload:
         sim.swap(envs)
 
     def _move(self, role: str, device: str) -> int:
-        """-> bytes moved. Weights that policy and learner share stay, and a learner's share of sharded ones."""
+        """Move a role to a device. Return the bytes moved. Weights that policy and learner share stay, and so does a
+        learner's share of sharded weights.
+        """
         part, moved = self.roles[role], 0
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -95,7 +97,7 @@ class Offload:
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
-    """Tensors of the optimiser's state; AdamW's step counters are scalars on the host and stay there."""
+    """Yield the tensors of the optimiser's state. AdamW's step counters are scalars on the host and stay there."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim():

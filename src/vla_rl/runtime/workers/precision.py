@@ -1,4 +1,4 @@
-"""Mixed precision (Micikevicius et al. 2018): networks computed in bfloat16, weights and gradients kept as they are."""
+"""Mixed precision (Micikevicius et al. 2018): networks compute in bfloat16; weights and gradients keep their type."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from vla_rl.core.types import Chunk, Scores
 
 
 class Autocast:
-    """A wrapper around a model's calls: bfloat16 inside, float32 for what they give. Acting and learning go through the
-    same, so that recomputed log-probs equal the recorded ones."""
+    """Wrapper around a model's calls: bfloat16 inside, float32 results. Acting and learning use the same wrapper, so
+    that recomputed log-probs equal the recorded ones.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device).type

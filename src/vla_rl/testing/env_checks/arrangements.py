@@ -14,10 +14,10 @@ from attrs import define, evolve, field
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import to_numpy
+from vla_rl.testing.common.findings import LeftOut
 from vla_rl.testing.env_checks.player import PIXELS, Player
 from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, difference, image_gap
 from vla_rl.testing.env_checks.wandering import chosen_scripts, shortest_limit
-from vla_rl.testing.findings import LeftOut
 
 EXACT_PIXELS = 0.02
 """Mean difference of images that is tolerated where the renderer repeats itself: an edge that rounding moved."""

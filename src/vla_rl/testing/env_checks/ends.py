@@ -8,11 +8,11 @@ import numpy as np
 from attrs import evolve
 
 from vla_rl.core.types import Array
+from vla_rl.testing.common.findings import LeftOut
 from vla_rl.testing.env_checks.arrangements import NOT_TWICE, NOTHING_SHARED
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.scenes import StartChecks
 from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, difference
-from vla_rl.testing.findings import LeftOut
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"
 FEWEST = 2

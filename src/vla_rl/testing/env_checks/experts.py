@@ -6,10 +6,10 @@ import numpy as np
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Array, to_numpy
+from vla_rl.testing.common.findings import LeftOut, Unfit
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.traces import NUMBERS, EnvTrace
 from vla_rl.testing.env_checks.values import check_array
-from vla_rl.testing.findings import LeftOut, Unfit
 
 
 def demonstrate(player: Player, wanted: float) -> list[EnvTrace]:

@@ -14,9 +14,9 @@ from attrs import define, field, frozen
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import Array, ChunkResult, Observation, ResetState, TaskInfo, to_numpy
+from vla_rl.testing.common.findings import Findings, LeftOut, Unfit, error_body
 from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, Slack, gap, views
 from vla_rl.testing.env_checks.values import check_observation, check_result
-from vla_rl.testing.findings import Findings, LeftOut, Unfit, error_body
 
 PIXELS = 0.5
 """Mean difference of images that is tolerated as long as it is not known whether the renderer repeats itself."""

@@ -13,9 +13,9 @@ from attrs import define, evolve, field, frozen
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Array, ResetState, to_numpy
+from vla_rl.testing.common.findings import LeftOut, Unfit
 from vla_rl.testing.env_checks.player import SMALL_SEEDS, Player
 from vla_rl.testing.env_checks.traces import EnvView, Slack, difference, gap
-from vla_rl.testing.findings import LeftOut, Unfit
 
 T = TypeVar("T")
 SHARES = {"eval": (0.04, 0.15), "train": (0.02, 0.08)}

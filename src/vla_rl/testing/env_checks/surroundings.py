@@ -22,9 +22,9 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.manager import wrap
+from vla_rl.testing.common.findings import Findings, LeftOut
 from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.findings import Findings, LeftOut
 from vla_rl.toolkit.envs.rows import RowsEnv
 
 RESETS = 6

@@ -7,11 +7,11 @@ from time import perf_counter
 
 import numpy as np
 
+from vla_rl.testing.common.findings import LeftOut
 from vla_rl.testing.env_checks.player import KINDS, End, Player
 from vla_rl.testing.env_checks.ranges import ranges_count
 from vla_rl.testing.env_checks.scenes import spread
 from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, difference
-from vla_rl.testing.findings import LeftOut
 
 ROUNDS, FEWEST = 32, 12
 """Episodes of every row: at most, and where ends and successes were seen."""

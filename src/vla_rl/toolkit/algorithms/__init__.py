@@ -1,4 +1,4 @@
-"""What algorithms are built with. Each name is loaded on first use: settings are read without torch."""
+"""Building blocks of algorithms. Each name is loaded on first use, so settings can be read without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the mathematics of the algorithms refuses: shapes that would broadcast, masks of numbers, unknown names, NaN."""
+"""Input checks of the algorithms' mathematics: shapes that would broadcast, non-bool masks, unknown names, NaN."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_rl.core.errors import UserError
 
 
 class ShapeError(UserError, ValueError):
-    """Tensors that must agree in shape do not."""
+    """Tensors that must have the same shape do not."""
 
 
 class MaskError(UserError, TypeError):
@@ -19,11 +19,11 @@ class MaskError(UserError, TypeError):
 
 
 class NotFiniteError(UserError, ValueError):
-    """Rewards, values or scores hold NaN or infinity."""
+    """Rewards, values or scores contain NaN or infinity."""
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Raise ShapeError unless all given tensors (None is skipped) have one shape."""
+    """Raise ShapeError unless all given tensors (None is skipped) have the same shape."""
     given = [(name, tuple(t.shape)) for name, t in tensors.items() if t is not None]
     if len({shape for _, shape in given}) > 1:
         listed = ", ".join(f"{name} {list(shape)}" for name, shape in given)
@@ -31,7 +31,7 @@ def check_shapes(**tensors: Tensor | None) -> None:
 
 
 def check_time_major(**tensors: Tensor | None) -> None:
-    """Raise ShapeError unless all given tensors are [S, N]: steps of one granularity, chunks or actions."""
+    """Raise ShapeError unless all given tensors are [S, N], with S steps of one granularity: chunks or actions."""
     check_shapes(**tensors)
     wrong = [f"{name} {list(t.shape)}" for name, t in tensors.items() if t is not None and t.dim() != 2]
     if wrong:
@@ -49,14 +49,14 @@ def check_masks(**tensors: Tensor | None) -> None:
 
 
 def check_name(what: str, name: str, names: Sequence[str]) -> None:
-    """Raise UserError for a name that is not one of `names`."""
+    """Raise UserError unless `name` is one of `names`."""
     if name not in names:
         raise UserError(f"unknown {what} {name!r}; there are: {', '.join(names)}")
 
 
 def check_finite(**tensors: Tensor) -> None:
-    """Raise NotFiniteError, with the number and the first place of what is not finite. For the light part only: on a
-    device it would wait for the numbers."""
+    """Raise NotFiniteError, with the number of non-finite entries and the position of the first. Use it on the
+    trajectory record only: on a device it would wait for the numbers."""
     for name, tensor in tensors.items():
         wrong = ~torch.isfinite(tensor)
         if bool(wrong.any()):

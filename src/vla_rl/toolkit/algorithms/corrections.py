@@ -1,7 +1,9 @@
-"""Data that older versions of the policy acted for. Three policies take part: the one that acted, mu, whose log-probs
-are recorded; the one at the start of the training step, pi_old (the proximal policy); and the one in training, pi.
-PPO's ratio pi / pi_old says how far an update went, the weight pi_old / mu how old the data are. Formulas and sources:
-docs/algorithms.md."""
+"""Off-policy corrections for data collected by older versions of the policy.
+
+Three policies take part: the behaviour policy mu, whose log-probs are recorded; the proximal policy pi_old, at the
+start of the training step; and the policy in training, pi. PPO's ratio pi / pi_old says how far an update went; the
+weight pi_old / mu says how old the data are. Formulas and sources: docs/algorithms.md.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +26,31 @@ from vla_rl.toolkit.algorithms.statistics import Mean, RatioQuantiles
 
 @frozen(kw_only=True, eq=False)
 class Proximal:
-    """pi_old for the entries of a micro-batch, without gradient."""
+    """The proximal policy pi_old for the loss terms of a micro-batch, without gradient."""
 
     log_probs: Tensor
-    """What the surrogate's ratio is taken with."""
+    """Log-probs of pi_old, the denominator of the surrogate's ratio."""
     weights: Tensor
-    """Factor on each entry's surrogate, >= 0: of pi_old / mu what the settings leave of it."""
+    """Factor on each term's surrogate, >= 0: pi_old / mu, as far as the settings keep it."""
     behaviour: Tensor | None = None
-    """log(pi_old / mu), within +-20; None without a correction."""
+    """log(pi_old / mu), clamped to +-20; None without a correction."""
     limit: float | None = None
-    """Weights above are dropped or truncated."""
+    """Threshold above which weights are dropped or truncated; None: none."""
 
     @property
     def dropped(self) -> Tensor:
-        """bool: entries without gradient, as their weight was above the threshold."""
+        """Loss terms without gradient, since their weight was above the threshold; bool."""
         return self.weights == 0
 
     @property
     def trust(self) -> Tensor | None:
-        """What is left of pi / mu in the gradient, as a factor; None: all of it."""
+        """Factor that the correction leaves of pi / mu in the gradient; None: all of it."""
         return None if self.behaviour is None else self.weights / self.behaviour.exp()
 
     @torch.no_grad()
     def statistics(self, mask: Tensor) -> dict[str, Statistic]:
-        """How far pi_old is from mu, and the share of entries that are dropped or weigh less for it."""
+        """Return statistics of how far pi_old is from mu, and of the share of loss terms that are dropped or
+        truncated."""
         found: dict[str, Statistic] = {}
         if self.behaviour is not None:
             found["policy/behaviour_weight"] = RatioQuantiles.of(self.behaviour, mask)
@@ -57,9 +60,9 @@ class Proximal:
 
 
 def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettings) -> Proximal:
-    """pi_old and the entries' weights, as the settings' `correction` has them: none (pi_old is mu), decoupled
-    (pi_old / mu, or 0 above the threshold), truncated (min(pi_old / mu, truncation)) or v-trace (1: its advantages
-    are weighted already). Where pi_old is mu, all of them are plain PPO, bit for bit."""
+    """Return pi_old and the loss terms' weights for the settings' `correction`: none (pi_old is mu), decoupled
+    (pi_old / mu, or 0 above the threshold), truncated (min(pi_old / mu, truncation)) or v-trace (1, since its
+    advantages are already weighted). If pi_old is mu, all of them equal plain PPO bit for bit."""
     mu = entries.old_log_probs
     if settings.correction == "none":
         return Proximal(log_probs=mu, weights=torch.ones_like(mu))
@@ -81,15 +84,16 @@ def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettin
 
 
 def interpolated(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) -> Tensor:
-    """log pi_old without a forward pass, without gradient: log mu + a (log pi - log mu), with
+    """Approximate log pi_old without a forward pass and without gradient: log mu + a (log pi - log mu), with
     a = (v_old - v_mu) / (v_now - v_mu) of the three versions (A-3PO).
 
-    The policy in training is on its way to the next version: v_now = v_old + 1, so a = lag / (lag + 1), as in RLinf
-    and AReaL. 0 at lag 0, where pi_old is mu; 1/2 at lag 1. Before the first optimiser step pi is pi_old, and this is
-    nearer to mu than it: what the approximation costs.
+    The policy in training becomes the next version: v_now = v_old + 1, so a = lag / (lag + 1), as in RLinf and AReaL.
+    It is 0 at lag 0, where pi_old is mu, and 1/2 at lag 1. Before the first optimiser step pi is pi_old, and the result
+    is nearer to mu than that: the cost of the approximation.
 
     Args:
-        log_probs, behaviour_log_probs: one shape, [B], [B, C] or [B, C, M].   lag: int64 [B], v_old - v_mu.
+        log_probs, behaviour_log_probs: one shape, [B], [B, C] or [B, C, M].
+        lag: int64 [B], v_old - v_mu.
     """
     age = lag.clamp(min=0).to(log_probs.dtype)
     share = F.expand_to(age / (age + 1), log_probs)
@@ -99,9 +103,9 @@ def interpolated(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) ->
 def renormalise_masked(
     advantages: Advantages, rollout: Rollout, settings: CorrectionSettings, aggregation: Aggregation
 ) -> Advantages:
-    """The advantages, where entries that the behaviour threshold drops leave the loss's divisor too: a mean over those
-    that are left, as in RLinf. Its aggregation "rlinf" divides by the number of all; and with interpolation, what is
-    dropped is known in the loss alone, and stays in the divisor."""
+    """Return the advantages with loss terms above the behaviour threshold excluded from the loss's divisor: a mean over
+    the remaining terms, as in RLinf. Two cases keep the divisor: aggregation "rlinf" divides by the number of all
+    terms, and with interpolation the dropped terms are known only in the loss."""
     threshold = settings.behaviour_weight_threshold
     if threshold is None or settings.proximal == "interpolate" or aggregation == "rlinf":
         return advantages
@@ -114,8 +118,8 @@ def renormalise_masked(
 
 
 def step_log_weights(rollout: Rollout, granularity: Literal["chunk", "action"]) -> Tensor:
-    """log(pi_old / mu) of whole chunks or of actions, all their tokens together, within +-20: float32 [S, N] as in
-    `losses.Steps`; 0 where not valid."""
+    """Return log(pi_old / mu) of whole chunks or of actions, summed over their tokens and clamped to +-20:
+    float32 [S, N] as in `losses.Steps`; 0 where not valid."""
     weights = _behaviour(rollout, granularity)
     return weights if granularity == "chunk" else by_action(weights)
 
@@ -134,20 +138,22 @@ def v_trace(
     c_bar: float = 1.0,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace (Espeholt et al. 2018, eq. 1 and section 4.2, lambda as in remark 2), ends as in `functional.gae`:
+    """Compute V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2, lambda as in
+    remark 2), with ends as in `functional.gae`:
 
         rho_t = min(rho_bar, pi_old / mu)      c_t = lam * min(c_bar, pi_old / mu)
         v_t = V_t + rho_t (r_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})
         A_t = rho_t (r_t + gamma v_{t+1} - V_t)
 
-    Behind a termination there is no value; behind a truncation, and behind the last entry, v_{t+1} is V_{t+1}.
-    With weights of 1 the v_t are GAE's returns, and for lam = 1 A_t its advantages: n-step returns less V_t.
+    After a termination the value is 0; after a truncation, and after the last entry, v_{t+1} is V_{t+1}. With weights
+    of 1 the v_t are GAE's returns, and for lam = 1 the A_t are its advantages: n-step returns minus V_t.
 
     Args:
         rewards ... truncated, valid: as in `functional.gae`.
         log_weights: float [S, N], log(pi_old / mu) of each entry.
-    Returns: (advantages A, value targets v), float [S, N]; 0 where not valid.
-    Raises NotFiniteError as `functional.gae` does.
+
+    Returns: (advantages A, value targets v), float [S, N]; 0 where not valid. Raises NotFiniteError as `functional.gae`
+    does.
     """
     valid, (rewards, values, log_weights) = F.checked_steps(
         next_values, terminated, truncated, valid, rewards=rewards, values=values, log_weights=log_weights
@@ -175,7 +181,7 @@ def v_trace(
 
 
 def _behaviour(rollout: Rollout, granularity: Granularity) -> Tensor:
-    """log(pi_old / mu), within +-20: [T, N], [T, N, C] or [T, N, C, M]; 0 where not valid."""
+    """Return log(pi_old / mu), clamped to +-20: [T, N], [T, N, C] or [T, N, C, M]; 0 where not valid."""
     old, valid = _given(rollout.proximal_log_probs).flatten(0, 1), rollout.valid.flatten(0, 1)
     mu = F.reduce_tokens(rollout.log_probs.flatten(0, 1), valid, granularity)
     weights = F.log_ratio(F.reduce_tokens(old, valid, granularity), mu)

@@ -1,7 +1,8 @@
 """The mathematics of the algorithms as pure functions on tensors; definitions as in docs/algorithms.md.
 
-T chunk steps, N trajectories or rows, C actions in a chunk, M tokens in an action. Shapes are checked, never
-broadcast: `[B]` against `[B, 1]` is an outer product. Losses return one value an entry; `weighted_sum` reduces them.
+Shapes: T chunk steps, N trajectories or envs, C actions in a chunk, M tokens in an action. They are checked and never
+broadcast, since `[B]` against `[B, 1]` would be an outer product. Losses return one value per term; `weighted_sum`
+reduces them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ EQUAL = 1e-6
 
 
 def valid_until_end(ended: Tensor) -> Tensor:
-    """Mask of the steps up to and including the first end of each column.
+    """Return the mask of the steps up to and including the first end of each column.
 
     Args:
         ended: bool [S, N], time-major.
+
     Returns: bool [S, N].
     """
     check_time_major(ended=ended)
@@ -44,8 +46,8 @@ def valid_until_end(ended: Tensor) -> Tensor:
 
 
 def weighted_sum(entries: Tensor, weights: Tensor) -> Tensor:
-    """sum(weights * entries), where entries that are not weighted may hold anything, NaN included. For a gradient
-    without NaN, what such an entry was computed from has to be finite too."""
+    """Return sum(weights * entries). Entries with weight 0 may hold anything, NaN included. For a gradient without NaN,
+    the inputs of such an entry must be finite too."""
     check_shapes(entries=entries, weights=weights)
     return torch.where(weights != 0, entries * weights, torch.zeros_like(entries)).sum()
 
@@ -54,7 +56,9 @@ def reduce_tokens(per_token: Tensor, valid: Tensor, granularity: Granularity) ->
     """Sum log-probs (or entropies) of tokens to the granularity of the ratio; invalid actions add nothing.
 
     Args:
-        per_token: [B, C, M].   valid: bool [B, C].
+        per_token: [B, C, M].
+        valid: bool [B, C].
+
     Returns: [B] for "chunk", [B, C] for "action", [B, C, M] for "token".
     """
     if per_token.dim() != 3 or per_token.shape[:-1] != valid.shape:
@@ -70,7 +74,7 @@ def reduce_tokens(per_token: Tensor, valid: Tensor, granularity: Granularity) ->
 
 
 def expand_to(coarse: Tensor, fine: Tensor, mean: bool = False) -> Tensor:
-    """Repeat [B] or [B, C] over the trailing dimensions of `fine`; `mean` divides by the number of repeats, so that
+    """Repeat [B] or [B, C] over the trailing dimensions of `fine`. `mean` divides by the number of repeats, so that
     weights keep their sum. Leading dimensions must agree."""
     if coarse.shape != fine.shape[: coarse.dim()]:
         raise ShapeError(f"{list(coarse.shape)} cannot be expanded to {list(fine.shape)}: leading dimensions differ")
@@ -80,10 +84,11 @@ def expand_to(coarse: Tensor, fine: Tensor, mean: bool = False) -> Tensor:
 
 
 def episode_lengths(valid: Tensor, ended: Tensor) -> Tensor:
-    """For each entry the number of valid entries of its episode within the column.
+    """Count, for each entry, the valid entries of its episode within the column.
 
     Args:
         valid, ended: bool [S, N], time-major; an episode's last entry is the one where `ended`.
+
     Returns: float32 [S, N], at least 1.
     """
     check_time_major(valid=valid, ended=ended)
@@ -97,15 +102,16 @@ def episode_lengths(valid: Tensor, ended: Tensor) -> Tensor:
 def loss_weights(
     valid: Tensor, ended: Tensor, aggregation: Aggregation, relative_lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Weights and divisor counts of the named aggregation.
+    """Return the weights and divisor counts of a named loss aggregation.
 
     Args:
         valid, ended: bool [S, N], time-major (S chunk steps or actions).
-        aggregation: "step-mean": every valid entry alike; "trajectory-mean": 1/T_i an entry, so that every episode
-            weighs the same (RLinf-VLA, eq. 12); "rlinf": T_max/T_i over the count of *all* entries, spread
+        aggregation: "step-mean": every valid entry weighs the same. "trajectory-mean": 1/T_i per entry, so that every
+            episode weighs the same (RLinf-VLA, eq. 12). "rlinf": T_max/T_i over the count of *all* entries, spread
             over the valid ones.
-        relative_lengths: float32 [S, N], T_i/T_max for "rlinf", where it is not counted in entries: its code counts
+        relative_lengths: float32 [S, N], T_i/T_max for "rlinf", if it is not counted in entries: RLinf's code counts
             actions, at chunk level too.
+
     Returns: (weights, counts), float32 [S, N]; the loss is sum(weights * l) / sum(counts).
     """
     check_time_major(valid=valid, ended=ended, relative_lengths=relative_lengths)
@@ -122,8 +128,8 @@ def loss_weights(
 
 
 def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8, std: Deviation = "unbiased") -> Tensor:
-    """(values - mean) / (std + eps) with the statistics of the n entries in `mask`; 0 elsewhere, and everywhere where
-    these are all equal.
+    """Return (values - mean) / (std + eps) with the statistics of the n entries in `mask`. The result is 0 outside the
+    mask, and everywhere if these entries are all equal.
 
     Args:
         std: "unbiased" divides the sum of squared differences by n - 1, "population" by n (AcceRL, eq. 6).
@@ -146,9 +152,9 @@ def normalize(values: Tensor, mask: Tensor, eps: float = 1e-8, std: Deviation = 
 def discounted_returns(
     rewards: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, *, gamma: float
 ) -> Tensor:
-    """R_t = r_t + gamma * R_{t+1}, cut after a termination; a truncation and the last entry go on in next_values.
+    """Compute R_t = r_t + gamma * R_{t+1}, cut after a termination; a truncation and the last entry bootstrap from
+    next_values. Arguments and shapes are those of `gae`; the result equals its returns for lam = 1, for any values.
 
-    Args and shapes as in `gae`, whose returns these are for lam = 1, whatever the values.
     Returns: float [S, N].
     """
     values = torch.zeros_like(rewards)
@@ -158,8 +164,8 @@ def discounted_returns(
 def checked_steps(
     next_values: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor | None, **steps: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """What `gae` and `corrections.v_trace` go over, [S, N] each. -> (`valid`, all where it is None; the steps, 0 where
-    not valid). Raises ShapeError, and NotFiniteError as `gae` does."""
+    """Check and mask the [S, N] inputs of `gae` and `corrections.v_trace`. Return (`valid`, all True if it is None; the
+    steps, 0 where not valid). Raise ShapeError, and NotFiniteError as `gae` does."""
     check_time_major(**steps, next_values=next_values, terminated=terminated, truncated=truncated, valid=valid)
     check_masks(terminated=terminated, truncated=truncated, valid=valid)
     valid = torch.ones_like(terminated) if valid is None else valid
@@ -179,7 +185,8 @@ def gae(
     lam: float,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation with terminations and truncations apart (Schulman et al. 2016, eq. 11-16):
+    """Compute generalised advantage estimates, with terminations and truncations distinguished (Schulman et al. 2016,
+    eq. 11-16):
 
         delta_t = r_t + gamma * V_{t+1} * (1 - terminated_t) - V_t
         A_t = delta_t + gamma * lam * (1 - ended_t) * A_{t+1}
@@ -189,10 +196,11 @@ def gae(
         next_values: float [S, N]: read where an entry is truncated (value of the episode's *final* observation) and
             in the last entry (value of the next observation); elsewhere V_{t+1} = values[t + 1].
         terminated, truncated: bool [S, N]; ended = terminated | truncated.
-        valid: bool [S, N]: entries where it is False are stepped over, whatever they hold: t + 1 is the next valid one
-            (None: all are valid). A column whose last entries are not valid goes on in the next_values of the last.
-    Returns: (advantages, returns = advantages + values), float [S, N]; 0 where not valid.
-    Raises NotFiniteError for NaN or infinity in what counts, and anywhere in next_values.
+        valid: bool [S, N]: entries where it is False are skipped, whatever they hold: t + 1 is the next valid one
+            (None: all are valid). A column whose last entries are not valid continues in the next_values of the last.
+
+    Returns: (advantages, returns = advantages + values), float [S, N]; 0 where not valid. Raises NotFiniteError for NaN
+    or infinity in valid entries, and anywhere in next_values.
     """
     valid, (rewards, values) = checked_steps(next_values, terminated, truncated, valid, rewards=rewards, values=values)
     zero = torch.zeros_like(rewards)
@@ -211,8 +219,8 @@ def gae(
 
 
 def all_equal(scores: Tensor) -> bool:
-    """Whether there is nothing to compare: fewer than two scores, or all the same up to the rounding of sums (1e-6 of
-    the largest), which a division by their std would blow up."""
+    """Return whether there is nothing to compare: fewer than two scores, or all equal up to the rounding of sums (1e-6
+    of the largest), which a division by their std would amplify."""
     return len(scores) < 2 or bool(scores.max() - scores.min() <= EQUAL * scores.abs().max())
 
 
@@ -225,13 +233,17 @@ def group_advantages(
     baseline: Literal["mean", "leave-one-out"] = "mean",
     eps: float = 1e-6,
 ) -> Tensor:
-    """GRPO (Shao et al. 2024): (score - mean of its group) / (unbiased std of its group + eps); 0 in a group of one
-    and in a group of equal scores. `normalize_by_std=False` is Dr. GRPO (Liu et al. 2025); with
-    `baseline="leave-one-out"`, the mean of the *others*, it is RLOO (Ahmadian et al. 2024). `std_of="step"` normalises
-    score - mean of its group over all N instead, which is REINFORCE++ with baseline (Hu et al. 2025).
+    """Compute GRPO advantages (Shao et al. 2024): (score - mean of its group) / (unbiased std of its group + eps); 0 in
+    a group of one and in a group of equal scores.
+
+    `normalize_by_std=False` is Dr. GRPO (Liu et al. 2025). With `baseline="leave-one-out"`, the mean of the *others*,
+    that is RLOO (Ahmadian et al. 2024). `std_of="step"` divides score - mean of its group by the std over all N
+    instead, which is REINFORCE++ with baseline (Hu et al. 2025).
 
     Args:
-        scores: float [N].   groups: int64 [N], equal numbers are one group.
+        scores: float [N].
+        groups: int64 [N], equal numbers are one group.
+
     Returns: float [N]. Raises NotFiniteError for NaN or infinity in the scores.
     """
     check_shapes(scores=scores, groups=groups)
@@ -257,7 +269,7 @@ def group_advantages(
 
 
 def log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """log r = lp - lp_old, clamped to +-20 so that exp stays finite."""
+    """Return log r = lp - lp_old, clamped to +-20 so that exp stays finite."""
     check_shapes(log_probs=log_probs, old_log_probs=old_log_probs)
     return (log_probs - old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
@@ -271,12 +283,12 @@ def clipped_surrogate(
     high: float,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """PPO's clipped objective an entry, minimised: max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(lp - lp_old).
+    """Return PPO's clipped surrogate per loss term, to be minimised: max(-A r, -A clip(r, 1 - low, 1 + high)), with
+    r = exp(lp - lp_old) (Schulman et al. 2017, eq. 7). `low != high` is the clip-higher of DAPO (Yu et al. 2025).
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
         dual_clip: c > 1 bounds the loss by -A c where A < 0 (Ye et al. 2020).
-    Schulman et al. 2017, eq. 7; `low != high` is the clip-higher of DAPO (Yu et al. 2025).
     """
     check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     ratio = log_ratio(log_probs, old_log_probs).exp()
@@ -296,8 +308,8 @@ def clipped(
     high: float,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """bool: entries of `clipped_surrogate` that a clip keeps constant, so that they have no gradient: A > 0 above
-    1 + high, A < 0 below 1 - low, and A < 0 above dual_clip."""
+    """Return the terms of `clipped_surrogate` that a clip keeps constant, so that they have no gradient (bool): A > 0
+    above 1 + high, A < 0 below 1 - low, and A < 0 above dual_clip."""
     check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     ratio = log_ratio(log_probs, old_log_probs).exp()
     below = ratio < 1 - low if dual_clip is None else (ratio < 1 - low) | (ratio > dual_clip)
@@ -307,8 +319,9 @@ def clipped(
 def soft_surrogate(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, positive: float, negative: float
 ) -> Tensor:
-    """SAPO's objective an entry, minimised: -A (4 / tau) sigmoid(tau (r - 1)), where tau is `positive` for A > 0, else
-    `negative` (Gao et al. 2025, eq. 6). Its gradient is that of -A r at r = 1 and fades to both sides of it.
+    """Return SAPO's surrogate per loss term, to be minimised: -A (4 / tau) sigmoid(tau (r - 1)), where tau is
+    `positive` for A > 0, else `negative` (Gao et al. 2025, eq. 6). Its gradient equals that of -A r at r = 1 and fades
+    on both sides.
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
@@ -319,17 +332,18 @@ def soft_surrogate(
 
 
 def trust_weights(log_probs: Tensor, old_log_probs: Tensor, *, sigma: float) -> Tensor:
-    """w = exp(-(log r / sigma)^2 / 2), without gradient: how much a sample of an older policy is trusted
-    (AcceRL, eq. 8). 1 for the current policy's own samples."""
+    """Return GIPO's trust weights of off-policy samples, without gradient: w = exp(-(log r / sigma)^2 / 2)
+    (AcceRL, eq. 8). They are 1 for the current policy's own samples."""
     return (-0.5 * (log_ratio(log_probs, old_log_probs).detach() / sigma).square()).exp()
 
 
 def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, sigma: float) -> Tensor:
-    """GIPO's objective an entry, minimised: -sg(w) r A with the Gaussian trust weights w (AcceRL, eq. 9).
+    """Return GIPO's surrogate per loss term, to be minimised: -sg(w) r A with the Gaussian trust weights w
+    (AcceRL, eq. 9).
 
     Args:
         log_probs, old_log_probs, advantages: one shape; gradients flow through the first only.
-        sigma: width of the trust region in log r; PPO's clip takes all gradient away, this damps it smoothly.
+        sigma: width of the trust region in log r. PPO's clip removes the gradient outside; this damps it smoothly.
     """
     check_shapes(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     ratio = log_ratio(log_probs, old_log_probs).exp()
@@ -337,8 +351,8 @@ def trust_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor
 
 
 def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
-    """KL(pi || other) an entry, from samples of pi (Schulman 2020): with d = lp_other - lp,
-    k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
+    """Estimate KL(pi || other) per loss term from samples of pi (Schulman 2020): with d = lp_other - lp, k1 = -d,
+    k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
     d = log_ratio(other_log_probs, log_probs)
     estimates = {"k1": lambda: -d, "k2": lambda: d.square() / 2, "k3": lambda: d.exp() - 1 - d}
     check_name("estimator", estimator, tuple(estimates))
@@ -348,11 +362,12 @@ def kl_estimate(log_probs: Tensor, other_log_probs: Tensor, estimator: Literal["
 def value_loss(
     values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None, huber_delta: float | None
 ) -> Tensor:
-    """Critic loss an entry: max(h(R - v), h(R - v_clip)), v_clip = v_old + clip(v - v_old, -c, c).
+    """Return the critic's loss per term: max(h(R - v), h(R - v_clip)), v_clip = v_old + clip(v - v_old, -c, c).
 
     Args:
         values, returns, old_values: one shape; gradients flow through the first only.
-        clip: c, None: no clipping.   huber_delta: h is Huber's loss with this delta; None: half the squared error.
+        clip: c; None: no clipping.
+        huber_delta: h is Huber's loss with this delta; None: half the squared error.
     """
     check_shapes(values=values, returns=returns, old_values=old_values)
 
@@ -372,15 +387,15 @@ def value_loss(
 def value_clipped(
     values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None, huber_delta: float | None
 ) -> Tensor:
-    """bool: entries of `value_loss` whose value moved further than the clip, and where the clipped branch is the
-    larger, so that the value has no gradient. (Inside the clip the branches differ by rounding alone.)"""
+    """Return the terms of `value_loss` whose value moved further than the clip and whose clipped branch is larger, so
+    that the value has no gradient (bool). Inside the clip the branches differ by rounding alone."""
     loss = value_loss(values, returns, old_values, clip=clip, huber_delta=huber_delta)
     moved = (values - old_values).abs() > (math.inf if clip is None else clip)
     return moved & (loss > value_loss(values, returns, old_values, clip=None, huber_delta=huber_delta))
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - var(R - v) / var(R) over the entries in mask; 0 when the returns do not vary."""
+    """Return 1 - var(R - v) / var(R) over the entries in `mask`; 0 if the returns do not vary."""
     check_shapes(values=values, returns=returns, mask=mask)
     check_masks(mask=mask)
     inside = returns[mask]

@@ -1,4 +1,4 @@
-"""Groups of trajectories that started from one state (GRPO and its kin): scores, filters, advantages and metrics."""
+"""Groups of trajectories that started from one state (GRPO and relatives): scores, filters, advantages and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vla_rl.toolkit.algorithms.settings import GroupSettings
 
 
 def trajectory_scores(rollout: Rollout) -> Tensor:
-    """Sum of the rewards of each column's first episode, float32 [N]."""
+    """Return the sum of the rewards of each column's first episode, float32 [N]."""
     first = F.valid_until_end(by_action(rollout.terminated | rollout.truncated))
     rewards = torch.where(first, by_action(rollout.rewards), torch.zeros(()))
     check_finite(rewards=rewards)
@@ -23,7 +23,8 @@ def trajectory_scores(rollout: Rollout) -> Tensor:
 
 
 def select_groups(rollout: Rollout, settings: GroupSettings) -> Tensor:
-    """bool [N]: trajectories of the groups that the settings' filters keep. A group stays or leaves as a whole."""
+    """Return the trajectories of the groups that the settings' filters keep, bool [N]. A group is kept or dropped as a
+    whole."""
     truncated = rollout.truncated.any(-1).any(0)
     scores = trajectory_scores(rollout)
     keep = torch.ones_like(truncated)
@@ -41,8 +42,8 @@ def select_groups(rollout: Rollout, settings: GroupSettings) -> Tensor:
 
 
 def trajectory_advantages(rollout: Rollout, scores: Tensor, relative: Tensor, settings: GroupSettings) -> Advantages:
-    """One number a trajectory, `relative` [N], at every chunk step with a valid action, with the loss's weights and the
-    metrics of the scores [N] that it was made of."""
+    """Return advantages with one number per trajectory, `relative` [N], at every chunk step with a valid action, with
+    the weights of the loss and metrics of the `scores` [N] behind it."""
     samples = rollout.samples
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
     return Advantages(
@@ -54,7 +55,8 @@ def trajectory_advantages(rollout: Rollout, scores: Tensor, relative: Tensor, se
 
 
 def score_metrics(scores: Tensor, groups: Tensor, baseline: Literal["mean", "leave-one-out"]) -> dict[str, float]:
-    """Of scores [N] and of what they are above their groups' baselines, before a division by the std."""
+    """Return metrics of scores [N], and of their differences from the groups' baselines before a division by the
+    std."""
     above = F.group_advantages(scores, groups, baseline=baseline, normalize_by_std=False)
     return {
         "advantage/score_mean": float(scores.mean()) if len(scores) else 0.0,

@@ -1,6 +1,6 @@
-"""What algorithms share beside `functional.py`: rollouts along one time axis, weights of the entries of a loss,
-micro-batches at the granularity of the ratio, terms beside the surrogate, diagnostics, and the critic's part. What a
-reward is worth and what is minimised stands in each algorithm itself."""
+"""Parts that algorithms share beside `functional.py`: rollouts along one time axis, weights of loss terms,
+micro-batches at the granularity of the ratio, entropy and KL terms, diagnostics, and the critic's part. Each
+algorithm's own file contains its advantages and loss."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from vla_rl.toolkit.algorithms.statistics import EffectiveSize, Mean, RatioQuant
 
 
 def by_action(tensor: Tensor) -> Tensor:
-    """[T, N, C] -> [T * C, N]: one time axis of actions."""
+    """Return [T, N, C] as [T * C, N]: one time axis of actions."""
     steps, columns, chunk = tensor.shape
     return tensor.permute(0, 2, 1).reshape(steps * chunk, columns)
 
 
 def by_chunk(flat: Tensor, chunk: int) -> Tensor:
-    """[T * C, N] -> [T, N, C], inverse of `by_action`."""
+    """Return [T * C, N] as [T, N, C], the inverse of `by_action`."""
     return flat.reshape(-1, chunk, flat.shape[1]).permute(0, 2, 1)
 
 
 @frozen(kw_only=True, eq=False)
 class Steps:
-    """A rollout along one time axis, as `functional.gae` takes it: S = T chunk steps or S = T * C actions, [S, N]."""
+    """A rollout along one time axis, as `functional.gae` takes it: [S, N] with S = T chunk steps or S = T * C
+    actions."""
 
     rewards: Tensor
     values: Tensor
@@ -39,15 +40,15 @@ class Steps:
     truncated: Tensor
     valid: Tensor
     mask: Tensor
-    """`valid` in the shape of the rollout's values: bool [T, N] of chunk steps, [T, N, C] of actions."""
+    """`valid` in the shape of the rollout's values: bool [T, N] for chunk steps, [T, N, C] for actions."""
 
     def unflatten(self, flat: Tensor) -> Tensor:
-        """[S, N] -> the shape of `mask`."""
+        """Return [S, N] in the shape of `mask`."""
         return flat if self.mask.dim() == 2 else by_chunk(flat, self.mask.shape[-1])
 
 
 def steps_of(rollout: Rollout, granularity: Literal["chunk", "action"]) -> Steps:
-    """The rollout as steps of that granularity; rewards of a chunk's valid actions are summed."""
+    """Return the rollout as steps of this granularity; rewards of a chunk's valid actions are summed."""
     assert rollout.values is not None and rollout.next_values is not None  # the runtime provides what `needs` names
     if granularity == "chunk":
         return Steps(
@@ -92,18 +93,19 @@ def gae_of(steps: Steps, settings: CriticSettings) -> tuple[Tensor, Tensor]:
 
 
 def truncation_as_termination(rollout: Rollout) -> Rollout:
-    """The rollout with every truncation a termination, behind which nothing has value."""
+    """Return the rollout with every truncation turned into a termination, after which the value is 0."""
     return rollout.evolve(
         terminated=rollout.terminated | rollout.truncated, truncated=torch.zeros_like(rollout.truncated)
     )
 
 
 def aggregation_weights(rollout: Rollout, granularity: Granularity, aggregation: Aggregation) -> tuple[Tensor, Tensor]:
-    """Weights and counts of `functional.loss_weights` at the ratio's granularity: "chunk" [T, N], else [T, N, C]."""
+    """Return weights and counts of `functional.loss_weights` at the ratio's granularity: "chunk" [T, N], else [T, N,
+    C]."""
     ended, chunk = rollout.terminated | rollout.truncated, rollout.valid.shape[-1]
     if granularity == "chunk":
         actions = by_chunk(F.episode_lengths(by_action(rollout.valid), by_action(ended)), chunk)
-        relative = actions[..., 0] / (len(actions) * chunk)  # of the episode that the chunk begins in
+        relative = actions[..., 0] / (len(actions) * chunk)  # length of the episode in which the chunk begins
         return F.loss_weights(rollout.samples, ended.any(-1), aggregation, relative)
     weights, counts = F.loss_weights(by_action(rollout.valid), by_action(ended), aggregation)
     return by_chunk(weights, chunk), by_chunk(counts, chunk)
@@ -114,16 +116,17 @@ def aggregation_weights(rollout: Rollout, granularity: Granularity, aggregation:
 
 @frozen(kw_only=True, eq=False)
 class LossTerms:
-    """A micro-batch at the granularity of the ratio: "chunk" [B], "action" [B, C] or "token" [B, C, M]."""
+    """The loss terms of a micro-batch at the granularity of the ratio: "chunk" [B], "action" [B, C] or "token" [B, C,
+    M]."""
 
     log_probs: Tensor
-    """Of the current policy, with gradient."""
+    """Log-probs of the current policy, with gradient."""
     old_log_probs: Tensor
     entropy: Tensor
-    """With gradient."""
+    """Entropies of the current policy, with gradient."""
     advantages: Tensor
     weights: Tensor
-    """Of the whole optimiser step; 0 where not valid."""
+    """Weights within the whole optimiser step; 0 where not valid."""
 
     @property
     def mask(self) -> Tensor:
@@ -131,8 +134,8 @@ class LossTerms:
 
 
 def loss_terms(scores: Scores, batch: Batch, granularity: Granularity) -> LossTerms:
-    """Log-probs and entropies summed to the granularity; advantages repeated, and weights shared out, over what is
-    finer."""
+    """Return the loss terms: log-probs and entropies are summed to the granularity, advantages repeated and weights
+    divided over finer terms."""
     new = F.reduce_tokens(scores.log_probs, batch.valid, granularity)
     return LossTerms(
         log_probs=new,
@@ -144,7 +147,7 @@ def loss_terms(scores: Scores, batch: Batch, granularity: Granularity) -> LossTe
 
 
 def reference_log_probs(batch: Batch, granularity: Granularity) -> Tensor:
-    """Log-probs of the reference policy, for a KL term: summed to the granularity, without gradient."""
+    """Return log-probs of the reference policy, for a KL term: summed to the granularity, without gradient."""
     if batch.reference_log_probs is None:
         raise ShapeError(
             "kl_coef needs the batch's reference_log_probs; set `reference` of the algorithm's Requirements"
@@ -155,8 +158,8 @@ def reference_log_probs(batch: Batch, granularity: Granularity) -> Tensor:
 def add_entropy_and_kl(
     surrogate: Tensor, entries: LossTerms, batch: Batch, settings: PolicySettings
 ) -> tuple[Tensor, Tensor | None]:
-    """(the surrogate less the entropy bonus plus the KL term; the divergence from the reference policy, None without
-    that term), one number an entry."""
+    """Return (the surrogate minus the entropy bonus plus the KL term, the divergence from the reference policy), one
+    number per loss term. The divergence is None without a KL term."""
     objective, kl = surrogate, None
     if settings.entropy_coef:
         objective = objective - settings.entropy_coef * entries.entropy
@@ -180,11 +183,11 @@ def policy_diagnostics(
     trust: Tensor | None = None,
     reference_kl: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Statistic]]:
-    """(`maxima`, `statistics`) that every policy loss reports. Each entry counts once, whatever it weighs in the loss.
+    """Return (`maxima`, `statistics`) that every policy loss reports. Each loss term counts once, whatever its weight.
 
-    Args, at the entries' shape:
-        clipped: bool, entries that PPO's clip would keep constant.
-        dead: bool, entries without gradient; None: those that are clipped.
+    Args (all in the shape of the loss terms):
+        clipped: bool, terms that PPO's clip would keep constant.
+        dead: bool, terms without gradient; None: the clipped ones.
         trust: factor on the ratio in the gradient; None: 1.
         reference_kl: divergence from the reference policy; None: there is no KL term.
     """
@@ -215,7 +218,8 @@ def policy_diagnostics(
 
 
 def value_metrics(rollout: Rollout, advantages: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
-    """Of advantages with a critic, before they are normalised; all in the shape of the rollout's values."""
+    """Return metrics of advantages with a critic, before they are normalised; all inputs in the shape of the rollout's
+    values."""
     assert rollout.values is not None
     return {
         "value/explained_variance": F.explained_variance(rollout.values, returns, mask),
@@ -229,8 +233,8 @@ def value_metrics(rollout: Rollout, advantages: Tensor, returns: Tensor, mask: T
 def critic_advantages(
     rollout: Rollout, steps: Steps, flat_advantages: Tensor, flat_returns: Tensor, settings: CriticSettings
 ) -> Advantages:
-    """Of advantages and returns [S, N] of these steps: in the rollout's shape, normalised over the whole rollout where
-    the settings say so, with the weights of both losses."""
+    """Return advantages with the weights of both losses, from advantages and returns [S, N] of these steps: in the
+    rollout's shape, and normalised over the whole rollout if the settings say so."""
     advantages, returns = steps.unflatten(flat_advantages), steps.unflatten(flat_returns)
     metrics = value_metrics(rollout, advantages, returns, steps.mask)
     if settings.normalize_advantages:
@@ -249,7 +253,7 @@ def critic_advantages(
 
 
 def critic_loss(scores: Scores, batch: Batch, settings: CriticSettings) -> tuple[Tensor, dict[str, Statistic]]:
-    """(weighted sum of `functional.value_loss`, before value_coef; its statistics)."""
+    """Return (weighted sum of `functional.value_loss`, before value_coef; its statistics)."""
     if scores.values is None or batch.values is None or batch.returns is None or batch.value_weights is None:
         raise ShapeError("the critic's loss needs values, returns and value weights; the model or the rollout has none")
     values, returns, old = scores.values, batch.returns, batch.values

@@ -1,4 +1,4 @@
-"""The policy's part of a loss: a surrogate objective around the proximal policy, with the terms beside it and its
+"""The policy's part of a loss: a surrogate objective relative to the proximal policy, entropy and KL terms, and
 diagnostics. Algorithms choose the surrogate."""
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings
 
 @frozen(kw_only=True, eq=False)
 class Surrogate:
-    """A surrogate objective, to be minimised, at the entries' shape."""
+    """A surrogate objective, to be minimised, in the shape of the loss terms."""
 
     values: Tensor
-    """With gradient, before weights."""
+    """Surrogate per loss term, with gradient, before weights."""
     clipped: Tensor
-    """bool: entries that a clip keeps constant, so that they have no gradient."""
+    """Loss terms that a clip keeps constant, so that they have no gradient; bool."""
 
 
 MakeSurrogate = Callable[[Tensor, Tensor, Tensor], Surrogate]
-"""(log-probs with gradient, those of the proximal policy, advantages), all at the entries' shape -> the surrogate."""
+"""Function (log-probs with gradient, log-probs of the proximal policy, advantages) -> surrogate, all in the shape of
+the loss terms."""
 
 
 def ppo_clip(settings: ClipSettings) -> MakeSurrogate:
@@ -46,12 +47,13 @@ def ppo_clip(settings: ClipSettings) -> MakeSurrogate:
 def proximal_policy_loss(
     scores: Scores, batch: Batch, settings: CorrectionSettings, make_surrogate: MakeSurrogate
 ) -> Loss:
-    """Weigh a surrogate around the proximal policy (`corrections.proximal_policy`), less the entropy bonus, plus the KL
-    term, and sum it over the entries by their weights.
+    """Compute a policy loss: the surrogate relative to the proximal policy, weighted by `corrections.proximal_policy`,
+    minus the entropy bonus plus the KL term, summed over the loss terms by their weights.
 
     Args:
         scores: by the current weights, with gradient.
         settings: granularity of the ratio, entropy and KL coefficients, off-policy correction.
+
     Returns: the loss without a critic's part, with the metrics that every policy loss reports.
     """
     entries = loss_terms(scores, batch, settings.log_prob)

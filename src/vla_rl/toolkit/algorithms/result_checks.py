@@ -1,5 +1,5 @@
-"""What is asked of every algorithm's results: whose a metric's name is (all metrics of a step share one table, so a
-name has one writer), and that declared extras are there."""
+"""Checks of every algorithm's results: metric names have one writer each (all metrics of a step share one table), and
+declared extras are present."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from vla_rl.core.types import Advantages, Loss, Rollout
 
 DEMANDED = "loss/policy"
-"""Every algorithm reports this one in `Loss.metrics`: what the policy's part adds to the total."""
+"""Metric that every algorithm must report in `Loss.metrics`: the policy's contribution to the total."""
 RESERVED = frozenset({"step", "loss/total", "loss/imitation", "policy/grad_norm"})
-"""The runtime writes these itself ..."""
+"""Metric names that the runtime writes itself ..."""
 RESERVED_GROUPS = frozenset(
     {
         "env",
@@ -41,19 +41,19 @@ RESERVED_GROUPS = frozenset(
         "world_model",
     }
 )
-"""... and all names that begin with one of these and a slash."""
+"""... and the first parts of further reserved names, before a slash."""
 SAID = "the runtime writes {names}, and every name in {groups} itself".format(
     names=", ".join(sorted(RESERVED)), groups=", ".join(f"{group}/" for group in sorted(RESERVED_GROUPS))
 )
 
 
 def reserved(names: Iterable[str]) -> list[str]:
-    """Those that belong to the runtime."""
+    """Return the names that are reserved for the runtime."""
     return [name for name in names if name in RESERVED or ("/" in name and name.split("/")[0] in RESERVED_GROUPS)]
 
 
 def guard(algorithm: str, extras: Mapping[str, str]) -> tuple[str, ResultGuard]:
-    """Return the checks of an algorithm plugin's results, as `manager.wrap` takes wrappers.
+    """Return the checks of an algorithm plugin's results, in the form that `manager.wrap` takes wrappers.
 
     Args:
         algorithm: name of the plugin, for errors.
@@ -64,8 +64,8 @@ def guard(algorithm: str, extras: Mapping[str, str]) -> tuple[str, ResultGuard]:
 
 @frozen
 class ResultGuard:
-    """Wraps an algorithm: PluginError for a metric name of the runtime, which would be added to or overwritten, and for
-    extras that are not as declared."""
+    """A wrapper around an algorithm. Raises PluginError for a metric name of the runtime, which would be added to or
+    overwritten, and for extras that are not as declared."""
 
     algorithm: str
     extras: Mapping[str, str]

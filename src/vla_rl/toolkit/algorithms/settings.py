@@ -1,5 +1,5 @@
-"""Settings that several algorithms share, one class a subject; an algorithm's own config class inherits what it takes.
-Light: specs are read with them. Each key's equation and when to use it: docs/algorithms.md."""
+"""Settings that several algorithms share, one class per subject; an algorithm's config class inherits what it needs.
+Cheap to import, since specs are read with them. docs/algorithms.md has each key's equation and when to use it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
 Granularity = Literal["token", "action", "chunk"]
 LARGEST = 1e6
-"""Of coefficients and bounds of the losses, which are of the order of 1."""
+"""Upper limit of coefficients and bounds of the losses, which are of the order of 1."""
 OF_STEP = "aggregation: rlinf weighs by its longest trajectory; set algorithm.aggregation: step-mean or trajectory-mean"
 
 
 @frozen(kw_only=True, slots=False)
 class PolicySettings:
-    """Of every policy loss."""
+    """Settings of every policy loss."""
 
     log_prob: Granularity = "token"
     """Granularity of the probability ratio."""
@@ -31,7 +31,7 @@ class PolicySettings:
     """Weight of the KL divergence from the reference policy, at the granularity of the ratio. Above 0 the model has to
     offer `reference_log_probs` (openvla and openvla_oft with `lora`: the same network without the adapters)."""
     kl_estimator: Literal["k1", "k2", "k3"] = field(default="k3")
-    """How that divergence is estimated from the sampled tokens (Schulman 2020)."""
+    """Estimator of that divergence from the sampled tokens (Schulman 2020)."""
 
     @kl_estimator.validator
     def _of_kl(self, _: object, kl_estimator: str) -> None:
@@ -42,45 +42,46 @@ class PolicySettings:
 
     @property
     def needs(self) -> Requirements:
-        """The part of `Algorithm.needs` that these keys ask for."""
+        """Inputs that these keys require from the runtime, out of `Algorithm.needs`."""
         return Requirements(reference=self.kl_coef > 0)
 
     @property
     def scope_reason(self) -> str:
-        """`Algorithm.scope_reason`: the key that makes advantages depend on the whole step; "" where none does."""
+        """Value of `Algorithm.scope_reason`: which key makes advantages depend on the whole step; "" if none does."""
         return ""
 
     @property
     def advantage_scope(self) -> AdvantageScope:
-        """`Algorithm.advantage_scope`."""
+        """Value of `Algorithm.advantage_scope`."""
         return AdvantageScope.STEP if self.scope_reason else AdvantageScope.GROUP
 
 
 @frozen(kw_only=True, slots=False)
 class ClipSettings(PolicySettings):
-    """Of PPO's clipped surrogate."""
+    """Settings of PPO's clipped surrogate."""
 
     clip_low: float = field(default=0.2, validator=[v.ge(0), v.lt(1)])
-    """Ratios below 1 - clip_low get no gradient."""
+    """Lower clip: ratios below 1 - clip_low get no gradient."""
     clip_high: float = field(default=0.28, validator=[v.gt(0), v.le(LARGEST)])
-    """Ratios above 1 + clip_high get no gradient (clip-higher, DAPO 2025)."""
+    """Upper clip: ratios above 1 + clip_high get no gradient (clip-higher, DAPO 2025)."""
     dual_clip: float | None = field(default=None, validator=v.optional(v.and_(v.gt(1), v.le(LARGEST))))
-    """Bounds the loss of negative advantages by this factor; null: off."""
+    """Bound on the loss of negative advantages, as a factor; null: off."""
 
 
 @frozen(kw_only=True, slots=False)
 class CorrectionSettings(PolicySettings):
-    """Of data that an older version of the policy acted for."""
+    """Settings for data collected by an older version of the policy."""
 
     correction: Correction = "none"
-    """How such data count: none (PPO as it is, whose clip then takes age for progress), decoupled (weights of
-    pi_old / mu on the surrogate of pi / pi_old), truncated (the same, weights bounded), v-trace (advantages and value
-    targets weighted; of algorithms with a critic)."""
+    """Off-policy correction: none (plain PPO, whose clip then mistakes age for progress), decoupled (weights pi_old /
+    mu on the surrogate of pi / pi_old), truncated (the same, with bounded weights), v-trace (weighted advantages and
+    value targets; for algorithms with a critic)."""
     proximal: Literal["forward", "interpolate"] = field(default="forward")
-    """Where log-probs of pi_old, the policy at the start of the training step, come from: a forward pass over what
-    older versions acted for, or an interpolation between mu and pi that costs nothing (A-3PO; decoupled, truncated)."""
+    """Source of the log-probs of pi_old, the policy at the start of the training step: a forward pass over data of
+    older versions (forward), or an interpolation between mu and pi at no cost (interpolate; A-3PO; with decoupled or
+    truncated)."""
     behaviour_weight_threshold: float | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(LARGEST))))
-    """decoupled: entries with pi_old / mu above it are dropped; null: none."""
+    """decoupled: loss terms with pi_old / mu above it are dropped; null: none."""
     truncation: float = field(default=2.0, validator=[v.ge(1), v.le(LARGEST)])
     """truncated: the largest weight."""
 
@@ -113,7 +114,7 @@ class CorrectionSettings(PolicySettings):
 
     @property
     def off_policy(self) -> bool:
-        """`Algorithm.off_policy`: whether old data count by their age."""
+        """Value of `Algorithm.off_policy`: whether the loss corrects for the age of the data."""
         return self.correction != "none"
 
     @property
@@ -126,12 +127,12 @@ class CorrectionSettings(PolicySettings):
 
 @frozen(kw_only=True, slots=False)
 class VTraceSettings(CorrectionSettings):
-    """Of corrections where there is a critic."""
+    """Settings of corrections for algorithms with a critic."""
 
     rho_bar: float = field(default=1.0, validator=[v.gt(0), v.le(LARGEST)])
-    """v-trace: the largest weight pi_old / mu of an advantage; what the critic converges to."""
+    """v-trace: the largest weight pi_old / mu of an advantage; it determines what the critic converges to."""
     c_bar: float = field(default=1.0, validator=v.gt(0))
-    """v-trace: the largest weight with which a value target takes in later ones; at most rho_bar."""
+    """v-trace: the largest weight with which later value targets enter an earlier one; at most rho_bar."""
 
     @rho_bar.validator
     @c_bar.validator
@@ -162,17 +163,17 @@ class SuccessFilter:
 
 @frozen(kw_only=True, slots=False)
 class GroupSettings(PolicySettings):
-    """Of advantages relative to a group: trajectories that started from one state."""
+    """Settings of advantages relative to a group of trajectories that started from one state."""
 
     aggregation: Aggregation = "trajectory-mean"
-    """How entries of the loss are averaged; trajectory-mean weighs every trajectory alike (RLinf-VLA eq. 12)."""
+    """Average over loss terms; trajectory-mean weighs every trajectory equally (RLinf-VLA eq. 12)."""
     baseline: Literal["mean", "leave-one-out"] = "mean"
-    """What a score is compared with: the mean of its group, or of the others in its group (RLOO)."""
+    """Baseline of a score: the mean of its group, or of the others in its group (RLOO)."""
     normalize_by_std: bool = True
     """Divide by the standard deviation of the group's scores; false gives Dr. GRPO, and RLOO with leave-one-out."""
     std_of: Literal["group", "step"] = field(default="group")
-    """Of which scores that is: those of the group, or of all trajectories of the step, each less its group's baseline
-    (REINFORCE++ with baseline)."""
+    """Scores behind that standard deviation: those of the group, or those of all trajectories of the step, each minus
+    its group's baseline (REINFORCE++ with baseline)."""
     filter: SuccessFilter | None = None
     """Success-rate filter of groups; null: off."""
     filter_identical: bool = True
@@ -192,6 +193,7 @@ class GroupSettings(PolicySettings):
 
     @property
     def scope_reason(self) -> str:
+        """Value of `Algorithm.scope_reason`."""
         if self.std_of == "step":
             return "advantages are divided by a std over all of it; set algorithm.std_of: group"
         return OF_STEP if self.aggregation == "rlinf" else ""
@@ -199,30 +201,31 @@ class GroupSettings(PolicySettings):
 
 @frozen(kw_only=True, slots=False)
 class CriticSettings(PolicySettings):
-    """Of advantages and losses with a critic."""
+    """Settings of advantages and losses with a critic."""
 
     gamma: float = field(default=0.99, validator=[v.gt(0), v.le(1)])
-    """Discount per entry of the reward's granularity (a chunk, or an action)."""
+    """Discount per step of the reward's granularity (a chunk, or an action)."""
     lam: float = field(default=0.95, validator=[v.ge(0), v.le(1)])
-    """GAE's lambda, and V-trace's."""
+    """Lambda of GAE and of V-trace."""
     advantage: Literal["chunk", "action"] = field(default="chunk")
-    """Granularity of rewards, values and advantages. action with log_prob chunk is refused: a ratio of a whole chunk
-    cannot carry an advantage of each action (RLinf-VLA Table 2)."""
+    """Granularity of rewards, values and advantages. action with log_prob chunk is refused: the ratio of a whole chunk
+    cannot carry an advantage per action (RLinf-VLA Table 2)."""
     time_limit: Literal["bootstrap", "terminal"] = "bootstrap"
-    """An episode that hits its limit goes on in the value of its final observation, or ends there with value 0. Where
-    success has to come within the limit, terminal keeps the policy from playing for time."""
+    """An episode that hits its limit bootstraps from the value of its final observation, or ends there with value 0. If
+    success must come within the limit, terminal keeps the policy from stalling."""
     normalize_advantages: bool = True
-    """Zero mean and unit std over all valid entries of the whole rollout, whatever ranks train on it."""
+    """Normalise advantages to zero mean and unit std over all valid entries of the whole rollout, whatever ranks train
+    on it."""
     advantage_std: Deviation = field(default="unbiased")
-    """Which std that is: unbiased divides by n - 1 (RLinf, siiRL), population by n (AcceRL)."""
+    """Standard deviation of that: unbiased divides by n - 1 (RLinf, siiRL), population by n (AcceRL)."""
     aggregation: Aggregation = "step-mean"
-    """How entries of the loss are averaged."""
+    """Average over loss terms."""
     value_coef: float = field(default=0.5, validator=[v.ge(0), v.le(LARGEST)])
     """Weight of the critic's loss."""
     value_clip: float | None = field(default=0.2, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
-    """How far a value may move from its rollout value before the clipped branch counts; null: off."""
+    """Distance that a value may move from its rollout value before the clipped branch counts; null: off."""
     huber_delta: float | None = field(default=10.0, validator=v.optional(v.gt(0)))  # type: ignore[arg-type]
-    """Errors above are penalised linearly; null: squared error."""
+    """Errors above this are penalised linearly (Huber); null: squared error."""
 
     @advantage_std.validator
     def _of_normalised(self, _: object, advantage_std: str) -> None:
@@ -236,6 +239,7 @@ class CriticSettings(PolicySettings):
 
     @property
     def scope_reason(self) -> str:
+        """Value of `Algorithm.scope_reason`."""
         if self.normalize_advantages:
             return "advantages are normalised over all of it; set algorithm.normalize_advantages: false"
         return OF_STEP if self.aggregation == "rlinf" else ""

@@ -1,5 +1,5 @@
-"""Statistics of entries that are exact under any split over micro-batches, ranks and optimiser steps: each is a vector
-of sums that is added up, and read once at the end. NaN in entries outside the mask does no harm."""
+"""Mergeable statistics, exact under any split over micro-batches, ranks and optimiser steps: each is a vector of sums
+that is added up, and read once at the end. NaN in entries outside the mask does no harm."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from vla_rl.toolkit.algorithms.functional import LOG_RATIO_LIMIT
 
 BINS = 1025
 FINEST = 1e-3
-"""Around 0 bins of log r are evenly spaced, beyond this |log r| their width grows with it."""
+"""Boundary of the histogram's resolution: bins of log r are evenly spaced below this |log r|, and wider further out."""
 _REACH = math.asinh(LOG_RATIO_LIMIT / FINEST)
 
 
 class Mean(Statistic):
-    """sums: total and number of entries."""
+    """A mean. `sums` holds the total and the number of entries."""
 
     @classmethod
     def of(cls, entries: Tensor, mask: Tensor) -> Mean:
-        """Mean of the entries in the mask (bool, same shape)."""
+        """Return the mean of the entries in the mask (bool, same shape)."""
         return cls(torch.stack([_inside(entries, mask).sum(), mask.double().sum()]))
 
     def read(self, name: str) -> dict[str, float]:
@@ -33,12 +33,12 @@ class Mean(Statistic):
 
 
 class EffectiveSize(Statistic):
-    """sums: u, u^2 and number. Kong's effective sample size (sum u)^2 / sum u^2, as a share of the number: 1 when all
-    entries weigh the same, 1/n when one carries the whole gradient."""
+    """Kong's effective sample size (sum u)^2 / sum u^2, as a share of the number: 1 if all entries weigh the same, 1/n
+    if one carries the whole gradient. `sums` holds u, u^2 and the number."""
 
     @classmethod
     def of(cls, weights: Tensor, mask: Tensor) -> EffectiveSize:
-        """Of importance weights u >= 0 in the mask (bool, same shape)."""
+        """Return the statistic of importance weights u >= 0 in the mask (bool, same shape)."""
         inside = _inside(weights, mask)
         return cls(torch.stack([inside.sum(), inside.square().sum(), mask.double().sum()]))
 
@@ -48,12 +48,12 @@ class EffectiveSize(Statistic):
 
 
 class RatioQuantiles(Statistic):
-    """sums: how many ratios r lie in each of 1025 bins of log r, so that quantiles of any split are those of the whole,
-    to half a bin: 0.002 % at r = 1, 0.7 % at r = 2, 20 % at the clamp."""
+    """Quantiles of ratios r. `sums` counts the ratios in each of 1025 bins of log r, so that the quantiles of any split
+    equal those of the whole, to half a bin: 0.002 % at r = 1, 0.7 % at r = 2, 20 % at the clamp."""
 
     @classmethod
     def of(cls, log_ratios: Tensor, mask: Tensor) -> RatioQuantiles:
-        """Of log r in [-20, 20] in the mask (bool, same shape)."""
+        """Return the statistic of log r in [-20, 20] in the mask (bool, same shape)."""
         check_shapes(log_ratios=log_ratios, mask=mask)
         place = torch.where(mask, log_ratios, torch.zeros_like(log_ratios)).float()
         bins = (((place / FINEST).asinh() / _REACH + 1) / 2 * BINS).long().clamp(0, BINS - 1).flatten()
@@ -61,13 +61,13 @@ class RatioQuantiles(Statistic):
         return cls(counts.scatter_add_(0, bins, mask.flatten().double()))
 
     def quantile(self, share: float) -> float:
-        """The ratio (middle of its bin) below which this share of the entries lies."""
+        """Return the ratio (middle of its bin) below which this share of the entries lies."""
         at = int(torch.searchsorted(self.sums.cumsum(0), share * self.sums.sum()))
         return math.exp(FINEST * math.sinh(((at + 0.5) / BINS * 2 - 1) * _REACH))
 
     def far_quantile(self, share: float) -> float:
-        """|log r| (middle of its bin) below which this share of the entries lies."""
-        both = type(self)(self.sums + self.sums.flip(0))  # bins lie the same on both sides of 1
+        """Return the |log r| (middle of its bin) below which this share of the entries lies."""
+        both = type(self)(self.sums + self.sums.flip(0))  # bins are symmetric around r = 1
         return math.log(both.quantile((1 + share) / 2))
 
     def read(self, name: str) -> dict[str, float]:
@@ -86,7 +86,7 @@ def _inside(entries: Tensor, mask: Tensor) -> Tensor:
 
 
 def read_all(parts: Sequence[Mapping[str, Statistic]]) -> dict[str, float]:
-    """Metrics of statistics that several ranks gathered, each of them some of the names or all."""
+    """Merge the statistics of several ranks, each with some or all of the names, and return their metrics."""
     names = dict.fromkeys(name for part in parts for name in part)
     metrics: dict[str, float] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Names of files for pyarrow."""
+"""File names for pyarrow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def arrow_name(file: Path) -> str:
-    """The name as pyarrow wants it, which writes it as UTF-8 whatever the locale is: Python has put marks in the place
-    of other letters than ASCII's where the locale is `C`."""
+    """Return the name in the form that pyarrow needs: pyarrow encodes it as UTF-8 in any locale, while Python in locale
+    `C` has replaced non-ASCII letters by surrogates."""
     return os.fsencode(file).decode("utf-8", "surrogateescape")

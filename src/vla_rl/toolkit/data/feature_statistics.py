@@ -1,4 +1,4 @@
-"""Statistics of a data set's features, an episode at a time: count, mean, std, min, max and quantiles."""
+"""Statistics of a data set's features, one episode at a time: count, mean, std, min, max and quantiles."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 @frozen(eq=False)
 class FeatureStatistics:
-    """Of `count` rows. Sums are exact, but for quantiles: those of several parts are the means of the parts' own,
-    weighted by their rows, as lerobot adds them."""
+    """Statistics of `count` rows. Merging is exact except for quantiles: those are averages of the parts' own, weighted
+    by rows, as lerobot merges them."""
 
     count: int
     mean: Array
     std: Array
-    """With divisor n."""
+    """Standard deviation with divisor n."""
     low: Array
     high: Array
     quantiles: Mapping[str, Array]
 
     @staticmethod
     def of(rows: Array, shape: tuple[int, ...]) -> FeatureStatistics:
-        """Of float64 [n, D]; each statistic gets this shape, with D numbers (a number: [1])."""
+        """Compute the statistics of float64 [n, D]; each gets this shape, with D numbers (a scalar: [1])."""
         shape = shape or (1,)
         return FeatureStatistics(
             len(rows),
@@ -41,7 +41,7 @@ class FeatureStatistics:
 
     @staticmethod
     def of_images(images: Array) -> FeatureStatistics:
-        """Of uint8 [n, H, W, 3], of each channel: [3, 1, 1], from 0 to 1; the count is n."""
+        """Compute the statistics of images uint8 [n, H, W, 3] per channel: [3, 1, 1], from 0 to 1; the count is n."""
         counts = np.stack([np.bincount(images[..., channel].reshape(-1), minlength=256) for channel in range(3)])
         values, share = np.arange(256) / 255, counts / counts.sum(1, keepdims=True)
         mean = share @ values
@@ -72,13 +72,13 @@ class FeatureStatistics:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As lerobot's files have it: lists under min, max, mean, std, count and the quantiles' names."""
+        """Return lerobot's file format: lists under min, max, mean, std, count and the quantiles' names."""
         numbers = {"min": self.low, "max": self.high, "mean": self.mean, "std": self.std, **self.quantiles}
         return {name: array.tolist() for name, array in numbers.items()} | {"count": [self.count]}
 
     @staticmethod
     def from_dict(numbers: Mapping[str, Any]) -> FeatureStatistics:
-        """What `to_dict` gave."""
+        """Read the result of `to_dict`."""
         arrays = {name: np.array(value, np.float64) for name, value in numbers.items()}
         return FeatureStatistics(
             int(arrays["count"][0]),

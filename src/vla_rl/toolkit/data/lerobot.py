@@ -1,7 +1,7 @@
-"""Writes data sets in LeRobot's format 3.0, as lerobot 0.4 to 0.6 read it, an episode at a time.
+"""Writer of data sets in LeRobot's format 3.0, as lerobot 0.4 to 0.6 read it, one episode at a time.
 
-Each episode is a Parquet file of its own, with its images in it as PNG. Files appear whole, the data before the lists
-that name them, so a folder opens up to the last finished episode whenever its writer is killed.
+Each episode is its own Parquet file, with its images inside as PNG. Files are written atomically, the data before the
+lists that name them, so a folder opens up to the last finished episode whenever its writer is killed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from vla_rl.toolkit.json_files import read_record
 VERSION = "v3.0"
 FILES_IN_CHUNK = 1000
 LISTED = 100
-"""Episodes in a file of `meta/episodes`, which is written anew for each of them."""
+"""Episodes per file of `meta/episodes`, which is rewritten for each of them."""
 SHOWN = 16
-"""Images of an episode and camera that statistics are made of."""
+"""Images per episode and camera from which statistics are computed."""
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 LOCK = ".lock"
@@ -46,19 +46,19 @@ INDICES = {
 }
 
 _writers: dict[Path, LeRobotWriter] = {}
-"""Of this process, by folder."""
+"""Open writers of this process, by folder."""
 
 
 class LeRobotWriter:
-    """Appends episodes to a data set, or begins one. There is one writer of a folder at a time: another process is
-    refused, and another writer in this process takes over."""
+    """Appends episodes to a data set, or begins one. A folder has one writer at a time: another process is refused, and
+    another writer in this process takes over."""
 
     def __init__(self, folder: Path, *, fps: int, robot: str) -> None:
         """
         Args:
-            fps: rows a second, which timestamps are made of.
+            fps: rows per second, from which timestamps are computed.
             robot: name of the robot or simulator.
-        Raises UserError where somebody else writes to the folder, and for a folder with anything else in it.
+        Raises UserError if another process writes to the folder, and for a folder with anything else in it.
         """
         self.folder, self.fps, self.robot = folder, fps, robot
         check_folder(folder)
@@ -74,7 +74,7 @@ class LeRobotWriter:
                 f"{folder}: another process writes to this data set; wait for it, or choose another folder"
             ) from None
         self.features: dict[str, Any] | None = None
-        """Of the data set; None: it is empty."""
+        """Features of the data set; None: it is empty."""
         self.episodes = self.frames = 0
         self.tasks: dict[str, int] = {}
         self.identities: set[str] = set()
@@ -95,14 +95,14 @@ class LeRobotWriter:
         self.close()
 
     def close(self) -> None:
-        """Let others write to the folder; may be called twice."""
+        """Release the folder for other writers; may be called twice."""
         self._lock.close()
         if _writers.get(self.folder.resolve()) is self:
             del _writers[self.folder.resolve()]
 
     def add(self, recording: Recording) -> bool:
-        """Append an episode; -> False for one that is there already, by its identity. Raises UserError where its
-        features are not those of the data set, and for a writer that is closed."""
+        """Append an episode. Return False if its identity is already there. Raise UserError if its features differ from
+        the data set's, and for a closed writer."""
         if self._lock.closed:
             raise UserError(f"{self.folder}: this writer was closed, or another one has taken over")
         if recording.identity in self.identities:
@@ -174,7 +174,7 @@ class LeRobotWriter:
         return found
 
     def _list(self, recording: Recording, statistics: Mapping[str, FeatureStatistics]) -> None:
-        """Name an episode whose data are there."""
+        """Add an episode whose data are written to the list of episodes."""
         index, file = self.episodes, self.episodes // LISTED
         places = dict(zip(("chunk_index", "file_index"), divmod(file, FILES_IN_CHUNK), strict=True))
         own = dict(zip(("chunk_index", "file_index"), divmod(index, FILES_IN_CHUNK), strict=True))
@@ -217,7 +217,8 @@ class LeRobotWriter:
         _write_text(self.folder / "meta" / "info.json", json.dumps(info, indent=1))
 
     def _read(self) -> None:
-        """Go on with a data set. Raises UserError for another program's, and for one of another kind."""
+        """Load the state of an existing data set. Raise UserError for another program's data set, and for one of
+        another kind."""
         try:
             info = read_record(self.folder / "meta" / "info.json").data
             lines = [line for file in _lists(self.folder) for line in pq.read_table(arrow_name(file)).to_pylist()]
@@ -257,7 +258,7 @@ class LeRobotWriter:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UserError unless a data set can begin or go on there."""
+    """Raise UserError unless a data set can be started or continued in the folder."""
     if folder.is_file():
         raise UserError(f"{folder} is a file; a data set is a folder")
     if folder.is_dir() and not (folder / "meta" / "info.json").is_file():
@@ -270,7 +271,7 @@ def check_folder(folder: Path) -> None:
 
 
 def features_of(recording: Recording) -> dict[str, Any]:
-    """Those of info.json: name -> dtype, shape and names of the axes."""
+    """Return the features for info.json: name -> dtype, shape and names of the axes."""
     features: dict[str, Any] = {}
     for camera, (height, width) in recording.sizes.items():
         features[f"observation.images.{camera}"] = {
@@ -285,7 +286,7 @@ def features_of(recording: Recording) -> dict[str, Any]:
 
 
 def _numbers(recording: Recording) -> dict[str, Array]:
-    """Feature -> [n, ...]; of one number a row [n]."""
+    """Return the numeric features: name -> [n, ...]; scalar features are [n]."""
     found: dict[str, Array] = {}
     if recording.state.shape[1]:
         found["observation.state"] = recording.state.astype(np.float32)
@@ -325,7 +326,7 @@ def _listing(lines: list[dict[str, Any]]) -> Any:
 
 
 def _tasks_table(tasks: Mapping[str, int]) -> Any:
-    """With the texts as pandas' index, by which lerobot looks them up."""
+    """Return the table of tasks, with the texts as pandas' index, by which lerobot looks them up."""
     table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored, "metadata": None}

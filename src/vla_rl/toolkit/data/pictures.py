@@ -1,4 +1,4 @@
-"""Pictures out of files that others made: decoded only when they are as large as the data set says."""
+"""Decoding of untrusted image files: only if they are as large as the data set declares."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 
 MAX_PIXELS = 1 << 24
-"""Of a picture that is read at all: 4096 x 4096."""
+"""Most pixels of an image that is read at all: 4096 x 4096."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-"""What data sets hold. Pillow knows others that start programs (EPS) or are rarely tested."""
+"""Image formats that data sets contain. Pillow supports others that start programs (EPS) or are rarely tested."""
 
 
 def decode_picture(data: bytes, pixels: int) -> Array:
-    """uint8 [H, W, 3]. Raises ValueError for what is no picture, and, before decoding, for one of more than `pixels`
-    pixels: a megabyte can hold gigabytes."""
+    """Decode an image to uint8 [H, W, 3]. Raise ValueError for what is no image, and, before decoding, for more than
+    `pixels` pixels: a megabyte can hold gigabytes."""
     from PIL import Image
 
     try:
@@ -35,7 +35,7 @@ def decode_picture(data: bytes, pixels: int) -> Array:
 
 
 def stack_pictures(source: str, name: str, frames: Sequence[Array]) -> Array:
-    """[B, H, W, 3] of frames [H, W, 3]. Raises UserError where they have different sizes."""
+    """Stack frames [H, W, 3] to [B, H, W, 3]. Raise UserError if their sizes differ."""
     sizes = sorted({frame.shape[:2] for frame in frames})
     if len(sizes) > 1:
         shown = " and ".join(f"{height} x {width}" for height, width in sizes[:3])

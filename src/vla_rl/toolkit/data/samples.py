@@ -1,4 +1,4 @@
-"""What plugins of kind "data" share: windows of chunks over episodes, statistics, and demonstrations in memory."""
+"""Shared parts of plugins of kind "data": windows of chunks over episodes, statistics, and demonstrations in memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 
 
 class StepWindows:
-    """The samples of episodes: each step that a whole chunk follows, episode by episode. The last C - 1 steps of an
-    episode begin none, as OpenVLA-OFT trains."""
+    """Samples of episodes: each step that a whole chunk follows, episode by episode. The last C - 1 steps of an episode
+    start no sample, as in OpenVLA-OFT."""
 
     def __init__(self, lengths: Sequence[int], chunk: int) -> None:
-        """Raises UserError when no episode is as long as a chunk."""
+        """Count the samples. Raise UserError if no episode is as long as a chunk."""
         counts = np.maximum(np.asarray(lengths, np.int64) - chunk + 1, 0)
         self._ends = np.cumsum(counts)
         if not len(counts) or not self._ends[-1]:
@@ -30,15 +30,15 @@ class StepWindows:
         return int(self._ends[-1])
 
     def find(self, indices: Array) -> tuple[Array, Array]:
-        """Samples int64 [B] -> (episode, step within it), int64 [B] each."""
+        """Return (episode, step within it), int64 [B] each, of samples int64 [B]."""
         episodes = np.searchsorted(self._ends, indices, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
         return episodes, indices - starts[episodes]
 
 
 def statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tuple[float, ...]]]:
-    """For `Demonstrations.data_statistics`: of arrays [steps, D], over all steps; std with divisor n, as OpenVLA's and
-    lerobot's files have it."""
+    """Return the statistics of arrays [steps, D] over all steps, for `Demonstrations.data_statistics`; std with divisor
+    n, as in OpenVLA's and lerobot's files."""
     found = {}
     for name, array in features.items():
         values = array.astype(np.float64)
@@ -55,7 +55,8 @@ def statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tuple[float
 
 
 def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int) -> EnvInfo:
-    """Raise UserError unless demonstrations have the numbers of this simulator. -> it."""
+    """Raise UserError unless demonstrations have the action and state dimensions of this simulator. Return the
+    simulator's info."""
     if env is None:
         raise UserError(f"{source} is opened for a simulator: Context.env is needed")
     for what, here, there in (("action", action_dim, env.action_dim), ("state", state_dim, env.state_dim)):
@@ -68,8 +69,8 @@ def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int)
 
 
 def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo, chunk: int) -> None:
-    """Raise UserError unless the first sample has the shapes that the simulator has, and the chunk that was asked for.
-    The model resizes images."""
+    """Raise UserError unless the first sample has the simulator's shapes and the requested chunk length. Image sizes
+    are not compared, since the model resizes images."""
     if data.num_samples() < 1:
         raise UserError(f"{source} has no samples")
     obs, actions = data.read_samples(np.zeros(1, np.int64))
@@ -90,7 +91,8 @@ def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo
 
 
 def check_finite(source: str, what: str, values: Array, episodes: Array, steps: Array) -> None:
-    """Raise UserError for the first row of `values` [rows, D] that is not finite, a step of an episode each."""
+    """Raise UserError for the first row of `values` [rows, D] that is not finite. `episodes` and `steps` give the
+    origin of each row."""
     broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(broken):
         row = broken[0]
@@ -103,8 +105,8 @@ def check_finite(source: str, what: str, values: Array, episodes: Array, steps: 
 def match_cameras(
     source: str, env: EnvInfo, known: Sequence[str], wanted: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The simulator's cameras -> names in the data: those of the spec's `cameras`, where the plugin has such a key
-    (`wanted`), else equal ones. Raises UserError for a camera that one of the two lacks."""
+    """Return the simulator's cameras -> names in the data: those of the spec's `cameras` (`wanted`), if the plugin has
+    such a key, else equal names. Raise UserError for a camera that either side lacks."""
     for camera in wanted or ():
         if camera not in env.cameras:
             raise UserError(
@@ -125,7 +127,7 @@ def match_cameras(
 
 
 class InMemoryDataset(Demonstrations):
-    """Samples in memory."""
+    """Demonstrations in memory."""
 
     def __init__(self, parts: Sequence[tuple[Observation, Any]]) -> None:
         self._obs = Observation.concat([obs for obs, _ in parts])

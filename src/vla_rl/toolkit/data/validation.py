@@ -1,4 +1,4 @@
-"""Compares what a data plugin reads with the simulator that it is for: types, shapes, bounds, finite numbers, texts."""
+"""Validation of a data plugin's samples against the simulator: types, shapes, bounds, finite numbers, instructions."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, contiguous, to_numpy
 
 Sizes = Mapping[str, tuple[int, ...]]
-"""Camera -> height and width of its pictures."""
+"""Image sizes by camera, (height, width)."""
 STATISTICS = ("mean", "std", "min", "max", "q01", "q99")
 ROUNDING = 0.01
-"""Actions may lie outside of the simulator's bounds by this share of a range: what was recorded was rounded."""
+"""Tolerance for actions outside the simulator's bounds, as a share of the range, since recorded numbers are rounded."""
 FAR_OUTSIDE = 0.25
-"""A training refuses actions that lie farther outside than this share: their units are others, or their numbers."""
+"""Share of the range beyond which training refuses actions: their units or their numbers are wrong."""
 PROBES = 8
-"""Samples that are looked at before a training begins."""
+"""Samples that are checked before training begins."""
 WARNINGS = 5
-"""Instructions that a training warns of, at most."""
+"""Most instructions that training warns about."""
 logger = logging.getLogger(__name__)
 
 
 @frozen
 class Flaw:
-    """What is wrong with samples, or with statistics."""
+    """A problem of samples or statistics."""
 
     where: str
-    """Which sample and which of its keys."""
+    """Sample and key that have the problem."""
     expected: str
     got: str
     remedy: str
@@ -45,11 +45,11 @@ class Flaw:
 def sample_flaws(
     env: EnvInfo, chunk: int, indices: Array, obs: Observation, actions: Any, sizes: Sizes, outside: float = ROUNDING
 ) -> Iterator[Flaw]:
-    """What is wrong with samples that were read, each kind of flaw once, with the first sample that has it.
+    """Yield the problems of these samples, each kind once, with the first sample that has it.
 
     Args:
-        sizes: of the pictures of other samples.
-        outside: how far actions may lie outside of the bounds, as a share of the range.
+        sizes: image sizes of other samples.
+        outside: tolerance for actions outside the bounds, as a share of the range.
     """
     count = len(indices)
     yield from _array_flaws(indices, actions, (count, chunk, env.action_dim), "actions")
@@ -63,7 +63,7 @@ def sample_flaws(
         yield from _image_flaws(indices, camera, image, sizes)
     if env.state_dim:
         yield from _array_flaws(indices, obs.state, (count, env.state_dim), "states")
-    texts: Any = obs.instructions  # which a plugin may have got wrong
+    texts: Any = obs.instructions  # Any: a plugin may return another type
     if not isinstance(texts, tuple | list) or len(texts) != count:
         got = "one text" if isinstance(texts, str) else f"{len(texts)}"
         yield Flaw(f"sample {indices[0]}, instructions", f"a tuple of {count} texts", got, "give one for each sample")
@@ -75,7 +75,7 @@ def sample_flaws(
 
 
 def _array_flaws(indices: Array, array: Any, shape: tuple[int, ...], what: str) -> Iterator[Flaw]:
-    """`what`: actions or states."""
+    """Yield the problems of actions or states (`what`)."""
     found = None if array is None else f"{_dtype(array)} {list(np.shape(to_numpy(array)))}"
     wanted = f"float32 {list(shape)}"
     if found != wanted:
@@ -124,7 +124,7 @@ def _dtype(array: Any) -> str:
 
 
 def statistics_flaws(env: EnvInfo, statistics: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[Flaw]:
-    """What is wrong with statistics: numbers that are missing, not finite, or in an order that cannot be."""
+    """Yield the problems of statistics: numbers that are missing, not finite, or in an impossible order."""
     for part, dim in (("action", env.action_dim), ("state", env.state_dim)):
         where = f"data_statistics, {part}"
         if part not in statistics:
@@ -165,7 +165,7 @@ def _order_flaws(where: str, rows: Mapping[str, Array]) -> Iterator[Flaw]:
 
 
 def unknown_instruction(env: EnvInfo, text: str) -> str:
-    """What to say of an instruction that no task of the simulator gives; nothing where one does."""
+    """Describe an instruction that no task of the simulator gives; empty if one does."""
     known = [task.instruction for task in env.tasks]
     if text in known or any(task.instruction_varies for task in env.tasks):
         return ""
@@ -173,14 +173,15 @@ def unknown_instruction(env: EnvInfo, text: str) -> str:
 
 
 class CheckedDemonstrations(Demonstrations):
-    """Demonstrations that are compared with the simulator as they are read: what does not fit is refused with the
-    sample's number and key, before the model sees it."""
+    """Demonstrations that are compared with the simulator as they are read. A mismatch is refused with the sample's
+    number and key, before the model sees it."""
 
     def __init__(self, data: Demonstrations, source: str, simulator: str, env: EnvInfo, chunk: int) -> None:
-        """Reads a few samples. Raises UserError where one of them does not fit.
+        """Check a few samples. Raise UserError if one of them does not match the simulator.
 
         Args:
-            source: the data set in words, for messages; `simulator`: the same of the simulator.
+            source: the data set in words, for messages.
+            simulator: the simulator in words, for messages.
         """
         self._data, self._source, self._simulator, self._env, self._chunk = data, source, simulator, env, chunk
         self._sizes: dict[str, tuple[int, ...]] = {}
@@ -219,7 +220,7 @@ class CheckedDemonstrations(Demonstrations):
             raise
         except Exception:
             if len(indices) > 1:
-                for index in indices:  # where one does not fit the others, it is named
+                for index in indices:  # if one sample differs from the others, it is named
                     self._read(np.array([index]))
             raise
         for flaw in sample_flaws(self._env, self._chunk, indices, obs, actions, self._sizes, FAR_OUTSIDE):

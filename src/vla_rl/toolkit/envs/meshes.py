@@ -1,5 +1,5 @@
-"""Meshes with fewer triangles, for pictures that a processor draws: a robot's arm has more than 100,000, whatever the
-size of the picture."""
+"""Simplification of meshes for software rendering: a robot arm can have more than 100,000 triangles, whatever the image
+size."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from attrs import frozen
 from vla_rl.core.types import Array
 
 MANY = 1000
-"""Triangles; meshes with fewer need not be made simpler."""
+"""Triangles up to which a mesh is not simplified."""
 FEWEST, MOST = 16, 32
-"""Cells, as `clustered` takes them: with these pictures of 64 pixels look alike, and pictures of 224."""
+"""Bounds of `cells` for `clustered`. Within them images of 64 and of 224 pixels look unchanged."""
 
 
 @frozen(kw_only=True, eq=False)
 class Clustered:
-    """A mesh with one vertex in the place of several."""
+    """A simplified mesh, in which one vertex replaces each cluster of vertices."""
 
     vertices: Array
-    """float32 [V', 3]."""
+    """Vertices, float32 [V', 3]."""
     triangles: Array
-    """int64 [T', 3]: of these vertices; which way round says which side is outside, as before."""
+    """Vertex indices of each triangle, int64 [T', 3]. Their order says which side is outside, as before."""
     kept: Array
-    """int64 [T']: which of the old triangles they were."""
+    """Index of each triangle in the original mesh, int64 [T']."""
     into: Array
-    """int64 [V]: what each of the old vertices became."""
+    """New vertex of each original vertex, int64 [V]."""
 
 
 def cells_for(side: int) -> int:
-    """For pictures whose larger side has so many pixels: a cell is about a pixel where a mesh fills a quarter of it."""
+    """Return the number of cells for images of this many pixels on the longer side: a cell is about a pixel if the mesh
+    fills a quarter of the image."""
     return min(max(side // 4, FEWEST), MOST)
 
 
 def clustered(vertices: Array, triangles: Array, cells: int) -> Clustered:
-    """One vertex for those within each cube, their mean (Rossignac and Borrel 1993); triangles that vanish, or come
-    twice the same way round, leave.
+    """Replace the vertices in each cube by their mean (Rossignac and Borrel 1993). Degenerate triangles, and duplicates
+    with the same orientation, are removed.
 
     Args:
         vertices: [V, 3].
@@ -49,14 +50,15 @@ def clustered(vertices: Array, triangles: Array, cells: int) -> Clustered:
     middles = np.stack([np.bincount(into, column, len(counts)) for column in vertices.T], axis=1) / counts[:, None]
     merged = into[triangles]
     whole = np.flatnonzero((merged != np.roll(merged, 1, axis=1)).all(1))
-    turned = merged[whole].argmin(1)[:, None] + np.arange(3)  # from the smallest on, so that equal ones look equal
+    turned = merged[whole].argmin(1)[:, None] + np.arange(3)  # smallest index first: equal triangles compare equal
     _, first = np.unique(np.take_along_axis(merged[whole], turned % 3, axis=1), axis=0, return_index=True)
     kept = whole[np.sort(first)]
     return Clustered(vertices=middles.astype(np.float32), triangles=merged[kept], kept=kept, into=into)
 
 
 def normals_of(vertices: Array, triangles: Array, mesh: Clustered) -> Array:
-    """float32 [V', 3]: the mean of the old triangles' at each new vertex, by their areas."""
+    """Return the normal of each new vertex, float32 [V', 3]: the area-weighted mean of the original triangles'
+    normals."""
     corners = vertices[triangles]
     areas = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]).repeat(3, axis=0)
     at = mesh.into[triangles].ravel()

@@ -1,4 +1,5 @@
-"""What this machine and its interpreters can do, found out by trying, in a process: trying may crash or hang."""
+"""Tests of what this machine and its interpreters can render. They run in a separate process, since trying may crash or
+hang."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ FIXES = {
     "vulkan": f"sh {Path(__file__).with_name('install_vulkan.sh')}   (or: apt-get install -y libvulkan1 "
     "mesa-vulkan-drivers, from Mesa 24.3 on)",
 }
-"""Drawing interface -> the command that installs it."""
+"""Rendering interface -> the command that installs it."""
 
 
 def probe(name: str, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
-    """Run one of `cli.probes.PROBES` in a process. -> (did it work, what it said)."""
+    """Run one of `cli.probes.PROBES` in a process. Return (whether it worked, its last line of output)."""
     if name == "vulkan":
         use_unpacked_driver()
     command = [sys.executable, "-m", "vla_rl.cli.probes", name]
@@ -44,7 +45,7 @@ def _works(name: str) -> tuple[bool, str]:
 
 
 def require(name: str, user: str) -> None:
-    """Raise UserError, with the command that fixes it, when drawing through "egl", "osmesa" or "vulkan" fails here.
+    """Raise UserError, with the command that fixes it, if rendering through "egl", "osmesa" or "vulkan" fails here.
 
     Args:
         user: who needs it, for the message.
@@ -59,14 +60,15 @@ def require(name: str, user: str) -> None:
 
 
 def require_mujoco(user: str) -> None:
-    """The same for what MuJoCo draws with: MUJOCO_GL, or EGL. A window system that the user asked for is not tried."""
+    """Raise UserError if MuJoCo's rendering interface fails here: MUJOCO_GL, or EGL. A window system that the user
+    chose is not tried."""
     interface = os.environ.get("MUJOCO_GL", "egl")
     if interface in FIXES:
         require(interface, user)
 
 
 def mujoco_error(error: Exception) -> UserError:
-    """For what PyOpenGL and MuJoCo raise, when they are imported, without a library to draw with."""
+    """Return the UserError for what PyOpenGL and MuJoCo raise on import without a rendering library."""
     return UserError(
         f"MuJoCo cannot render with MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error}\n"
         f"  install the GL libraries with `{FIXES['egl']}`, or set MUJOCO_GL to egl or osmesa"

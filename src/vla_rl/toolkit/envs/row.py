@@ -1,4 +1,5 @@
-"""A simulator that holds one scene, as a plugin writes it: `RowsEnv` (`rows.py`) makes N of them a `SimEnv`."""
+"""The interface of a simulator with one scene: a plugin writes a `Row` (one env), and `RowsEnv` (`rows.py`) makes N of
+them a `SimEnv`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from vla_rl.core.types import Array
 
 
 class Outcome(NamedTuple):
-    """What one action led to."""
+    """Result of one action."""
 
     reward: float
     success: bool
@@ -20,22 +21,23 @@ class Outcome(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a policy sees of a row."""
+    """Observation of one env."""
 
     images: Mapping[str, Array]
-    """Camera -> uint8 [H, W, 3], upright."""
+    """Images by camera, uint8 [H, W, 3], upright."""
     state: Array | None = None
-    """float32 [S]."""
+    """Proprioceptive state, float32 [S]."""
     instruction: str | None = None
-    """None: that of the task."""
+    """Instruction of the episode; None: the task's."""
 
 
 class Row(ABC):
-    """One simulator. It is made where it will live, and may put off building its scene to the first reset."""
+    """One simulator instance with one scene. It is created in the process it lives in, and may build its scene as late
+    as the first reset."""
 
     @abstractmethod
     def reset(self, state_id: int, seed: int) -> None:
-        """Start an episode from this state; `seed` keys whatever else is random in it."""
+        """Start an episode from this state; `seed` keys everything else that is random in it."""
 
     @abstractmethod
     def step(self, action: Array) -> Outcome:
@@ -43,10 +45,10 @@ class Row(ABC):
 
     @abstractmethod
     def render(self) -> View:
-        """Render; asked for after a reset and at the end of a chunk only."""
+        """Render the current observation. Called only after a reset and at the end of a chunk."""
 
     def expert_chunk(self, length: int) -> Array:
-        """Optional: a scripted demonstrator's next actions, float32 [length, A], without effect on the simulator."""
+        """Return a scripted expert's next actions, float32 [length, A], without changing the simulator. Optional."""
         raise NotOffered(f"{type(self).__name__} has no scripted expert")
 
     def close(self) -> None:  # noqa: B027 - optional
@@ -54,4 +56,5 @@ class Row(ABC):
 
 
 MakeRow = Callable[[int], Row]
-"""Row number within the run -> its simulator. Must be picklable: a module-level function or an attrs instance."""
+"""Factory: env number within the run -> its simulator. Must be picklable: a module-level function or an attrs
+instance."""

@@ -1,4 +1,5 @@
-"""Where rows live: in processes apart, each with one or several, or in the caller's; and what happens to them there."""
+"""Processes of simulator envs: separate processes with one or several envs each, or the caller's process; and error
+handling there."""
 
 from __future__ import annotations
 
@@ -33,19 +34,19 @@ logger = logging.getLogger(__name__)
 
 
 Answer = tuple[str, Any]
-"""("answer", result) or ("broken" | "user error" | "not offered", text)."""
+"""Reply for one env: ("answer", result) or ("broken" | "user error" | "not offered", text)."""
 
 
 class _Served(gymnasium.Env[Any, Any]):
-    """Rows behind one method that never raises: what goes wrong is an answer too."""
+    """Envs behind one method that never raises: errors are returned as replies."""
 
     def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
-        self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # of no use, but asked for
+        self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # unused, but required by gymnasium
         self._make, self._first, self._chunk = make, first, chunk
         self.rows: dict[int, Row] = {}
 
     def answer(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
-        """The rows in turn; those in `anew` are made again before."""
+        """Call `method` on each env in turn and return the replies. Envs in `anew` are recreated first."""
         for row in anew:
             self._drop(row)
         return {row: self._answer(method, row, given) for row, given in asked.items()}
@@ -67,7 +68,8 @@ class _Served(gymnasium.Env[Any, Any]):
         return _rendered(row)
 
     def _play(self, row: Row, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
-        """-> rewards float32 [C]; success, terminated, truncated, executed bool [4, C]; the view after them."""
+        """Execute a chunk. Return (rewards float32 [C]; success, terminated, truncated, executed as bool [4, C]; the
+        observation after it)."""
         rewards, flags = np.zeros(len(actions), np.float32), np.zeros((4, len(actions)), bool)
         for i, action in enumerate(actions):
             outcome = row.step(action)
@@ -86,7 +88,7 @@ class _Served(gymnasium.Env[Any, Any]):
             self.rows.pop(row).close()
 
     def close(self) -> None:
-        """All rows, those that raise too; what the first one raised."""
+        """Close all envs, also after one fails, and then raise the first exception."""
         first: Exception | None = None
         while self.rows:
             try:
@@ -98,7 +100,7 @@ class _Served(gymnasium.Env[Any, Any]):
 
 
 def _made(make: MakeRow, number: int) -> Row:
-    """The row of this number. Raises PluginError for something else, or with a `reset` that takes other arguments."""
+    """Create the env of this number. Raise PluginError if it is no `Row`, or if its methods take other arguments."""
     row = make(number)
     if not isinstance(row, Row):
         raise PluginError(
@@ -143,14 +145,14 @@ def _told(value: object) -> str:
 
 
 def _place(row: Row, method: str) -> str:
-    """A method of the author's, with file and line."""
+    """Format a method of the plugin's class with file and line."""
     code = getattr(inspect.unwrap(getattr(type(row), method)), "__code__", None)
     where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
     return f"{type(row).__name__}.{method}{where}"
 
 
 class _Home(Protocol):
-    """Where rows live."""
+    """Interface of the places envs can live in: this process or another one."""
 
     pid: int
 
@@ -159,13 +161,13 @@ class _Home(Protocol):
     def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None: ...
 
     def receive(self, timeout: float) -> dict[int, Answer]:
-        """Raises TimeoutError, EOFError or ConnectionError."""
+        """Return the replies. Raises TimeoutError, EOFError or ConnectionError."""
 
     def close(self) -> None: ...
 
 
 class Inline:
-    """In this process."""
+    """Envs in this process."""
 
     def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
         self.pid = os.getpid()
@@ -173,7 +175,7 @@ class Inline:
 
     @property
     def rows(self) -> Mapping[int, Row]:
-        """Those that were asked for something."""
+        """Envs that have been called at least once."""
         return self._served.rows
 
     def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
@@ -187,13 +189,13 @@ class Inline:
 
 
 class Apart:
-    """In a process of their own, which ends with its owner, however that ends."""
+    """Envs in a separate process, which ends with its owner, however that ends."""
 
     def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         make_served = _MakeServed(make, first, chunk, os.getpid())
         try:
-            with held():  # neither the fork server nor the rows are reached by a signal to the whole job
+            with held():  # a signal to the whole job reaches neither the fork server nor the envs
                 self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
                     [make_served], shared_memory=False, context="forkserver"
                 )
@@ -206,7 +208,7 @@ class Apart:
                 f'call at {call} below `if __name__ == "__main__":`'
             ) from None
         self._process = self._vector.processes[0]
-        Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end, in vain, and wait
+        Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end in vain, and wait
         self.pid = self._process.pid or 0
 
     def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
@@ -224,9 +226,9 @@ class Apart:
 
     def close(self) -> None:
         begun = _begun_by(self.pid)
-        self._process.kill()  # rows need no cleanup, and one that hangs would not answer
+        self._process.kill()  # envs need no cleanup, and a hanging one would not answer
         self._process.join()
-        for process in begun:  # by rows, as the server of a game engine: nobody else would end them
+        for process in begun:  # started by envs, such as a game engine's server: nothing else ends them
             with suppress(psutil.Error):
                 process.kill()
         self._vector.closed = True
@@ -235,7 +237,7 @@ class Apart:
 
 
 def _begun_by(pid: int) -> list[psutil.Process]:
-    """What a process started, and what that did."""
+    """Return all descendants of a process."""
     try:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.Error:
@@ -259,20 +261,20 @@ class _MakeServed:
 
 @define
 class RowProcess:
-    """Rows and the process they live in, which is started when it is needed, and anew after it broke."""
+    """Envs and the process they live in. The process is started when needed, and restarted after it broke."""
 
     rows: range
-    """Their numbers within the batch."""
+    """Numbers of the envs within the batch."""
     first: int
-    """Number within the run of the batch's first row."""
+    """Run-wide number of the batch's first env."""
     make: MakeRow
     home: type[Apart | Inline]
     chunk: int
     episodes: int = 0
     ready: set[int] = Factory(set)
-    """Rows that were reset and have not broken since."""
+    """Envs that were reset and have not broken since."""
     _anew: set[int] = Factory(set)
-    """Rows to be made again there: what they are now is broken."""
+    """Envs to recreate at their next reset, since they are broken."""
     _there: _Home | None = None
     _unsent: str = ""
 
@@ -282,11 +284,11 @@ class RowProcess:
 
     @property
     def pid(self) -> int:
-        """0: they live nowhere."""
+        """Process id; 0: no process is running."""
         return 0 if self._there is None else self._there.pid
 
     def here(self, row: int) -> Row:
-        """The row, which lives in this process and was reset."""
+        """Return the env object. It must live in this process and have been reset."""
         assert isinstance(self._there, Inline)
         return self._there.rows[row]
 
@@ -303,7 +305,7 @@ class RowProcess:
             self._unsent = f"its process ended before {method}: {exc}"
 
     def receive(self, timeout: float, deadline: float) -> dict[int, Answer] | str:
-        """The answers, or what is wrong with the process."""
+        """Return the replies, or a text that says what is wrong with the process."""
         assert self._there is not None
         if self._unsent:
             return self._unsent
@@ -320,8 +322,8 @@ class RowProcess:
         self._anew.discard(row)
 
     def mend(self, row: int) -> bool:
-        """Have a row that broke made anew with its next reset, it alone. -> False: that takes another process, since it
-        lives there by itself or has been made anew in vain."""
+        """Schedule a broken env for recreation at its next reset. Return False if that needs another process: the env
+        is alone in its process, or was already recreated in vain."""
         if len(self.rows) == 1 or row in self._anew:
             return False
         self.ready.discard(row)
@@ -329,7 +331,7 @@ class RowProcess:
         return True
 
     def stale(self, limits: Processes) -> bool:
-        """Whether the process has played as many episodes, or takes as much memory, as it may."""
+        """Return whether the process has reached its limit of episodes or memory."""
         if self._there is None or self._there.pid == os.getpid():
             return False
         if limits.recycle_episodes is not None and self.episodes >= limits.recycle_episodes:
@@ -349,7 +351,7 @@ class RowProcess:
         try:
             if there is not None:
                 there.close()
-        except Exception as exc:  # what it held goes with the process; what it has played counts
+        except Exception as exc:  # the process frees what it held; the collected data count
             where = traceback.extract_tb(exc.__traceback__)[-1]
             logger.warning("%s: close failed (%s:%d): %s", self, where.filename, where.lineno, exc)
 
@@ -359,7 +361,7 @@ class RowProcess:
 
 
 def start_all(processes: Sequence[RowProcess]) -> None:
-    """Start those that are missing, side by side."""
+    """Start the processes that are not running, in parallel."""
     missing = [process for process in processes if not process.runs]
     if len(missing) > 1 and missing[0].home is Apart:
         with ThreadPoolExecutor(len(missing)) as pool:

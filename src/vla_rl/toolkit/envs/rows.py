@@ -1,9 +1,10 @@
-"""Simulators that hold one scene each: a plugin writes a `Row`, and `RowsEnv` makes N of them a `SimEnv`.
+"""A vector env for simulators with one scene: a plugin writes a `Row` (one env), and `RowsEnv` makes N of them a
+`SimEnv`.
 
-Rows live in processes, one in each or several that take turns (gymnasium's vector environment of size one, started
-from a fork server, so nothing is ever forked after GL was initialised). A row that raises or returns garbage is
-replaced by a fresh one, and all rows of a process that dies or hangs; `faults` says what broke, and core plays the
-episodes again.
+Envs live in processes: one env in each, or several that take turns. A process is gymnasium's vector environment of size
+one, started from a fork server, so nothing is ever forked after GL was initialised. An env that raises or returns
+garbage is replaced by a fresh one; if a process dies or hangs, all its envs are. `faults` says what broke, and core
+runs the episodes again.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.waiting import waiting
 
 RESET_TRIES = 3
-"""How often a row is made, for one reset."""
+"""Attempts to create and reset an env, for one reset."""
 
 
 class RowsEnv(SimEnv):
-    """N rows as one batch. A plugin's `build` makes one of these from a `MakeRow`; subclassing is not needed."""
+    """N single-scene envs as one batch. A plugin's `build` makes one from a `MakeRow`; subclassing is not needed."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class RowsEnv(SimEnv):
         return self._states[split]
 
     def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        """All rows at once. A row that breaks is made anew and tries again, up to `RESET_TRIES` times."""
+        """Reset all these envs concurrently. An env that breaks is recreated and tried again, up to `RESET_TRIES`
+        times."""
         rows = [int(row) for row in to_numpy(rows)]
         wanted = {
             row: (int(state), int(key))
@@ -88,7 +90,8 @@ class RowsEnv(SimEnv):
         raise UserError(f"row {self._number(row)} broke {RESET_TRIES} times in reset:\n{texts[-1]}")
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        """A row that breaks, or whose process does, executes nothing, keeps its last view, and is named by `faults`."""
+        """Execute a chunk. An env that breaks, or whose process does, executes nothing, keeps its last observation, and
+        is reported by `faults`."""
         actions = np.asarray(to_numpy(actions), np.float32)
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
@@ -96,7 +99,7 @@ class RowsEnv(SimEnv):
         wanted = {int(row): (actions[row], bool(stop_at_end)) for row in np.flatnonzero(to_numpy(active))}
         for row in [row for row in wanted if row not in self._rows[row].ready]:
             del wanted[row]
-            self._faults.setdefault(row, [])  # it was told when it broke
+            self._faults.setdefault(row, [])  # the fault was reported when it happened
         for row, played in self._ask("play", wanted, self._played_flaw).items():
             rewards[row], flags[:, row], self._views[row] = played
         succeeded, terminated, truncated, executed = flags
@@ -111,7 +114,7 @@ class RowsEnv(SimEnv):
         )
 
     def expert_chunk(self) -> Array:
-        """Raises NotOffered for a task without an expert. Rows that broke answer with zeros."""
+        """Return the scripted expert's chunk. Raise NotOffered for a task without an expert. Broken envs get zeros."""
         chunks = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
         answers = self._ask("expert_chunk", {row: () for process in self._homes for row in process.ready})
         for row, chunk in answers.items():
@@ -128,21 +131,21 @@ class RowsEnv(SimEnv):
 
     @property
     def apart(self) -> bool:
-        """Whether each row has a process of its own."""
+        """Whether each env has its own process."""
         return all(process.home is Apart and len(process.rows) == 1 for process in self._homes)
 
     def in_one_process(self) -> RowsEnv:
-        """Another simulator of the same rows, which take turns in one process."""
+        """Return another simulator with the same envs, which take turns in one process."""
         processes = Processes(apart=True, rows_per_process=self.num_envs, deadline_s=self._processes.deadline_s)
         return RowsEnv(self.info, self._states, self._make_row, self._context, processes)
 
     @property
     def pids(self) -> list[int]:
-        """Of each row the process it lives in; 0: none, until it is reset."""
+        """Process id of each env; 0: none before its first reset."""
         return [process.pid for process in self._rows]
 
     def row(self, i: int) -> Row:
-        """The i-th row itself, once it was reset, where rows live in this process (`processes: {apart: false}`)."""
+        """Return the i-th env object after its reset, if envs live in this process (`processes: {apart: false}`)."""
         return self._rows[i].here(i)
 
     # --------------------------------------------------------------------------------------------------- inside
@@ -150,7 +153,7 @@ class RowsEnv(SimEnv):
     def _ask(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], flaw: Callable[[Any], str] = lambda _: ""
     ) -> dict[int, Any]:
-        """Ask processes side by side, each all of its rows at once. -> their answers; what broke is noted instead."""
+        """Call `method` on envs, in all processes concurrently. Return their replies; faults are noted instead."""
         asked: dict[int, dict[int, tuple[Any, ...]]] = {}
         for row, given in arguments.items():
             asked.setdefault(self._rows[row].rows.start, {})[row] = given
@@ -168,7 +171,7 @@ class RowsEnv(SimEnv):
         fresh: Collection[int],
         note: Callable[[int], None],
     ) -> dict[int, Any]:
-        """As `_ask`; `note` is told how many rows of the processes in `fresh` have answered."""
+        """Do the work of `_ask`; `note` is called with the number of envs in `fresh` processes that have answered."""
         start_all([process for process, _ in processes])
         begun = time.monotonic()
         for process, of_rows in processes:
@@ -203,17 +206,17 @@ class RowsEnv(SimEnv):
                 answers |= fine
             else:
                 self._end(process, of_rows)
-        if refused:  # raised when every row has answered, so that the next call finds none busy
+        if refused:  # raised after every env has answered, so that the next call finds none busy
             raise refused[0]
         return answers
 
     def _tasks(self, rows: Iterable[int]) -> str:
-        """What these rows shall do, in a few words."""
+        """Describe the tasks of these envs briefly."""
         first, *others = dict.fromkeys(self._instructions[row] for row in rows) or ("",)
         return f"{first:.60}{f' and {len(others)} other tasks' if others else ''}"
 
     def _end(self, process: RowProcess, asked: Iterable[int]) -> None:
-        """Of what broke with it all is named by `faults`, where the break is told once."""
+        """End a process. All envs that break with it are listed in `faults`, where the cause is given once."""
         for row in process.ready.union(asked):
             self._faults.setdefault(row, [])
         process.discard()
@@ -222,7 +225,7 @@ class RowsEnv(SimEnv):
         self._faults.setdefault(row, []).append(text)
 
     def _number(self, row: int) -> int:
-        """Within the run."""
+        """Return the run-wide number of an env."""
         return self._rows[row].first + row
 
     def _observation(self, rows: Iterable[int]) -> Observation:
@@ -235,7 +238,8 @@ class RowsEnv(SimEnv):
         )
 
     def _odd(self, answer: Any) -> str:
-        """What is of another type or shape than the simulator's info says, in words: no fresh row would mend it."""
+        """Describe an observation's type or shape that differs from the simulator's `EnvInfo`; empty if there is none.
+        Recreating the env would not help."""
         view = answer if isinstance(answer, View) else answer[2]
         for name, (height, width) in self.info.cameras.items():
             image = view.images.get(name)
@@ -249,7 +253,7 @@ class RowsEnv(SimEnv):
         return "" if found == wanted else f"its state is {found}, expected {wanted}"
 
     def _view_flaw(self, view: View) -> str:
-        """What is wrong with a view, in words; empty when nothing is."""
+        """Describe what is wrong with an observation; empty if nothing is."""
         if view.state is None or not self.info.state_dim or np.isfinite(view.state).all():
             return ""
         return f"its state is not finite: {view.state.tolist()}"

@@ -1,4 +1,5 @@
-"""Settings of simulator processes. Light: plugins name it in their settings, `toolkit/envs/rows.py` obeys it."""
+"""Settings of simulator processes. Cheap to import: plugins offer them as settings, `toolkit/envs/rows.py` implements
+them."""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ AT_LEAST_ONE: Any = v.optional(v.ge(1))
 
 @frozen(kw_only=True)
 class Processes:
-    """The processes of simulator rows; a plugin offers this as its setting `processes`."""
+    """Settings of the processes that envs live in. A plugin offers them as its setting `processes`."""
 
     apart: bool | None = None
-    """Rows in processes of their own, or all in the worker's; null: in their own when there are several rows."""
+    """Envs live in separate processes (true) or in the worker's (false); null: separate if there are several."""
     rows_per_process: int | None = field(default=1, validator=AT_LEAST_ONE)
-    """Rows that take turns in a process; null: as many as it takes for a process per core of the worker."""
+    """Envs that take turns in a process; null: enough for one process per core of the worker."""
     deadline_s: float = field(default=180.0, validator=v.gt(0))
-    """Seconds after which a row that does not answer is taken for hung and replaced; building a scene counts too.
-    Rows that share a process have as much together as apart."""
+    """Seconds after which an env that does not answer counts as hung and is replaced; building a scene counts too. Envs
+    that share a process have the sum of their times."""
     recycle_episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Episodes after which a row gets a fresh process; null: never."""
+    """Episodes after which an env gets a fresh process; null: never."""
     recycle_mib: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Resident memory in MiB above which a row gets a fresh process before its next episode; null: never."""
+    """Resident memory in MiB above which an env gets a fresh process before its next episode; null: never."""
 
     @recycle_episodes.validator
     @recycle_mib.validator
@@ -35,7 +36,7 @@ class Processes:
             raise ValueError("rows that share a process cannot get a fresh one; give rows_per_process: 1 beside it")
 
     def shares(self, rows: int) -> list[range]:
-        """Which of so many rows live in each process, as even as can be."""
+        """Return the range of envs that live in each process, as even as possible."""
         each = self.rows_per_process
         count = len(os.sched_getaffinity(0)) if each is None else math.ceil(rows / each)
         count = min(count, rows)
@@ -44,21 +45,22 @@ class Processes:
 
 @frozen(kw_only=True)
 class SharedProcesses(Processes):
-    """For simulators whose rows have much to share: libraries, models, shaders, textures."""
+    """Settings of processes for simulators whose envs share much: libraries, models, shaders, textures."""
 
     rows_per_process: int | None = field(default=None, validator=AT_LEAST_ONE)
-    """Rows that take turns in a process; null: as many as it takes for a process per core of the worker."""
+    """Envs that take turns in a process; null: enough for one process per core of the worker."""
 
 
 def rows_apart(config: Any) -> bool:
-    """Whether a simulator with these settings can step some of its rows while others reset: `rows_apart` of the
-    settings, where there is such a thing, says it; else that each row has a process of its own (`processes`)."""
+    """Return whether a simulator with these settings can step some envs while others reset. Its setting `rows_apart`
+    decides if it has one; otherwise each env must have its own process (`processes`)."""
     own, processes = getattr(config, "rows_apart", None), getattr(config, "processes", None)
     return bool(own) if own is not None else isinstance(processes, Processes) and processes.apart is not False
 
 
 def in_processes(config: Any) -> Any:
-    """These settings, for one row among others of its worker: in a process of its own, as where there are several."""
+    """Return these settings for one env out of several of its worker: with a separate process, as if there were more
+    envs."""
     processes = getattr(config, "processes", None)
     if not isinstance(processes, Processes):
         return config
@@ -66,10 +68,10 @@ def in_processes(config: Any) -> Any:
 
 
 SMALLEST, LARGEST = 8, 1024
-"""Height and width of a camera's pictures, in pixels."""
+"""Bounds of a camera image's height and width, in pixels."""
 
 
 def check_camera_size(name: str, size: int) -> None:
-    """Raise ValueError unless pictures of this many pixels a side can be drawn and seen."""
+    """Raise ValueError unless images of this many pixels a side can be rendered and used."""
     if not SMALLEST <= size <= LARGEST:
         raise ValueError(f"camera {name!r} has {size} pixels; give {SMALLEST} to {LARGEST} (224 for most checkpoints)")

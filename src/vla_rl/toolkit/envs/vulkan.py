@@ -11,13 +11,13 @@ NVIDIA = tuple(Path(folder, "vulkan/icd.d/nvidia_icd.json") for folder in ("/etc
 
 
 def unpacked_driver() -> Path:
-    """Where tools/install_vulkan.sh puts the driver's description."""
+    """Return the path at which tools/install_vulkan.sh puts the driver's description."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vla-rl/mesa/lvp_icd.json")
 
 
 def use_unpacked_driver() -> None:
-    """Tell Vulkan's loader about it, where the user chose nothing and there is no GPU's driver. Has to come before
-    SAPIEN is imported; processes started from here inherit it."""
+    """Tell Vulkan's loader to use the unpacked driver, unless the user chose one or a GPU driver exists. Must be called
+    before SAPIEN is imported; child processes inherit it."""
     driver = unpacked_driver()
     chosen = any(os.environ.get(name) for name in CHOICES)
     if not chosen and driver.is_file() and not any(file.is_file() for file in NVIDIA):

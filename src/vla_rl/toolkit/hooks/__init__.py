@@ -1,1 +1,1 @@
-"""What hook plugins share: how an experiment tracker is told of a run."""
+"""Shared parts of hook plugins: how an experiment tracker receives a run."""

@@ -1,4 +1,4 @@
-"""Curves of a run as a picture, for notebooks. Needs matplotlib (extra `notebook`)."""
+"""Plots of a run's curves, for notebooks. Needs matplotlib (extra `notebook`)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Series = Sequence[tuple[float, float]]
-"""(step, value)."""
+"""Points (step, value)."""
 Interval = tuple[float, float, float, float]
-"""(step, rate, low, high)."""
+"""Point with its interval: (step, rate, low, high)."""
 SUCCESS = "env/success_rate"
 ROLLOUT, EVALUATION = "#4c72b0", "#c44e52"
 
 
 def draw(curves: Mapping[str, Series], evaluations: Sequence[Interval], title: str = "") -> Any:
-    """One panel a metric, beside each other; evaluations with their intervals stand in the panel of success.
-    -> a matplotlib Figure."""
+    """Plot one panel per metric, side by side; evaluations with their intervals are in the panel of success. Return a
+    matplotlib Figure."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -48,7 +48,7 @@ def draw(curves: Mapping[str, Series], evaluations: Sequence[Interval], title: s
 
 
 def picture(figure: Any) -> bytes:
-    """As PNG."""
+    """Return a figure as PNG bytes."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Names of files that hooks write in the run folder: plain ones, which the run itself does not use."""
+"""Names of files that hooks write in the run folder: plain names that the run itself does not use."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ RUN_FILES = (
     "report.html",
     "trackers.json",
 )
-"""Patterns of what a run, or a command of `vla-rl`, writes in the run folder. Names with a dot in front are its own."""
+"""Patterns of files that a run, or a command of `vla-rl`, writes in the run folder. Names with a leading dot are the
+run's too."""
 LONGEST = 200
-"""Bytes of a name: file systems end at 255, and copies get a few more."""
+"""Most bytes of a name: file systems end at 255, and copies get a few more."""
 
 
 def file_in_run(instance: object, attribute: Any, value: str) -> None:
-    """Validator of a hook's key that names a file or folder in the run folder. Raises ValueError for a path, for a name
-    that the run uses, and for a hidden one."""
+    """Validate a hook's key that names a file or folder in the run folder (attrs validator). Raise ValueError for a
+    path, for a name that the run uses, and for a hidden one."""
     flaw = flaw_of(value)
     if flaw:
         raise ValueError(f"{value!r} {flaw}; give a plain name, such as {attribute.default!r}")
 
 
 def flaw_of(name: str) -> str:
-    """What is wrong with the name of a file in the run folder, in words; empty when nothing is."""
+    """Describe what is wrong with the name of a file in the run folder; empty if nothing is."""
     if not name.strip() or re.search(r"[/\\\x00-\x1f\x7f]", name) or name in (".", ".."):
         return "is not the name of a file in the run folder"
     if name.startswith(".") or name.endswith((".", " ")) or name != name.strip():
@@ -48,18 +49,18 @@ def flaw_of(name: str) -> str:
 
 
 def belongs_to_run(name: str) -> bool:
-    """Whether the run itself writes this file or folder in its folder."""
+    """Return whether the run itself writes this file or folder in its folder."""
     return any(fnmatchcase(same_file(name), pattern) for pattern in RUN_FILES)
 
 
 def same_file(name: str) -> str:
-    """The name as a file system knows it that minds neither case nor how accents are written: two that are equal here
-    may be one file."""
+    """Return the name as a file system sees it that ignores case and how accents are encoded. Two names that are equal
+    here may be one file."""
     return unicodedata.normalize("NFC", name).casefold()
 
 
 def check_outside(run: Path, path: Path, key: str) -> None:
-    """Raise UserError where a path that the user gave a hook is the run folder, or one of the run's own files in it."""
+    """Raise UserError if a path that the user gave a hook is the run folder, or one of the run's own files in it."""
     try:
         inside = path.resolve().relative_to(run.resolve())
     except ValueError:

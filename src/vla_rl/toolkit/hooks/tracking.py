@@ -1,8 +1,9 @@
-"""A run as experiment trackers see it: configuration, metrics, films of evaluations, checkpoints, and one run there for
-one run here, however often it is killed and resumed. A plugin adds a `Store`: how its tracker takes these.
+"""Listener that passes a run to an experiment tracker: configuration, metrics, evaluation videos and checkpoints. One
+run here is one run there, however often it is killed and resumed. A plugin adds a `Store`, the interface to its
+tracker.
 
-A thread of its own talks to the tracker, so that neither a slow network nor a large checkpoint holds up training. What
-fails is said once and left out.
+A separate thread talks to the tracker, so that neither a slow network nor a large checkpoint delays training. The first
+failure is logged, and what fails is skipped.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from vla_rl.core.events import Evaluation, Run
 logger = logging.getLogger(__name__)
 
 FILE = "trackers.json"
-"""In the run folder: by which id each tracker knows the run."""
+"""File in the run folder with the id by which each tracker knows the run."""
 HELD = ".uploading"
-"""In the run folder: checkpoints that wait for their turn."""
+"""Folder in the run folder with checkpoints that wait for their upload."""
 FAILING_WAIT_S = 10.0
-"""At the end, for a tracker that took nothing lately, or whose run was stopped."""
+"""Seconds to wait at the end for a tracker that failed last, or whose run was stopped."""
 
 
 @frozen(kw_only=True)
 class TrackerSettings:
-    """What every tracker's plugin has in its config."""
+    """Settings in the config of every tracker plugin."""
 
     videos: bool = True
-    """Upload the films that the hook `video` makes of evaluations."""
+    """Upload the videos that the hook `video` makes of evaluations."""
     artifacts: Literal["none", "last", "all"] = "none"
     """Checkpoints to upload: none, the last one at the end of the run, or each as it is saved."""
     wait_s: float = field(default=300.0, validator=[validators.ge(0), validators.le(7 * 86_400.0)])
@@ -47,40 +48,42 @@ class TrackerSettings:
 
 
 def tracker_files(name: str) -> tuple[str, ...]:
-    """What a tracker's hook writes in the run folder (`Plugin.files`): a run has one run there."""
+    """Return the paths that a tracker's hook writes in the run folder (for `Plugin.files`); a tracker has one run per
+    run folder."""
     return (f"{HELD}/{name}",)
 
 
 class Store(Protocol):
-    """How one tracker takes a run. All methods are called by one thread; what they raise never reaches the run."""
+    """Interface to one tracker. One thread calls all methods; their exceptions never reach the run."""
 
     def open(self, run: Run, known: str | None) -> tuple[str, str]:
-        """First of all. `known`: the id of the tracker's run to go on with; None: begin one.
-        -> (its id, where people see it)."""
+        """Open the tracker's run; called first. `known` is the id of the run to resume; None: begin one. Return (its
+        id, where people can see it)."""
         ...
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers at a step; steps that a killed run had told already may come again."""
+        """Log numbers at a step. Steps that a killed run had already logged may come again."""
         ...
 
     def film(self, step: int, file: Path) -> None:
-        """An mp4 of an episode of the evaluation at a step."""
+        """Upload an mp4 of an episode of the evaluation at a step."""
         ...
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """A folder that is gone when this returns."""
+        """Upload a checkpoint folder, which is deleted after this returns."""
         ...
 
     def close(self, finished: bool) -> None:
-        """Last, after `open` succeeded; `finished`: to its end, else stopped or failed."""
+        """Close the tracker's run; called last, after `open` succeeded. `finished` is false if the run was stopped or
+        failed."""
         ...
 
 
 class Tracker:
-    """Listens to a run for a tracker."""
+    """Listener that passes a run to a tracker."""
 
     _open: ClassVar[dict[str, Tracker]] = {}
-    """Those of this process by name: a run that failed and goes on leaves one behind."""
+    """Open trackers of this process by name. A failed run that resumes leaves one behind."""
 
     def __init__(self, name: str, settings: TrackerSettings, store: Store) -> None:
         self._name, self._settings, self._store = name, settings, store
@@ -89,7 +92,7 @@ class Tracker:
         self._run: Run | None = None
         self._finished = self._failing = self._said = False
         self._evaluated: int | None = None
-        """Step of an evaluation of which films may come."""
+        """Step of an evaluation whose videos may still come."""
         self._saved: tuple[int, Path] | None = None
 
     # ------------------------------------------------------------------------------------------------- events
@@ -98,7 +101,7 @@ class Tracker:
         if left := self._open.pop(self._name, None):
             left.close()
         self._open[self._name], self._run = self, run
-        shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # left by a run that was killed
         self._thread = Thread(target=self._work, name=f"tracker {self._name}", daemon=True)
         self._thread.start()
 
@@ -127,7 +130,8 @@ class Tracker:
     # ------------------------------------------------------------------------------------------------- inside
 
     def close(self) -> None:
-        """Wait for the tracker to take what is left, but not for long where the run was stopped or it fails anyway."""
+        """Wait for the tracker to take what is left, but only briefly if the run was stopped or the tracker fails
+        anyway."""
         self._open.pop(self._name, None)
         if self._thread is None:
             return
@@ -146,7 +150,8 @@ class Tracker:
             thread.join(0.1)
 
     def _films(self) -> None:
-        """Those of the last evaluation; the hook that makes them may be told of it after this one."""
+        """Hand in the videos of the last evaluation. The hook that makes them may receive that event after this one, so
+        they are looked up later."""
         step, self._evaluated = self._evaluated, None
         if step is None or self._run is None or not self._settings.videos:
             return
@@ -154,7 +159,7 @@ class Tracker:
             self._tell("a film", lambda file=file: self._store.film(step, file))  # type: ignore[misc]
 
     def _checkpoint(self) -> None:
-        """Hand in the last checkpoint as it is now: the run may remove it before its turn."""
+        """Hand in the last checkpoint as a copy, since the run may remove it before its upload."""
         if self._saved is None or self._run is None:
             return
         step, folder = self._saved
@@ -182,7 +187,7 @@ class Tracker:
             self._todo.put((what, call))
 
     def _work(self) -> None:
-        """Of the thread: open, tell in order, close."""
+        """Run the tracker's thread: open, pass events in order, close."""
         assert self._run is not None
         try:
             self._begin(self._run)
@@ -190,7 +195,7 @@ class Tracker:
             self._failing = True
             logger.warning("%s takes nothing of this run, which goes on without it: %s", self._name, _words(exc))
             return
-        atexit.register(self.close)  # after the tracker's own, so that it runs before
+        atexit.register(self.close)  # registered after the tracker's own handler, so that it runs before that
         while (item := self._todo.get()) is not None:
             what, call = item
             try:
@@ -226,7 +231,7 @@ class Tracker:
 
 
 def scalars_of(evaluation: Evaluation) -> dict[str, float]:
-    """The curves of an evaluation: its rate, the interval, each task, the time."""
+    """Return the metrics of an evaluation: its rate, the interval, each task, the time."""
     success = evaluation.success
     return {
         "eval/success_rate": success.rate,
@@ -238,7 +243,7 @@ def scalars_of(evaluation: Evaluation) -> dict[str, float]:
 
 
 def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"train": {"lr": 1}} -> {"train.lr": 1}; lists stay whole."""
+    """Flatten nested keys, {"train": {"lr": 1}} -> {"train.lr": 1}; lists stay whole."""
     found: dict[str, Any] = {}
     for key, value in spec.items():
         if isinstance(value, Mapping) and value:
@@ -249,7 +254,7 @@ def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """For `shutil.copytree`: another name of the file, or a copy where the file system has none."""
+    """Link a file, or copy it if the file system has no hard links (`copy_function` of `shutil.copytree`)."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021) through peft, as model plugins share them. Light to import."""
+"""Low-rank adapters (Hu et al. 2021) through peft, shared by model plugins. Cheap to import."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MARK = ".lora_"
-"""In the names of an adapter's parameters, behind the name of its layer."""
+"""Infix of the names of adapter parameters, after the name of their layer."""
 
 
 @frozen(kw_only=True)
 class LoRAConfig:
-    """Low-rank adapters on every linear layer that would be trained without them (Hu et al. 2021)."""
+    """Settings of low-rank adapters on every linear layer that would be trained without them (Hu et al. 2021)."""
 
     rank: int = field(default=32, validator=ge(1))
     """Rank r of the update."""
     alpha: float | None = field(default=None, validator=optional(gt(0.0)))
-    """The update is scaled by alpha / rank. None: min(rank, 16), as OpenVLA-OFT is fine-tuned."""
+    """Scale of the update, which is alpha / rank. None: min(rank, 16), as OpenVLA-OFT is fine-tuned."""
     dropout: float = field(default=0.0, validator=[ge(0.0), lt(1.0)])
-    """On the adapters' input, in imitation only: RL scores what the policy really sampled from."""
+    """Dropout on the adapters' input, in imitation only: RL scores what the policy really sampled from."""
 
     @property
     def effective_alpha(self) -> float:
@@ -35,7 +35,7 @@ class LoRAConfig:
 
 
 def trained_layers(network: nn.Module) -> list[str]:
-    """Names of the linear layers whose weights are trained."""
+    """Return the names of the linear layers whose weights are trained."""
     from torch import nn
 
     parts = network.named_modules()
@@ -43,7 +43,7 @@ def trained_layers(network: nn.Module) -> list[str]:
 
 
 def peft_config(config: LoRAConfig, layers: Sequence[str]) -> LoraConfig:
-    """peft's form of a spec's `lora`, for these layers."""
+    """Return peft's config of a spec's `lora`, for these layers."""
     from peft import LoraConfig
 
     alpha: Any = config.effective_alpha
@@ -58,7 +58,8 @@ def peft_config(config: LoRAConfig, layers: Sequence[str]) -> LoraConfig:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """With PyTorch's global generators, of the CPU and of that device, at this seed; afterwards they are as before."""
+    """Seed PyTorch's global generators, of the CPU and of that device, inside the block; afterwards they are as
+    before."""
     import torch
 
     with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
@@ -67,8 +68,8 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 def insert_adapters(network: nn.Module, config: LoRAConfig, seed: int) -> None:
-    """Adapters, in place, on every linear layer that is trained; everything else is frozen. They are a function of the
-    seed, and float32, also where the network is not."""
+    """Insert adapters, in place, on every linear layer that is trained, and freeze everything else. Their initial
+    values depend on the seed alone. They are float32, also if the network is not."""
     from peft import inject_adapter_in_model
 
     with seeded(seed):
@@ -80,8 +81,8 @@ def insert_adapters(network: nn.Module, config: LoRAConfig, seed: int) -> None:
 
 @contextmanager
 def before_training(module: nn.Module, **parts: nn.Module | None) -> Iterator[None]:
-    """With all adapters in the module off, and these parts in place of its own: the policy before training, at the cost
-    of no second copy of the weights."""
+    """Turn all adapters in the module off inside the block, and put `parts` in place of its own. This gives the policy
+    before training without a second copy of the weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -100,8 +101,8 @@ def before_training(module: nn.Module, **parts: nn.Module | None) -> Iterator[No
 
 
 class MergedState:
-    """A network's tensors under the names that they have without adapters, with these added in. Each is made when it is
-    asked for, so saving needs no second copy of the network; the network itself is not changed."""
+    """A network's tensors with adapters merged, under the names that they have without adapters. Each tensor is
+    computed when it is read, so saving needs no second copy of the network; the network itself is not changed."""
 
     def __init__(self, network: nn.Module) -> None:
         state = network.state_dict()
@@ -109,7 +110,7 @@ class MergedState:
         self.tensors: dict[str, Tensor] = {
             name.replace(".base_layer.", "."): t for name, t in state.items() if MARK not in name
         }
-        """Without what adapters add."""
+        """Tensors by name, without the adapters' updates."""
         self._adapted: dict[str, Any] = {f"{name}.weight": network.get_submodule(name) for name in layers}
 
     def read(self, name: str) -> Tensor:

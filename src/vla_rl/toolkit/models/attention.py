@@ -1,4 +1,4 @@
-"""Which tokens attend to which, as numbers added to attention scores; and tokens that attend to nothing.
+"""Attention masks as numbers added to attention scores, and attention of queries that see nothing.
 
 openpi and transformers add the lowest float to the scores of what a token does not see. A query that sees nothing then
 has equal scores: it attends to all keys alike, also to hidden ones. torch's fused kernels cannot compute such a query.
@@ -17,21 +17,21 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 WITH_BLIND_QUERIES = "sdpa_with_blind_queries"
-"""`_attn_implementation` of a transformers model: sdpa, and right for queries that see nothing. Those are looked for
-only in a forward pass with `blind_queries=True`."""
+"""Name for `_attn_implementation` of a transformers model: sdpa that is also correct for queries that see nothing. It
+looks for those only in a forward pass with `blind_queries=True`."""
 
 
 def added_to_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """bool -> what is added to attention scores, once for all layers and steps: 0 where a token sees, else very low.
-    Where a whole row is False, the network needs `WITH_BLIND_QUERIES`."""
+    """Return the mask to add to attention scores, computed once for all layers and steps: 0 where `seen` (bool) is
+    True, else the lowest float. If a whole row is False, the network needs `WITH_BLIND_QUERIES`."""
     return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def attend_evenly(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Attend to all keys alike: the mean of the values for each query, [B, heads, Q, D].
+    """Attend to all keys alike: return the mean of the values for each query, [B, heads, Q, D].
 
-    The gradient is that of a softmax at equal scores, as the original code has it, whose scores are rounded away and
-    still reach query and key. It costs a D x D matrix for each head and no weights for each pair of tokens.
+    The gradient is that of a softmax at equal scores, as in the original code, whose scores are rounded away and still
+    reach query and key. It costs a D x D matrix for each head and no weights for each pair of tokens.
     """
     groups = query.shape[1] // key.shape[1]
     mean = value.mean(2, keepdim=True, dtype=torch.float32)
@@ -55,7 +55,7 @@ def _sdpa_with_blind_queries(
     blind_queries: bool = False,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers: [B, heads, T, D] -> [B, T, heads, D]."""
+    """Attend as an attention function of transformers: from [B, heads, T, D] to [B, T, heads, D]."""
     if not blind_queries or attention_mask is None:
         out: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)[0]
         return out, None

@@ -1,5 +1,5 @@
-"""Checkpoints of models: where they lie (a folder, beside a plugin, in the Hugging Face hub's cache), which files of
-weights they have, and what is wrong with them. Light to import."""
+"""Model checkpoints: find them (a folder, beside a plugin, in the Hugging Face hub's cache), list their weight files,
+and explain what is wrong with them. Cheap to import."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ TOKENIZER, ADAPTER_CONFIG = "tokenizer.json", "adapter_config.json"
 UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
 MB = 10**6
 NAMED = re.compile(r"(?:GLOBAL|[Uu]nsupported (?:global|class)):? ?(?:GLOBAL )?([\w.]+)")
-"""What torch says that a pickle asks for."""
+"""Pattern of the class that a pickle asks for, in torch's error messages."""
 MAX_LAYERS, MAX_SIZE = 1000, 1 << 20
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, download: bool = True) -> Path:
-    """`builtin:NAME`, a folder, or `OWNER/NAME[@REVISION]` of the hub -> the folder. A hub name is taken from the local
-    cache, or fetched into it (unless `download` is False). Raises CheckpointError when there is none.
+    """Return the folder of a checkpoint given as `builtin:NAME`, a folder, or `OWNER/NAME[@REVISION]` of the hub. A hub
+    name is taken from the local cache, or downloaded into it (unless `download` is False). Raise CheckpointError if
+    there is none.
 
     Args:
-        wanted: patterns of the files of a hub repository that are read; nothing else is fetched.
+        wanted: patterns of the files of a hub repository that are read; nothing else is downloaded.
         builtin: folder of the checkpoints that ship with the plugin.
     """
     if builtin is not None and name.startswith("builtin:"):
@@ -55,7 +56,8 @@ def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, downl
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors of the host as safetensors, with the mode of any new file: the library's is for the owner alone."""
+    """Write tensors in host memory as safetensors, with the mode of any new file; the library itself makes files
+    readable for the owner only."""
     from safetensors.torch import save_file
 
     save_file(dict(tensors), file, metadata=None if metadata is None else dict(metadata))
@@ -63,7 +65,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[st
 
 
 def open_to_readers(folder: Path, files: Iterable[Path] | None = None) -> None:
-    """Give files in a folder (None: all) at least the mode that a new file gets there, as the umask says."""
+    """Give files in a folder (None: all) at least the mode that a new file gets there by the umask."""
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode
@@ -74,7 +76,7 @@ def open_to_readers(folder: Path, files: Iterable[Path] | None = None) -> None:
 
 
 def folder_of(name: str, builtin: Path | None = None) -> Path | None:
-    """As `resolve`, without asking the hub or its cache: None for a name of the hub."""
+    """Return the folder as `resolve` does, without using the hub or its cache: None for a hub name."""
     folder = Path(name).expanduser()
     return None if HUB_NAME.fullmatch(name) and not folder.is_dir() else resolve(name, (), builtin)
 
@@ -108,7 +110,8 @@ def _from_hub(name: str, wanted: Sequence[str], download: bool) -> Path:
 
 
 def read_file(path: Path, reader: Callable[[Path], T]) -> T:
-    """Whatever is wrong with a file of a checkpoint becomes an error that names the file."""
+    """Read a file of a checkpoint with `reader`. Raise CheckpointError that names the file, whatever is wrong with
+    it."""
     if not path.is_file():
         clause = unfinished(path.parent) or _inside(path)
         raise CheckpointError(f"{path.parent} is not a complete checkpoint: it has no {path.name}{clause}")
@@ -121,13 +124,13 @@ def read_file(path: Path, reader: Callable[[Path], T]) -> T:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError for a file that is missing or holds no JSON object."""
+    """Read a JSON object. Raise CheckpointError if the file is missing or holds none."""
     return read_file(path, lambda file: dict(read_record(file, CheckpointError).data))
 
 
 def read_sizes(path: Path, cls: type[T]) -> T:
-    """An attrs class of a network's sizes. They are bounded here, since the network is begun before its weights are
-    compared, and one of 10^9 layers never is. Raises CheckpointError."""
+    """Read an attrs class of a network's sizes. They are bounded here, because the network is constructed before its
+    weights are compared, and one of 10^9 layers would never finish. Raise CheckpointError."""
     try:
         sizes: T = Structurer().read_class(read_json(path), cls)
     except Problems as exc:
@@ -140,12 +143,12 @@ def read_sizes(path: Path, cls: type[T]) -> T:
 
 
 def read_pickled(path: Path, keys: Sequence[str] = (), mmap: bool = False) -> dict[str, Any]:
-    """What `torch.save` wrote of a dict of tensors, numbers, texts, lists and dicts, on the CPU. A file with anything
-    else in it could run code, and is refused. Raises CheckpointError.
+    """Read what `torch.save` wrote of a dict of tensors, numbers, texts, lists and dicts, to the CPU. A file with
+    anything else in it could run code, and is refused. Raise CheckpointError.
 
     Args:
-        keys: of the dict, which have to be there.
-        mmap: read tensors when they are used.
+        keys: keys that the dict must have.
+        mmap: read tensors only when they are used.
     """
     import torch
 
@@ -159,7 +162,7 @@ def read_pickled(path: Path, keys: Sequence[str] = (), mmap: bool = False) -> di
 
 
 def find_tokenizer(folder: Path, named: str | None) -> Path:
-    """tokenizer.json, in the checkpoint's folder or where the spec says. Raises CheckpointError."""
+    """Return the path of tokenizer.json, in the checkpoint's folder or where the spec says. Raise CheckpointError."""
     given = folder if named is None else Path(named).expanduser()
     file = given / TOKENIZER if given.is_dir() else given
     if not file.is_file():
@@ -171,7 +174,7 @@ def find_tokenizer(folder: Path, named: str | None) -> Path:
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:
-    """The error for a file of a checkpoint that cannot be read, with the usual causes."""
+    """Return the error for a checkpoint file that cannot be read, with the usual causes."""
     with path.open("rb") as file:
         pointer = file.read(40).startswith(b"version https://git-lfs")
     if pointer:
@@ -180,9 +183,7 @@ def unreadable(path: Path, error: Exception) -> CheckpointError:
         return CheckpointError(_not_tensors_alone(path, str(error)))
     if isinstance(error, KeyError) and isinstance(error.args[0], str):
         return CheckpointError(f"cannot read {path}: it has no {error}")
-    if isinstance(
-        error, LookupError | EOFError | AttributeError | TypeError
-    ):  # it holds other things than its reader knows
+    if isinstance(error, LookupError | EOFError | AttributeError | TypeError):  # the reader found unexpected content
         kind = f"{type(error).__name__}: {error}"
         return CheckpointError(f"cannot read {path}: it is damaged, or of another form than expected ({kind})")
     cut_off = "incomplete" in str(error).lower()
@@ -191,7 +192,7 @@ def unreadable(path: Path, error: Exception) -> CheckpointError:
 
 
 def _not_tensors_alone(path: Path, error: str) -> str:
-    """In place of torch's own text, which recommends to let the file run code."""
+    """Return our message for an unsafe pickle; torch's own recommends to let the file run code."""
     named = NAMED.search(error)
     inside = f", but names {named[1]}" if named else ""
     return (
@@ -203,14 +204,14 @@ def _not_tensors_alone(path: Path, error: str) -> str:
 
 
 def unfinished(folder: Path) -> str:
-    """A clause that names the files of a download that did not finish, or nothing."""
+    """Return a clause that names the files of an unfinished download, or an empty text."""
     found = [p for p in folder.rglob("*") if p.suffix in UNFINISHED]
     names = ", ".join(str(p.relative_to(folder)) for p in sorted(found)[:4])
     return f"; unfinished downloads lie there: {names}" if found else ""
 
 
 def _inside(path: Path) -> str:
-    """A clause that names folders below where the file lies, as in a trainer's own folder, or nothing."""
+    """Return a clause that names subfolders which hold the file, as in a trainer's own folder, or an empty text."""
     found = sorted({*path.parent.glob(f"*/{path.name}"), *path.parent.glob(f"checkpoints/*/*/{path.name}")})
     return f"; there is one in {', '.join(str(file.parent) for file in found[-3:])}" if found else ""
 
@@ -220,16 +221,16 @@ def _inside(path: Path) -> str:
 
 @frozen(kw_only=True)
 class WeightFiles:
-    """The tensors of a folder and the files that hold them."""
+    """The weight files of a folder and the tensors in them."""
 
     folder: Path
     files: Mapping[Path, Mapping[str, str]]
-    """File -> name of a tensor in it -> name that it goes by."""
+    """File -> name of a tensor in it -> public name."""
     shapes: Shapes
-    """By the names that tensors go by."""
+    """Shapes of the tensors by public name."""
 
     def each(self, visit: Callable[[str, Tensor], None]) -> None:
-        """Call with every tensor on the CPU, one at a time."""
+        """Call `visit` with every tensor on the CPU, one at a time."""
         from safetensors import safe_open
 
         read = 0
@@ -253,11 +254,11 @@ def as_they_are(names: Collection[str]) -> Mapping[str, str]:
 
 
 def find_weights(folder: Path, open_names: Callable[[Collection[str]], Mapping[str, str]] = as_they_are) -> WeightFiles:
-    """The files' headers, not their tensors. Raises CheckpointError for files that are missing, half there or
-    unreadable.
+    """Read the headers of a folder's weight files, not their tensors. Raise CheckpointError for files that are missing,
+    truncated or unreadable.
 
     Args:
-        open_names: names of all tensors -> those they go by; what it leaves out is not read.
+        open_names: names of all tensors in the files -> their public names; tensors that it leaves out are not read.
     """
     from safetensors import safe_open
 
@@ -301,7 +302,7 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 
 def _adapter_alone(folder: Path) -> str:
-    """What to do with a peft adapter that lies there without its base."""
+    """Explain what to do with a peft adapter that is there without its base."""
     base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     fact = f"{folder} holds a peft adapter of {base!r} and not the weights, which are read; merge it into them"
     if (folder / "config.json").is_file() and "type" not in read_json(folder / "config.json"):
@@ -327,7 +328,7 @@ def _other_format(folder: Path) -> str:
 
 
 def check_names(own: Shapes, given: Shapes, source: Path, remedy: str = "") -> None:
-    """Raises CheckpointError that lists what is missing, unexpected or of another shape."""
+    """Raise CheckpointError that lists what is missing, unexpected or of another shape, if anything is."""
     wrong = [f"{n}: {given[n]} instead of {own[n]}" for n in own.keys() & given.keys() if own[n] != given[n]]
     problems = {
         "missing": sorted(own.keys() - given.keys()),

@@ -1,4 +1,4 @@
-"""What a checkpoint, a simulator and a spec have to agree on, refused where they do not. Light to import."""
+"""Compatibility checks of a checkpoint, a simulator and a spec. Cheap to import."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, fold
 
 logger = logging.getLogger(__name__)
 NEAR = 0.01
-"""Share of the simulator's range within which two ends are the same."""
+"""Share of the simulator's range within which two ends count as equal."""
 
 
 class MismatchError(UserError):
-    """Model and simulator do not fit each other."""
+    """Model and simulator are incompatible."""
 
 
 def one_source(config: Any, attribute: Any, preset: str | None) -> None:
-    """Validator of `preset` in a config with `checkpoint` before it."""
+    """Validate `preset` in a config with `checkpoint` before it: exactly one must be given (attrs validator)."""
     if (config.checkpoint is None) == (preset is None):
         raise ValueError("give exactly one of `checkpoint` (a folder to start from) and `preset` (random weights)")
 
 
 def simulator_of(context: Context, model: str) -> EnvInfo:
-    """Raises MismatchError where there is none."""
+    """Return the simulator's info. Raise MismatchError if the context has none."""
     if context.env is None:
         raise MismatchError(f"{model} is built for a simulator: Context.env is needed")
     return context.env
@@ -37,8 +37,8 @@ def simulator_of(context: Context, model: str) -> EnvInfo:
 def choose_cameras(
     model: str, env: EnvInfo, asked: Sequence[str] | None, trained: Collection[str], usual: Sequence[str]
 ) -> tuple[str, ...]:
-    """Those the spec asks for, else those of the checkpoint's training where the simulator has them all, else the usual
-    ones. Raises MismatchError for a camera that is not there, and for none."""
+    """Return the cameras that the spec asks for, else those of the checkpoint's training if the simulator has them all,
+    else the usual ones. Raise MismatchError for an unknown camera, and if there is none."""
     there = tuple(env.cameras)
     chosen = tuple(asked or (trained if trained and set(trained) <= set(there) else usual))
     for name in chosen:
@@ -52,7 +52,8 @@ def choose_cameras(
 
 
 def check_camera_count(trained: Sequence[str], chosen: Sequence[str]) -> None:
-    """Raises MismatchError where the policy would see fewer or more cameras than in training (none: not known)."""
+    """Raise MismatchError if the policy would see fewer or more cameras than in training (`trained` is empty if
+    unknown)."""
     if trained and len(trained) != len(chosen):
         raise MismatchError(
             f"the checkpoint was trained with {len(trained)} cameras ({', '.join(trained)}), the policy would see "
@@ -61,13 +62,14 @@ def check_camera_count(trained: Sequence[str], chosen: Sequence[str]) -> None:
 
 
 def require_state(env: EnvInfo, key: str) -> None:
-    """Raises MismatchError where the spec's `key` asks for a state that the simulator does not have."""
+    """Raise MismatchError if the spec's `key` asks for a state that the simulator does not have."""
     if env.state_dim == 0:
         raise MismatchError(f"{key} needs a state, and this simulator has none; set {key}: false")
 
 
 def check_action_dim(trained: str, dim: int, env: EnvInfo) -> None:
-    """Raises MismatchError. `trained`: such as "FOLDER was trained"."""
+    """Raise MismatchError if the simulator has another action dimension. `trained` begins the message, such as "FOLDER
+    was trained"."""
     if dim != env.action_dim:
         raise MismatchError(f"{trained} for {dim}-dimensional actions, the simulator takes {env.action_dim}")
 
@@ -81,17 +83,17 @@ def check_action_range(
     converts: bool = False,
     remedy: str = "",
 ) -> None:
-    """Compare what statistics turn actions into with what the simulator takes, dimension by dimension. Raises
-    MismatchError where the two have nothing in common; warns where most of it would be clipped, and where it is one
-    half of the simulator's range from end to end, as a gripper of 0 and 1 beside one of -1 and 1.
+    """Compare the range of the model's un-normalised actions with the simulator's bounds, dimension by dimension. Raise
+    MismatchError if the two do not overlap. Warn if most of the range would be clipped, and if it is exactly one half
+    of the simulator's range, as for a gripper of 0 and 1 beside one of -1 and 1.
 
     Args:
         source: such as "statistics 'KEY' of FOLDER".
         ranges: lowest and highest number of each dimension in the simulator's units, also of dimensions that are not
             scaled.
-        gripper: the model's setting that turns 0 and 1 of the last dimension into -1 and 1, where it has one.
+        gripper: the model's setting that turns 0 and 1 of the last dimension into -1 and 1, if it has one.
         converts: that setting is on: the last dimension's range is not compared.
-        remedy: what to set where statistics are another robot's.
+        remedy: what to set if statistics are another robot's.
     """
     bounds = list(zip(env.action_low, env.action_high, strict=True))
     if converts:
@@ -117,14 +119,14 @@ def check_action_range(
 
 
 def check_state_dim(trained: str, dim: int, env: EnvInfo) -> None:
-    """As `check_action_dim`."""
+    """Raise MismatchError if the simulator has another state dimension; `trained` as in `check_action_dim`."""
     if dim != env.state_dim:
         raise MismatchError(f"{trained} on a {dim}-dimensional state, the simulator's has {env.state_dim} dimensions")
 
 
 def check_horizon(folder: Path | str | None, horizon: int, asked: int) -> None:
-    """Raises MismatchError for chunks that are longer than those of training, of which a model executes the first
-    actions."""
+    """Raise MismatchError for chunks longer than those of training. For shorter ones the model's first actions are
+    executed."""
     if asked > horizon:
         raise MismatchError(
             f"{folder} was trained for chunks of {horizon} actions, the spec asks for {asked}; "
@@ -135,11 +137,12 @@ def check_horizon(folder: Path | str | None, horizon: int, asked: int) -> None:
 def known_action_dim(
     checkpoint: str | None, read: Callable[[Path], int], wanted: Sequence[str], builtin: Path | None = None
 ) -> int | None:
-    """For `Plugin.action_dim`: what `read` finds in the checkpoint's folder. None for a preset, which adapts, for a
-    folder that cannot be read (which building the model reports in full), and for a hub name that is not in the cache.
+    """Return the action dimension that `read` finds in the checkpoint's folder, for `Plugin.action_dim`. None for a
+    preset, which adapts; for an unreadable folder (building the model reports that in full); and for a hub name that is
+    not in the cache.
 
     Args:
-        wanted, builtin: as of `checkpoints.resolve`.
+        wanted, builtin: as in `checkpoints.resolve`.
     """
     if checkpoint is None:
         return None
@@ -150,12 +153,12 @@ def known_action_dim(
 
 
 def check_folder(config: Any, context: Context, read: Callable[[Path], int]) -> None:
-    """For `Plugin.check`, of models that are one folder with a tokenizer: it is complete, and holds chunks as long as
-    the spec's.
+    """Check that a model folder is complete, and that the spec's chunk is no longer than the model's; for
+    `Plugin.check` of models that are one folder with a tokenizer.
 
     Args:
         config: has `checkpoint` and `tokenizer`.
-        read: what it finds in the light files is refused, or else the length of its chunks.
+        read: reads the small files and returns the length of the model's chunks; raises UserError for a bad one.
     """
     if config.checkpoint is None:
         return

@@ -1,7 +1,7 @@
-"""Folders of models that denoise chunks of actions: opened with statistics and tokenizer, written in lerobot's layout.
+"""Folders of models that denoise action chunks: opened with statistics and tokenizer, written in lerobot's layout.
 
-Beside lerobot's files there may be ours: value_head.safetensors, noise_head.safetensors, and architecture.json, the
-sizes of a network that is not one of the public ones.
+Beside lerobot's files a folder may have ours: value_head.safetensors, noise_head.safetensors, and architecture.json
+with the sizes of a network that is not one of the public ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARCHITECTURE = "architecture.json"
 
 @frozen(kw_only=True)
 class FlowShape:
-    """What the network's inputs and outputs are padded to, and its clock."""
+    """Padded sizes of the network's inputs and outputs, and its time embedding."""
 
     horizon: int
     """H, actions in a denoised chunk."""
@@ -42,20 +42,20 @@ class FlowShape:
     state_dim: int = 32
     min_period: float = 4e-3
     max_period: float = 4.0
-    """Of the sinusoids that embed the time."""
+    """Longest period of the sinusoids that embed the time; `min_period` is the shortest."""
     tokenizer_max_length: int = 48
-    """Tokens of an instruction; more are cut off."""
+    """Most tokens of an instruction; longer ones are cut off."""
 
     @classmethod
     def read_lerobot(cls, raw: Mapping[str, Any], horizon: int, **defaults: Any) -> FlowShape:
-        """From lerobot's config.json."""
+        """Read the sizes from lerobot's config.json."""
         own = {"action_dim": "max_action_dim", "state_dim": "max_state_dim"}
         names = {name: own.get(name, name) for name in attrs.fields_dict(cls)}
         given = {name: raw[key] for name, key in names.items() if key in raw}
         return cls(**{**defaults, **given, "horizon": horizon})
 
     def written(self) -> dict[str, Any]:
-        """As `read_lerobot` reads it, the horizon left out."""
+        """Return the keys of config.json that `read_lerobot` reads, without the horizon."""
         return {
             "max_state_dim": self.state_dim,
             "max_action_dim": self.action_dim,
@@ -67,26 +67,26 @@ class FlowShape:
 
 @frozen(kw_only=True)
 class FlowCheckpoint:
-    """An opened folder, or what a preset has instead; weights are found, and not yet read."""
+    """An opened checkpoint folder, or a preset's replacement for it. Weight files are located and not yet read."""
 
     sizes: Any
-    """Of the network: an attrs class of its plugin."""
+    """Sizes of the network: an attrs class of its plugin."""
     shape: FlowShape
     statistics: Statistics
     tokenizer: Tokenizer
     raw: Mapping[str, Any]
-    """config.json in lerobot's layout."""
+    """Content of config.json in lerobot's layout."""
     slots: int
-    """Images it can take."""
+    """Number of images the network can take."""
     folder: Path | None = None
     weights: WeightFiles | None = None
-    """By public names, without lerobot's prefix."""
+    """Weight files by public names, without lerobot's prefix."""
     processors: Mapping[str, bytes] = attrs.field(factory=dict)
     """lerobot's files of pre- and post-processing, kept as they are."""
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Names of the images it was trained with, in order; none where the folder does not say."""
+        """Names of the images that the model was trained with, in order; empty if the folder does not say."""
         return images_of(self.raw)
 
 
@@ -106,11 +106,11 @@ def open_folder(
     slots: int,
     open_names: Callable[[Collection[str]], Mapping[str, str]],
 ) -> FlowCheckpoint:
-    """Read what is light: the tokenizer, the headers of the weights, lerobot's files.
+    """Open a folder by its small files: the tokenizer, the headers of the weights, lerobot's files.
 
     Args:
-        raw: config.json in lerobot's layout, empty where the folder has another.
-        slots: images it can take at least.
+        raw: config.json in lerobot's layout, empty if the folder has another.
+        slots: number of images it can take at least.
     """
     return FlowCheckpoint(
         sizes=sizes,
@@ -136,14 +136,14 @@ def save_folder(
     public_sizes: bool,
     prefix: str = LEROBOT,
 ) -> None:
-    """Write lerobot's layout, adapters merged into the weights.
+    """Write a folder in lerobot's layout, with adapters merged into the weights.
 
     Args:
         raw: config.json, for a checkpoint that has none in this layout.
         processors: config.json -> lerobot's files, for a checkpoint that has none.
         public_name: name of a parameter -> name in the files, without lerobot's prefix.
-        public_sizes: config.json alone tells the network's sizes.
-        prefix: before every name of a tensor.
+        public_sizes: config.json alone gives the network's sizes.
+        prefix: prefix of every tensor's name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     merged = MergedState(module.network)

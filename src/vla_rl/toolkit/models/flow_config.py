@@ -1,4 +1,4 @@
-"""Keys of a spec that flow-matching models share; light to import."""
+"""Spec keys that flow-matching models share. Cheap to import."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PRESETS = ("tiny",)
 DTYPES = ("float32", "bfloat16", "float16")
 METHODS = ("flow_sde", "flow_cps", "flow_noise")
 DRAWN = ("flow_sde", "flow_cps")
-"""Those with noise of a given size."""
+"""Methods whose noise size is given by `level`."""
 STARTS = ("zeros", "fixed_noise")
 
 
 def for_checkpoints(config: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Validator of a key that a preset does not take."""
+    """Validate a key that a preset does not take (attrs validator)."""
     if value is not None and config.checkpoint is None:
         raise ValueError(f"`{attribute.name}` says how to read a checkpoint; a preset has its own")
 
@@ -50,20 +50,21 @@ def _ascending(config: NoiseConfig, attribute: Attribute[Any], value: tuple[floa
 
 @frozen(kw_only=True)
 class NoiseConfig:
-    """How denoising is made stochastic, so that a chunk has a log-probability (pi_RL, section 4)."""
+    """Stochastic denoising, which gives a chunk a log-probability (pi_RL, section 4)."""
 
     method: str = field(default="flow_sde", validator=in_(METHODS))
-    """`flow_sde`: the ODE turned into an SDE of the same marginals, its noise given by `level`.
-    `flow_cps`: a part of the noise that is left is exchanged for new one, which keeps its size at every step
+    """Method of stochastic denoising. `flow_sde`: the ODE turned into an SDE with the same marginals; `level` sets its
+    noise. `flow_cps`: part of the remaining noise is replaced by new noise, which keeps its size at every step
     (coefficients-preserving sampling, Wang & Yu 2025); the last step, which leaves none, is never stochastic.
-    `flow_noise`: the ODE with Gaussian noise, its size given by a network that is trained too."""
+    `flow_noise`: the ODE with Gaussian noise, whose size comes from a network that is trained too."""
     level: float | None = field(default=None, validator=[optional(gt(0.0)), _only_for(*DRAWN), _at_most_all])
-    """a. flow_sde: sigma_t = a sqrt(t / (1 - t)); flow_cps: sin(pi a / 2) of the noise is new, a <= 1. None: 0.5."""
+    """Noise level a. flow_sde: sigma_t = a sqrt(t / (1 - t)); flow_cps: a share sin(pi a / 2) of the noise is new,
+    a <= 1. None: 0.5."""
     steps: str | None = field(default=None, validator=[optional(in_(("one", "all"))), _only_for(*DRAWN)])
-    """flow_sde and flow_cps: `one` denoising step of each chunk, drawn at random, is stochastic and scored, the others
-    follow the ODE (cheap to train); `all`: every step. None: one."""
+    """Stochastic steps of flow_sde and flow_cps. `one`: one denoising step of each chunk, drawn at random, is
+    stochastic and scored, the others follow the ODE (cheap to train); `all`: every step. None: one."""
     std_range: tuple[float, float] | None = field(default=None, validator=[_ascending, _only_for("flow_noise")])
-    """flow_noise: bounds of the standard deviation, in normalised actions. None: 0.08 to 0.16."""
+    """Bounds of flow_noise's standard deviation, in normalised actions. None: 0.08 to 0.16."""
 
 
 @frozen(kw_only=True)
@@ -71,12 +72,12 @@ class ValueHeadConfig:
     """The critic, built when the algorithm needs one: an MLP on the action expert's output."""
 
     reads: str = field(default="expert", validator=in_(("expert", "denoising")))
-    """`expert`: what the expert makes of the mean noise, one more pass. `denoising`: its mean over all denoising steps
-    from there, as pi_RL averages it over those of the sampled chunk; as many more passes."""
+    """Input of the critic. `expert`: the expert's output for the mean noise, one more pass. `denoising`: the average
+    over all denoising steps from there, at that many passes; pi_RL averages over the steps of the sampled chunk."""
     hidden: tuple[int, ...] = (512, 256, 128)
     """Widths of its hidden layers (ReLU between), as in RLinf."""
     detach: bool = False
-    """True keeps the critic's gradient out of the expert."""
+    """Keep the critic's gradient out of the expert."""
 
 
 @frozen(kw_only=True)
@@ -85,17 +86,18 @@ class PrefixHeadConfig:
     costs no pass of the expert; or on the expert's output."""
 
     reads: str = field(default="prefix", validator=in_(("prefix", "expert", "denoising")))
-    """`prefix`: the mean over images and prompt, padding left out; `expert`: what the expert makes of the mean noise,
-    at the cost of one more pass; `denoising`: its mean over all denoising steps from there, at the cost of as many."""
+    """Input of the critic. `prefix`: the mean over images and prompt, padding left out. `expert`: the expert's output
+    for the mean noise, one more pass. `denoising`: the average over all denoising steps from there, at that many
+    passes."""
     hidden: tuple[int, ...] = (1024, 512, 256)
     """Widths of its hidden layers (ReLU between), as in RLinf."""
     detach: bool = False
-    """True keeps the critic's gradient out of what it reads."""
+    """Keep the critic's gradient out of its input."""
 
 
 @frozen(kw_only=True)
 class FlowConfig:
-    """Keys of `model:` that all of them have."""
+    """Keys of `model:` that all flow-matching models have."""
 
     checkpoint: str | None = None
     """Folder with weights, config.json and statistics in a public layout; or a name on the Hugging Face hub,
@@ -109,12 +111,15 @@ class FlowConfig:
     denoise_steps: int = field(default=4, validator=ge(1))
     """K, steps from noise to actions: 4 in pi_RL's training recipes, 10 in the models' own inference."""
     noise: NoiseConfig = field(factory=NoiseConfig, validator=_some_step_is_noisy)
-    """How denoising is made stochastic."""
+    """Stochastic denoising, which gives a chunk a log-probability."""
     greedy_start: str = field(default="zeros", validator=in_(STARTS))
-    """Where the ODE starts in greedy evaluation: the mean of the initial noise, or one fixed draw of it."""
+    """Start of the ODE in greedy evaluation: the mean of the initial noise (zeros), or one fixed draw of it
+    (fixed_noise)."""
     train_expert_only: bool = True
     """Train the action expert and freeze the vision-language model, as pi_RL does."""
     lora: LoRAConfig | None = None
-    """Train adapters on the linear layers of what is trained, instead of its weights; the heads are trained whole."""
+    """Train adapters on the linear layers of the trained part, instead of its weights; the heads are trained in
+    full."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
-    """Of the towers' weights. Norms, projections of state, time and actions, and all heads stay in float32."""
+    """Precision of the towers' weights. Norms, projections of state, time and actions, and all heads stay in
+    float32."""

@@ -1,4 +1,4 @@
-"""What a model that denoises chunks, a simulator and a spec agree on, and the parts of its policy that follow."""
+"""Matching of a chunk-denoising model, a simulator and a spec, and the parts of its policy that follow from it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from vla_rl.toolkit.models.networks import allocate, fill
 
 @frozen(kw_only=True)
 class FlowIOAdapter:
-    """What model, simulator and spec agree on."""
+    """Inputs and outputs on which model, simulator and spec agree."""
 
     checkpoint: FlowCheckpoint
     cameras: tuple[str, ...]
     state: FeatureScale | None
-    """None: the model sees no state."""
+    """Normalisation of the state; None: the model sees no state."""
 
 
 def precision(config: FlowConfig, device: torch.device) -> torch.dtype:
-    """Of the towers. Raises MismatchError for one that the device is not for."""
+    """Return the precision of the towers. Raise MismatchError if it is unsuitable for the device."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     if dtype == torch.float16 and device.type == "cpu":
         raise MismatchError("dtype float16 is for GPUs: on the CPU it overflows and is slow; use float32 or bfloat16")
@@ -48,7 +48,7 @@ def precision(config: FlowConfig, device: torch.device) -> torch.dtype:
 
 
 def preset_statistics(context: Context, env: EnvInfo, uses_state: bool) -> Statistics:
-    """Actions scaled by the simulator's bounds, the state as it is."""
+    """Return statistics that scale actions by the simulator's bounds and leave the state as it is."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     return Statistics(
         action=FeatureScale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
@@ -59,7 +59,7 @@ def preset_statistics(context: Context, env: EnvInfo, uses_state: bool) -> Stati
 def fit_preset(
     name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckpoint, uses_state: bool
 ) -> FlowIOAdapter:
-    """A network with random weights adapts to the simulator."""
+    """Adapt a network with random weights to the simulator."""
     return FlowIOAdapter(
         checkpoint=checkpoint,
         cameras=_cameras(name, config, env, None),
@@ -80,16 +80,16 @@ def fit_checkpoint(
     gripper: str | None = None,
     converts: bool = False,
 ) -> FlowIOAdapter:
-    """Raises MismatchError when checkpoint, spec and simulator do not fit.
+    """Match checkpoint, spec and simulator. Raise MismatchError if they are incompatible.
 
     Args:
         use_state: None: as the checkpoint was trained.
         blind: what a spec says for a model that shall see no state.
-        quantiles: the model's usual scale, where the run measures the demonstrations'; else z-scores.
-        gripper, converts: as of `check_action_range`.
+        quantiles: scale by quantiles where the run measures the demonstrations; else by z-scores.
+        gripper, converts: as in `check_action_range`.
     """
     own = measured(context, quantiles)
-    if own is not None:  # lerobot's files, which hold the checkpoint's statistics, are written anew
+    if own is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
         told = {**checkpoint.shape.written(), **checkpoint.raw} if checkpoint.raw else {}
         checkpoint = evolve(checkpoint, statistics=own, raw=rescaled(told, own), processors={})
     scales, shape = checkpoint.statistics, checkpoint.shape
@@ -116,7 +116,8 @@ def fit_checkpoint(
 
 
 def measured(context: Context, quantiles: bool = False) -> Statistics | None:
-    """Scales by the demonstrations, when the run scales by them: z-scores, or from the 1st to the 99th percentile."""
+    """Return the statistics of the demonstrations if the run normalises by them, else None: z-scores, or quantiles from
+    the 1st to the 99th percentile."""
     found = context.scaling
     if found is None:
         return None
@@ -151,8 +152,8 @@ def _cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckp
 
 
 def choose_trained(config: FlowConfig, vlm: nn.Module, language: Any, head: nn.Module | None) -> None:
-    """Freeze the vision-language model, or, where it is trained, what has no influence; on a critic that reads its
-    output, all of it has."""
+    """Freeze the vision-language model, or, if it is trained, its parts without influence. A critic that reads its
+    output makes all of it matter."""
     if config.train_expert_only:
         vlm.requires_grad_(False)
     elif not isinstance(head, PrefixValueHead) or head.detach:
@@ -160,7 +161,7 @@ def choose_trained(config: FlowConfig, vlm: nn.Module, language: Any, head: nn.M
 
 
 def prompt_options(checkpoint: FlowCheckpoint, env: EnvInfo, device: torch.device) -> dict[str, Any]:
-    """For `PaddedPrompts`."""
+    """Return the arguments of `PaddedPrompts`."""
     return {
         "tokenizer": checkpoint.tokenizer,
         "vocab": checkpoint.sizes.vocab,
@@ -180,8 +181,8 @@ def give_weights(
     start: Callable[[Any, int], None],
     **rules: Any,
 ) -> None:
-    """Those of the folder, or random ones (`start`) that depend on the seed alone; on the device, in the precision that
-    the spec says. `rules`: `public_name` and `stays_float32` of `networks.fill`."""
+    """Load the folder's weights, or set random ones (`start`) that depend on the seed alone; on the device, in the
+    spec's precision. `rules`: `public_name` and `stays_float32` of `networks.fill`."""
     device = torch.device(context.device)
     dtype = precision(config, device)
     if checkpoint.weights is not None:
@@ -192,7 +193,7 @@ def give_weights(
 
 
 def add_adapters(name: str, config: FlowConfig, context: Context, network: nn.Module) -> None:
-    """Where the spec asks for them, on what is trained so far."""
+    """Insert adapters on everything trained so far, if the spec asks for them."""
     if config.lora is not None:
         insert_adapters(network, config.lora, derived_seed(context.seed, f"{name}/lora"))
 
@@ -206,7 +207,8 @@ def make_heads(
     expert_width: int,
     prefix_width: int,
 ) -> tuple[HorizonValueHead | PrefixValueHead | None, NoiseHead | None]:
-    """The critic and Flow-Noise's network that algorithm and spec need, as saved beside the checkpoint or new."""
+    """Return the critic and Flow-Noise's network that algorithm and spec need, as saved beside the checkpoint or
+    new."""
     value_head: HorizonValueHead | PrefixValueHead | None = None
     noise_head = None
     if context.values != "none":

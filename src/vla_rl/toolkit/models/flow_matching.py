@@ -1,15 +1,17 @@
-"""Policies that denoise a chunk of actions by a learnt velocity: how they are sampled, scored and cloned.
+"""Flow-matching policies, which denoise an action chunk by a learnt velocity: sampling, scoring and cloning.
 
-One step as a Gaussian: x_{i+1} ~ N(mean, std), with t_i = 1 - i / K, from noise (t = 1) to actions.
+One denoising step is a Gaussian: x_{i+1} ~ N(mean, std), with t_i = 1 - i / K, from noise (t = 1) to actions. With v
+the velocity at (x, t) and d = 1 / K:
 
-With v the velocity at (x, t) and d = 1 / K:
     ODE         mean = x - d v                                          std = 0
     Flow-SDE    mean = x - d v - s^2 d / (2 t) (x + (1 - t) v)          std = s sqrt(d),  s = a sqrt(t / (1 - t))
     Flow-CPS    mean = x - d v - (t - d)(1 - cos(pi a / 2)) (x + (1 - t) v)    std = (t - d) sin(pi a / 2)
     Flow-Noise  mean = x - d v                                          std from a network
-Flow-CPS replaces a part of the noise that is left by new one of the same size, so its last step is the ODE's. At t = 1
-the denominator of s takes 1 - t_1 instead of 0 (RLinf). The network is told the time as the original counts it: openpi
-in float32 by repeated addition, lerobot exactly. With K = 10 the other one moves samples by 1e-4.
+
+Flow-CPS replaces part of the remaining noise by new noise of the same size, so its last step is the ODE's. At t = 1 the
+denominator of s takes 1 - t_1 instead of 0 (RLinf). The network receives the time as the original counts it: openpi in
+float32 by repeated addition, lerobot exactly. With K = 10 the other way moves samples by 1e-4.
+
 Sources: pi_RL (arXiv 2510.25889), Flow-GRPO (arXiv 2505.05470), Flow-CPS (arXiv 2509.05952).
 """
 
@@ -23,7 +25,7 @@ from torch import Tensor
 
 
 class FlowSchedule:
-    """Times, and what Flow-SDE or Flow-CPS adds to a step, for K steps."""
+    """Times of K denoising steps, and the noise and drift that Flow-SDE or Flow-CPS adds to each."""
 
     def __init__(
         self, steps: int, level: float, device: torch.device, exact: bool = False, method: str = "flow_sde"
@@ -32,7 +34,7 @@ class FlowSchedule:
         time = grid[:-1]
         self.steps, self.delta = steps, 1.0 / steps
         self.noisy_steps = steps - (method == "flow_cps")
-        """How many steps, from the first one, chance can have a part in."""
+        """Number of steps, counted from the first, that may be stochastic."""
         std, drift = (_cps if method == "flow_cps" else _sde)(grid, level)
         told = [torch.tensor(1.0)]
         while len(told) < steps:
@@ -41,7 +43,8 @@ class FlowSchedule:
         self.std, self.drift = std.float().to(device), drift.float().to(device)
 
     def mean(self, x: Tensor, velocity: Tensor, index: Tensor, noisy: Tensor | None) -> Tensor:
-        """Mean of step `index` (int64 [B]) from x [B, H, D]; rows where `noisy` (bool [B]) drift."""
+        """Return the mean of step `index` (int64 [B]) from x [B, H, D]; samples where `noisy` (bool [B]) get the
+        drift."""
         mean = x - self.delta * velocity
         if noisy is None:
             return mean
@@ -50,7 +53,7 @@ class FlowSchedule:
 
 
 def _sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Deviation and drift of each step between the times of the grid."""
+    """Return Flow-SDE's standard deviation and drift of each step between the times of the grid."""
     time, delta = grid[:-1], 1.0 / (len(grid) - 1)
     rest = torch.where(time == 1, 1 - grid[1], 1 - time)
     sigma = level * (time / rest).sqrt()
@@ -58,24 +61,25 @@ def _sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
 
 
 def _cps(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """As `_sde`."""
+    """Return Flow-CPS's standard deviation and drift of each step between the times of the grid."""
     angle = math.pi / 2 * level
     return grid[1:] * math.sin(angle), grid[1:] * (1 - math.cos(angle))
 
 
 def training_times(rng: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Times at which a velocity is cloned, float32 [count]: more of them near the noise (Black et al. 2024)."""
+    """Draw times for flow-matching training, float32 [count], denser near the noise (Black et al. 2024)."""
     return (rng.beta(1.5, 1.0, count) * 0.999 + 0.001).astype(np.float32)
 
 
 def log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Of each element of x under N(mean, std); 0 where std is 0: that step left nothing to chance."""
+    """Return the log-density of each element of x under N(mean, std); 0 where std is 0, since that step is
+    deterministic."""
     safe = torch.where(std > 0, std, 1.0)
     density = -0.5 * ((x - mean) / safe) ** 2 - safe.log() - 0.5 * math.log(2 * math.pi)
     return torch.where(std > 0, density, 0.0)
 
 
 def entropy(std: Tensor) -> Tensor:
-    """Of each element, nats; 0 where std is 0."""
+    """Return the entropy of each element in nats; 0 where std is 0."""
     safe = torch.where(std > 0, std, 1.0)
     return torch.where(std > 0, safe.log() + 0.5 * math.log(2 * math.pi * math.e), 0.0)

@@ -1,5 +1,5 @@
-"""Parts of networks that denoise a chunk of actions beside a prefix (images, instruction, state) that is computed
-once and lent to every denoising step."""
+"""Parts of networks that denoise an action chunk beside a prefix (images, instruction, state), which is computed once
+and reused in every denoising step."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
 
 class TimeEmbedding(nn.Module):
-    """Sines and cosines of the time in float64, as openpi and lerobot have it; transformers' own are float32, which
-    moves the samples by 1e-4."""
+    """Sines and cosines of the time in float64, as in openpi and lerobot. transformers' own are float32, which moves
+    samples by 1e-4."""
 
     def __init__(self, width: int, low: float, high: float) -> None:
         super().__init__()
         self.pairs, self.low, self.high = width // 2, low, high
 
     def forward(self, time: Tensor) -> Tensor:
-        """float [B] -> float32 [B, D]."""
+        """Embed times, float [B], as float32 [B, D]."""
         angle = time.double()[:, None] * _frequencies(self.pairs, self.low, self.high, time.device)
         return torch.cat([angle.sin(), angle.cos()], dim=1).float()
 
 
 @lru_cache
 def _frequencies(pairs: int, low: float, high: float, device: torch.device) -> Tensor:
-    """float64 [pairs] on the device."""
+    """Return the angular frequencies, float64 [pairs], on the device."""
     fraction = torch.linspace(0, 1, pairs, dtype=torch.float64, device=device)
     return 2 * math.pi / (low * (high / low) ** fraction)
 
 
 class LentCache(DynamicCache):
-    """The prefix's keys and values, lent to one pass after the other: the suffix is seen and not kept, so nothing has
-    to be cropped and no pass holds another one's graph."""
+    """The prefix's keys and values, reused in one pass after the other. The suffix is attended to and not stored, so
+    nothing has to be cropped and no pass keeps another one's graph."""
 
     def __init__(self, source: DynamicCache) -> None:
         super().__init__()
@@ -55,21 +55,22 @@ class LentCache(DynamicCache):
 
 
 def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:
-    """[B, P, D] and bool [B, P] -> float32 [B, D], over the rows that count."""
+    """Return the mean of [B, P, D] over the tokens where `counted` (bool [B, P]), float32 [B, D]."""
     weights = counted.float()[..., None]
     return (hidden.float() * weights).sum(1) / weights.sum(1)
 
 
 def freeze_unused(language: Any) -> None:
-    """Parts of a language model behind its last keys and values: computed, and without influence on the expert."""
+    """Freeze the parts of a language model after its last keys and values. They are computed but do not influence the
+    expert."""
     last = language.layers[-1]
     for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm, language.norm):
         part.requires_grad_(False)
 
 
 def initialise(network: nn.Module, seed: int, rms: float) -> None:
-    """Random weights by `networks.initialise`: sine-cosine patch positions of a size that is seen beside the patches, a
-    velocity that starts near 0. `rms`: what RMS norms begin with."""
+    """Set random weights by `networks.initialise`: sine-cosine patch positions of visible size beside the patches, and
+    a velocity that starts near 0. `rms` is the initial weight of RMS norms."""
 
     def other(name: str, module: nn.Module, normal: Normal) -> None:
         weight: Any = getattr(module, "weight", None)
@@ -86,15 +87,15 @@ def initialise(network: nn.Module, seed: int, rms: float) -> None:
 
 
 class Lent(Protocol):
-    """What a prefix has beside what its own network reads."""
+    """Part of a prefix that is read outside its own network."""
 
     @property
     def summary(self) -> Tensor | None:
-        """float32 [B, D] of a critic that reads the prefix."""
+        """Input of a critic that reads the prefix, float32 [B, D]; else None."""
 
 
 class FlowModule(nn.Module, ABC):
-    """All parameters of a policy."""
+    """A module with all parameters of a policy."""
 
     def __init__(
         self,
@@ -110,32 +111,36 @@ class FlowModule(nn.Module, ABC):
     @property
     @abstractmethod
     def network(self) -> nn.Module:
-        """What a checkpoint holds: all but the heads."""
+        """Part of the module that a checkpoint holds: all but the heads."""
 
     @abstractmethod
     def denoise(self, prefix: Any, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        """The expert's output for the action tokens.
+        """Return the expert's output for the action tokens.
 
         Args:
-            state: normalised [B, S].   x: noisy actions [B, H, A].   time: [B], 1 for noise, 0 for actions.
+            state: normalised [B, S].
+            x: noisy actions [B, H, A].
+            time: [B], 1 for noise, 0 for actions.
+
         Returns: float32 [B, H, D].
         """
 
     @abstractmethod
     def velocity(self, hidden: Tensor) -> Tensor:
-        """[B, H, D] -> [B, H, A]: from actions to noise."""
+        """Return the velocity [B, H, A], from actions to noise, of the expert's output [B, H, D]."""
 
     def flow_matching(self, prefix: Any, state: Tensor, actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        """Squared errors [B, H, A] of the velocity at these times ([B]), for normalised actions."""
+        """Return the squared errors [B, H, A] of the velocity at these times ([B]), for normalised actions."""
         t = time[:, None, None]
         velocity = self.velocity(self.denoise(prefix, state, t * noise + (1 - t) * actions, time))
         return (noise - actions - velocity) ** 2
 
     def criticise(self, prefix: Lent, state: Tensor) -> Tensor | None:
-        """Values [B] or [B, C], or None without a critic.
+        """Return values [B] or [B, C], or None without a critic.
 
-        A critic on the expert reads the mean of the initial noise (x = 0 at t = 1) or, as pi_RL, all that is denoised
-        from it, and is averaged. RLinf takes the chunks that it samples; values here depend on the observation alone.
+        A critic on the expert reads the expert's output for the mean of the initial noise (x = 0 at t = 1) or, as in
+        pi_RL, averages over all denoising steps from there. RLinf takes the sampled chunks; values here depend on the
+        observation alone.
         """
         head = self.value_head
         if head is None:

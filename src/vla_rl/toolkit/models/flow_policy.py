@@ -1,8 +1,8 @@
-"""Policies that denoise a chunk of actions: the denoising chain as a sequence of Gaussians (pi_RL).
+"""The base class of policies that denoise an action chunk: the denoising chain is a sequence of Gaussians (pi_RL).
 
 The log-probability of an action is the sum, over the stochastic denoising steps and over the dimensions that the
-simulator takes, of the log-density of x_{i+1} given x_i. The initial noise and the actions that are denoised but not
-executed do not count: nothing of what they say depends on the weights, or is acted on.
+simulator takes, of the log-density of x_{i+1} given x_i. The initial noise does not count, since its density does not
+depend on the weights; nor do actions that are denoised but not executed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from vla_rl.toolkit.models.real_time import Unexecuted, guided, weights_of
 from vla_rl.toolkit.models.scaling import FeatureScaler
 
 NOWHERE = -1
-"""In a replay's `step`: greedy, no step was stochastic."""
+"""Value of `step` in `Chunk.extras` for a greedy chunk, in which no step was stochastic."""
 
 
 class FlowPolicy(VLAModel):
-    """All of a policy but what its network is told: a subclass says how instructions become `_prefix` and what `save`
-    writes."""
+    """A flow-matching policy except for its prompt: a subclass defines how instructions become the `_prefix`, and what
+    `save` writes."""
 
     module: FlowModule
     name: str
-    """Of the model, in messages and in the keys of random numbers."""
+    """Name of the model, in messages and in the keys of random numbers."""
     exact_time = False
-    """Whether the network is told exact times, or those that add up in float32."""
+    """The network receives exact times (lerobot), instead of float32 times by repeated addition (openpi)."""
     tokens_per_action = 1
 
     def __init__(
@@ -69,17 +69,17 @@ class FlowPolicy(VLAModel):
         bounds = (env.action_low, env.action_high)
         self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
         self._cameras, self._chunk, self._seed, self._device = fit.cameras, context.chunk, context.seed, device
-        self._spread = context.temperature**0.5  # density to the power 1 / temperature
+        self._spread = context.temperature**0.5  # temperature: the density to the power 1 / temperature
         self._greedy_start, self._train_prefix = config.greedy_start, not config.train_expert_only
         self._shape = module.shape
         self._adapted = config.lora is not None
         self._first_noise_head = deepcopy(module.noise_head) if self._adapted else None
         self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
-        module.eval()  # nothing in checkpoints; adapters drop out in `imitation_loss` only
+        module.eval()  # checkpoints have no dropout; adapters use it in `imitation_loss` only
 
     @abstractmethod
     def _prefix(self, obs: Observation, state: Tensor) -> Any:
-        """What the network makes of images and instructions, and of the normalised, padded state [B, S]."""
+        """Return the network's prefix of images, instructions and the normalised, padded state [B, S]."""
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
@@ -107,8 +107,8 @@ class FlowPolicy(VLAModel):
         return Chunk(actions=actions, log_probs=log_probs, values=values, extras=replay)
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        """One pass of the expert where one step was stochastic, K passes where all were; the vision-language model
-        runs once."""
+        """Score recorded chunks. This takes one pass of the expert if one step was stochastic, K passes if all were;
+        the vision-language model runs once."""
         prefix, state = self._see(obs)
         chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
@@ -121,13 +121,14 @@ class FlowPolicy(VLAModel):
             mean, std = self._transition(prefix, state, chain[rows, index], index, step != NOWHERE)
             log_probs = log_probs + self._sum(log_density(chain[rows, index + 1], mean, std))
             spread = spread + self._sum(entropy(std).expand_as(mean))
-        spread = spread + 0 * log_probs  # without a network for it, it is a constant, and callers differentiate it
+        # without a noise head the entropy is a constant, and callers differentiate it
+        spread = spread + 0 * log_probs
         return Scores(log_probs=log_probs, entropy=spread, values=self.module.criticise(prefix, state))
 
     @torch.no_grad()
     def continue_chunk(self, obs: Observation, noise: Noise, greedy: bool, rests: Sequence[Unexecuted]) -> Tensor:
-        """Actions [B, C, A] that go on with what is left of each row's last chunk, by the ODE (`real_time`). They begin
-        at the observation, so the first `delay` of them are those that are executed meanwhile."""
+        """Return actions [B, C, A] that continue each sample's last chunk, by the ODE (`real_time`). They begin at the
+        observation, so the first `delay` of them are those executed meanwhile."""
         horizon, width = self._shape
         prefix, state = self._see(obs)
         last, weights = torch.zeros(len(obs), horizon, width), torch.zeros(len(obs), horizon, width)
@@ -155,17 +156,17 @@ class FlowPolicy(VLAModel):
 
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
-        """Score recorded chunks with the weights under the adapters and the noise head as it began: float32 [B, C, 1].
-        Costs no second copy of the weights. Raises NotOffered without `lora`."""
+        """Score recorded chunks under the reference policy: adapters off, and the noise head in its initial state.
+        Return float32 [B, C, 1]. Needs no second copy of the weights. Raise NotOffered without `lora`."""
         if not self._adapted:
             raise NotOffered(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
         with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
             return self.chunk_log_probs(obs, chunk).log_probs
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        """Flow matching (Black et al. 2024): the mean squared error of the velocity at a random time.
+        """Return the flow-matching loss (Black et al. 2024): the mean squared error of the velocity at a random time.
 
-        Actions behind the C demonstrated ones repeat the last one and do not count. Times and noise are keyed by the
+        Actions after the C demonstrated ones repeat the last one and do not count. Times and noise are keyed by the
         run's seed, the demonstrated actions and the weights, so that they are new at every optimiser step and the same
         after a resume.
         """
@@ -185,7 +186,8 @@ class FlowPolicy(VLAModel):
     # ------------------------------------------------------------------------------------------------ one step
 
     def _transition(self, prefix: Any, state: Tensor, x: Tensor, index: Tensor, noisy: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean [B, H, A] and standard deviation (the same, or [B, 1, 1]) of step `index` from x; 0 where not noisy."""
+        """Return the mean [B, H, A] and standard deviation ([B, H, A] or [B, 1, 1]) of step `index` from x; 0 where not
+        noisy."""
         hidden = self.module.denoise(prefix, state, x, self._schedule.time[index])
         velocity = self.module.velocity(hidden)
         if self.module.noise_head is None:
@@ -198,7 +200,7 @@ class FlowPolicy(VLAModel):
         return step != NOWHERE if self._every_step else step == i
 
     def _sum(self, elements: Tensor) -> Tensor:
-        """[B, H, A] -> [B, C, 1]: over the dimensions of each executed action."""
+        """Sum [B, H, A] over the dimensions of each executed action, and return [B, C, 1]."""
         return elements[:, : self._chunk, : self._actions.dim].sum(-1, keepdim=True)
 
     def _start(self) -> Tensor:
@@ -209,7 +211,7 @@ class FlowPolicy(VLAModel):
         )
 
     def _see(self, obs: Observation, dropout: bool = False) -> tuple[Any, Tensor]:
-        """The prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
+        """Return the prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
         for part in self._dropouts:
             part.train(dropout)
         state = self._state(obs)
@@ -219,7 +221,7 @@ class FlowPolicy(VLAModel):
         return self.images([obs.images[name] for name in self._cameras])
 
     def _frozen_prefix(self) -> torch.set_grad_enabled:
-        """A context without gradient where the vision-language model is not trained."""
+        """Return a context that disables gradients if the vision-language model is not trained."""
         return torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix)
 
     def _state(self, obs: Observation) -> Tensor:

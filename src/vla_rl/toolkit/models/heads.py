@@ -1,5 +1,5 @@
-"""Parts beside a public network: critics and the noise network of Flow-Noise. Their weights stay in float32, and lie in
-files of their own beside the checkpoint."""
+"""Heads beside a public network: critics and the noise network of Flow-Noise. Their weights stay in float32, in
+separate files beside the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
 
 @torch.no_grad()
 def start(layer: nn.Module, gain: float, rng: torch.Generator) -> None:
-    """Normal weights of this gain, no bias."""
+    """Set normal weights of this gain, and no bias."""
     assert isinstance(layer, nn.Linear)
     layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng) * (gain / math.sqrt(layer.in_features)))
     if layer.bias is not None:
@@ -28,7 +28,7 @@ def start(layer: nn.Module, gain: float, rng: torch.Generator) -> None:
 
 
 def small_mlp(widths: list[int], seed: int, gain: float = math.sqrt(2.0), last_bias: bool = True) -> nn.ModuleList:
-    """Linear layers whose weights are a function of the seed; the last one starts small."""
+    """Return linear layers whose weights depend on the seed alone; the last one starts small."""
     layers = nn.ModuleList(nn.Linear(wide, narrow) for wide, narrow in pairwise(widths[:-1]))
     layers.append(nn.Linear(widths[-2], widths[-1], bias=last_bias))
     rng = torch.Generator().manual_seed(seed)
@@ -38,15 +38,15 @@ def small_mlp(widths: list[int], seed: int, gain: float = math.sqrt(2.0), last_b
 
 
 def load_head(head: nn.Module | None, folder: Path | None, name: str) -> None:
-    """Give a head the weights that were saved beside the checkpoint, if there are any. Raises CheckpointError where
-    they do not fit."""
+    """Load the head's weights that were saved beside the checkpoint, if there are any. Raise CheckpointError if they do
+    not fit."""
     if head is not None and folder is not None and (folder / name).is_file():
         path = folder / name
         load_weights(head, read_file(path, load_file), path, "; remove the file to start with a new one")
 
 
 def save_head(head: nn.Module | None, folder: Path, name: str, dtype: torch.dtype | None = None) -> None:
-    """Write what `load_head` reads, in this precision (None: as it is)."""
+    """Write the file that `load_head` reads, in this precision (None: as it is)."""
     if head is not None:
         save_tensors(on_host(head.state_dict(), dtype), folder / name)
 
@@ -56,8 +56,8 @@ def on_host(state: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[
 
 
 class HorizonValueHead(nn.Module):
-    """Critic on an action expert's output [B, H, D] -> float32 [B], from the mean over the horizon; with `per_action`,
-    [B, C], one value from the token of each executed action."""
+    """Critic on an action expert's output: from [B, H, D] to float32 [B], by the mean over the horizon; with
+    `per_action`, to [B, C], one value from the token of each executed action."""
 
     passes = 1
     """Denoising steps, from the mean noise on, whose values are averaged."""
@@ -77,10 +77,8 @@ class HorizonValueHead(nn.Module):
 
 
 class NoiseHead(nn.Module):
-    """Standard deviation of each element of the next chunk, from the expert's output: [B, H, D] -> [B, H, A].
-
-    An MLP of 128 and 64 (tanh) whose squashed output moves the log-variance between the bounds (RLinf).
-    """
+    """Standard deviation of each element of the next denoising state, from the expert's output: [B, H, D] -> [B, H, A].
+    An MLP of 128 and 64 (tanh) whose squashed output moves the log-variance between the bounds (RLinf)."""
 
     def __init__(self, dim: int, outputs: int, bounds: tuple[float, float], seed: int) -> None:
         super().__init__()
@@ -95,7 +93,8 @@ class NoiseHead(nn.Module):
 
 
 class PrefixValueHead(nn.Module):
-    """Critic on the mean output of a vision-language model: [B, D] -> float32 [B], or [B, C] with `per_action` = C."""
+    """Critic on the mean output of a vision-language model: from [B, D] to float32 [B], or to [B, C] with `per_action`
+    = C."""
 
     def __init__(self, dim: int, hidden: tuple[int, ...], per_action: int | None, detach: bool, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Camera frames -> a network's input, on the device."""
+"""Preprocessing of camera frames into a network's input, on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def resize_with_pad(pixels: Tensor, size: int) -> Tensor:
-    """Scale [B, 3, H, W] of 0..255 into a square, keeping the aspect, black around it.
+    """Scale images [B, 3, H, W] of 0..255 into a square, keeping the aspect, with black padding around them.
 
     Bilinear with antialiasing, rounded to whole levels, as openpi does with Pillow.
     """
@@ -30,7 +30,8 @@ def resize_with_pad(pixels: Tensor, size: int) -> Tensor:
 
 
 def resize_to_corner(pixels: Tensor, size: int) -> Tensor:
-    """As `resize_with_pad`, without antialiasing and rounding, black on the left and on top: lerobot's SmolVLA."""
+    """Scale as `resize_with_pad` does, but without antialiasing and rounding, and with the black padding on the left
+    and on top (lerobot's SmolVLA)."""
     height, width = pixels.shape[2:]
     if (height, width) == (size, size):
         return pixels
@@ -40,11 +41,11 @@ def resize_to_corner(pixels: Tensor, size: int) -> Tensor:
 
 
 def crop_and_resize(pixels: Tensor, size: int) -> Tensor:
-    """The middle 0.95 of [B, 3, H, W] of 0..255, scaled into a square whatever its aspect, bilinear with antialiasing,
-    cut to whole levels: as GR00T evaluates."""
+    """Scale the middle 0.95 of images [B, 3, H, W] of 0..255 into a square, whatever their aspect: bilinear with
+    antialiasing, truncated to whole levels, as GR00T evaluates."""
     high, wide = (int(side * 0.95) for side in pixels.shape[2:])
     top, left = round((pixels.shape[2] - high) / 2), round((pixels.shape[3] - wide) / 2)
-    middle = pixels[:, :, top : top + high, left : left + wide].contiguous()  # a third faster on a CPU
+    middle = pixels[:, :, top : top + high, left : left + wide].contiguous()  # contiguous is a third faster on a CPU
     return F.interpolate(middle, (size, size), mode="bilinear", antialias=True).clamp(0, 255).floor()
 
 
@@ -54,7 +55,7 @@ def _inner(height: int, width: int, size: int) -> tuple[int, int]:
 
 
 class ImageProcessor:
-    """uint8 [B, H, W, 3] of each camera -> [B, cameras, 3, S, S] in [-1, 1]."""
+    """Converts each camera's images, uint8 [B, H, W, 3], to [B, cameras, 3, S, S] in [-1, 1]."""
 
     resize = staticmethod(resize_with_pad)
 
@@ -70,12 +71,12 @@ class ImageProcessor:
 
 
 class CornerImages(ImageProcessor):
-    """Padded as lerobot's SmolVLA does."""
+    """An image processor that pads as lerobot's SmolVLA does."""
 
     resize = staticmethod(resize_to_corner)
 
 
 class CroppedImages(ImageProcessor):
-    """As GR00T sees them."""
+    """An image processor that crops and scales as GR00T does."""
 
     resize = staticmethod(crop_and_resize)

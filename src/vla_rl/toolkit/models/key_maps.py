@@ -1,4 +1,4 @@
-"""Which key of a request holds which camera, the state and the instruction; for some robots as openpi names them."""
+"""Key maps of inference requests: the keys of cameras, state and instruction; for some robots with openpi's names."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
 
 LONGEST_TEXT = 8192
-"""Bytes of an instruction that are looked at: more than any policy takes."""
+"""Most bytes of an instruction that are read: more than any policy takes."""
 ACTION_SPACES = ("joint_position", "joint_velocity", "cartesian_position", "cartesian_velocity")
 
 
 @frozen(kw_only=True)
 class KeyMap:
-    """Keys may be those of maps within maps: `images/cam_high` is looked for as it is, then in the map `images`."""
+    """Keys of a request. A key may name an entry of a nested map: `images/cam_high` is looked up as it is, then in the
+    map `images`."""
 
     images: Mapping[str, str] | Sequence[str]
     """Camera of the policy -> key of a request; or keys alone, for the policy's cameras in their order."""
     state: Sequence[str] = ()
-    """Keys whose numbers, one after another, are the state."""
+    """Keys whose numbers, concatenated, are the state."""
     state_sizes: Sequence[int] = ()
-    """How many each of them has, for clients; not needed where there is one key."""
+    """Number of elements of each state key, for clients; not needed for a single key."""
     instruction: str = "prompt"
-    """Key of the text that says what to do."""
+    """Key of the instruction."""
     rotate_180: bool = False
-    """Of clients that send images upside down: the server turns them."""
+    """Clients send images upside down, and the server turns them."""
     resize: bool = False
-    """Images of any size are scaled to that of training; else others are refused."""
+    """Images of any size are scaled to the training size; false: others are refused."""
     channels_first: bool = False
-    """Clients send [3, H, W], as ALOHA's do. Servers know it when they see it."""
+    """Clients send [3, H, W], as ALOHA's do. Servers detect it."""
     action_space: str = field(default="joint_position", validator=in_(ACTION_SPACES))
-    """What actions are, for RoboArena's clients."""
+    """Meaning of actions, for RoboArena's clients."""
 
     def keys_of(self, info: EnvInfo) -> dict[str, str]:
-        """Camera -> key, for each camera of the policy. Raises UserError where one has none."""
+        """Return camera -> key for each camera of the policy. Raise UserError if one has none."""
         if isinstance(self.images, Mapping):
             found = {camera: self.images[camera] for camera in info.cameras if camera in self.images}
         else:
@@ -72,7 +73,7 @@ PRESETS: Mapping[str, KeyMap] = {
 
 
 def plain(info: EnvInfo) -> KeyMap:
-    """For policies of any robot: `observation/CAMERA`, `observation/state`, `prompt`."""
+    """Return the key map of policies for any robot: `observation/CAMERA`, `observation/state`, `prompt`."""
     return KeyMap(
         images={camera: f"observation/{camera}" for camera in info.cameras},
         state=("observation/state",) if info.state_dim else (),
@@ -80,7 +81,7 @@ def plain(info: EnvInfo) -> KeyMap:
 
 
 def read_key_map(name: str) -> KeyMap:
-    """A preset, or a YAML file with the keys of `KeyMap`. Raises UserError."""
+    """Return a preset, or the key map in a YAML file. Raise UserError."""
     if name in PRESETS:
         return PRESETS[name]
     file = Path(name)
@@ -100,8 +101,9 @@ def read_key_map(name: str) -> KeyMap:
 
 
 def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tuple[dict[str, Array], Any, str | None]:
-    """Images, state and instruction (None: the request has none) of a request, for `Policy.observation`. Keys that the
-    policy does not need are left alone and not decoded. Raises FrameError; UserError, which lists what is wanted."""
+    """Return the images, state and instruction of a request (None: it has no instruction), for `Policy.observation`.
+    Keys that the policy does not need are neither used nor decoded. Raise FrameError, or UserError that lists what is
+    expected."""
     wanted = keys.keys_of(info)
     lacking = [key for key in (*wanted.values(), *keys.state) if _find(request, key) is None]
     if lacking:
@@ -112,7 +114,7 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
             f"({info.state_dim} numbers), instruction {keys.instruction!r}"
         )
     pictures = {camera: _find(request, key) for camera, key in wanted.items()}
-    if keys.resize:  # else their sizes are known
+    if keys.resize:  # without resizing, their sizes are known
         check_pixels(picture for picture in pictures.values() if isinstance(picture, EncodedImage))
     images = {
         camera: _upright(picture, wanted[camera], keys, info.cameras[camera]) for camera, picture in pictures.items()
@@ -125,12 +127,12 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
 
 
 def has_encoded(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> bool:
-    """Whether one of the wanted images is compressed, so that reading the request takes long."""
+    """Return whether one of the needed images is compressed, so that reading the request takes long."""
     return any(isinstance(_find(request, key), EncodedImage) for key in keys.keys_of(info).values())
 
 
 def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> dict[str, Any]:
-    """The request for a row of observations in host memory. Raises UserError where the state cannot be divided."""
+    """Build the request for one sample of observations in host memory. Raise UserError if the state cannot be split."""
     request: dict[str, Any] = {}
     for camera, key in keys.keys_of(info).items():
         image = np.asarray(obs.images[camera][row])
@@ -159,7 +161,8 @@ def _find(request: Mapping[Any, Any], key: str) -> Any:
 
 
 def _put(request: dict[str, Any], key: str, value: Any) -> None:
-    """openpi's names of LIBERO and DROID have slashes; only ALOHA's images are a map."""
+    """Put a value into the request. openpi's names of LIBERO and DROID contain slashes; only ALOHA's images are a
+    map."""
     first, _, rest = key.partition("/")
     if first == "images" and rest:
         request.setdefault(first, {})[rest] = value
@@ -168,8 +171,8 @@ def _put(request: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _upright(image: Any, key: str, keys: KeyMap, size: tuple[int, int]) -> Array:
-    """uint8 [H, W, 3] of what clients send: also PNG and JPEG, floats in 0 ... 1, and channels first. The size is
-    compared before anything is decoded or copied."""
+    """Convert a client's image to uint8 [H, W, 3]: also from PNG and JPEG, floats in 0 ... 1, and channels first. The
+    size is compared before anything is decoded or copied."""
     if isinstance(image, EncodedImage):
         _check_size(image.size, key, keys, size)
         image = image.decode()
@@ -204,12 +207,12 @@ def _check_size(given: tuple[int, ...], key: str, keys: KeyMap, size: tuple[int,
 
 
 def _joined(parts: Sequence[Any], length: int) -> Any:
-    """float32 [S] where the parts are numbers; else what there is, for `Policy.observation` to refuse."""
+    """Return the parts as float32 [S] if they are numbers; else as they are, for `Policy.observation` to refuse."""
     numbers = sum(part.size for part in parts if isinstance(part, np.ndarray))
-    if numbers > length:  # before they are copied
+    if numbers > length:  # refused before they are copied
         raise UserError(f"the state has the shape [{numbers}]; it must be {length} numbers")
     try:
-        with np.errstate(over="ignore"):  # what is infinite then is refused
+        with np.errstate(over="ignore"):  # overflow gives infinity, which is refused later
             return np.concatenate([np.asarray(part, np.float32).reshape(-1) for part in parts])
     except (TypeError, ValueError):
         return parts

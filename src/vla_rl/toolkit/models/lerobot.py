@@ -1,5 +1,5 @@
-"""Checkpoints in lerobot's layout: the statistics that scale actions and state, and the files of pre- and
-post-processing that hold them. Light to import.
+"""Checkpoints in lerobot's layout: the statistics that normalise actions and state, and the files of pre- and
+post-processing that hold them. Cheap to import.
 
 A folder has config.json, policy_preprocessor.json and the safetensors file that its normaliser names.
 """
@@ -22,7 +22,7 @@ PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.
 NORMALIZER = "normalizer_processor"
 RELATIVE = ("relative_actions_processor", "delta_actions_processor")
 LEROBOT = "model."
-"""Before every name of a tensor in lerobot's files."""
+"""Prefix of every tensor's name in lerobot's files."""
 ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
 MODES = {
     "MEAN_STD": ("mean", "std"),
@@ -31,12 +31,12 @@ MODES = {
     "QUANTILE10": ("q10", "q90"),
     "IDENTITY": (),
 }
-"""lerobot's normalisation modes and the two statistics that each needs."""
+"""Normalisation modes of lerobot, and the two statistics that each needs."""
 
 
 @frozen(kw_only=True)
 class FeatureScale:
-    """How one feature is normalised, by lerobot's rules."""
+    """Normalisation of one feature, by lerobot's rules."""
 
     mode: str
     values: tuple[tuple[float, ...], ...]
@@ -46,13 +46,14 @@ class FeatureScale:
     margin: float = 0.0
     """Added to the width of a range in both directions (openpi's quantiles)."""
     flat: bool = False
-    """A number whose range is empty becomes 0, and any number becomes that range again (GR00T), in place of eps."""
+    """A dimension with an empty range is normalised to 0, and any number is restored to that range (GR00T), instead of
+    using eps."""
     clip: bool = False
-    """Numbers outside the range count as its ends, in both directions (GR00T N1.7)."""
+    """Numbers outside the range are clipped to it, in both directions (GR00T N1.7)."""
 
     def ranges(self) -> list[tuple[float, float]]:
-        """Lowest and highest usual number of each dimension: the mode's ends, or a deviation below and above the mean,
-        which is exact for a gripper that is as often open as closed. None for IDENTITY."""
+        """Return the lowest and highest usual number of each dimension: the mode's ends, or one standard deviation
+        below and above the mean, which is exact for a gripper that is as often open as closed. Empty for IDENTITY."""
         if self.mode == "MEAN_STD":
             mean, deviation = self.values
             return [(m - d, m + d) for m, d in zip(mean, deviation, strict=True)]
@@ -61,14 +62,16 @@ class FeatureScale:
 
 @frozen(kw_only=True)
 class Statistics:
+    """Normalisation of actions and state."""
+
     action: FeatureScale
     state: FeatureScale | None
-    """None: the folder says nothing about a state."""
+    """Normalisation of the state; None: the folder has no state."""
 
 
 def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
-    """By the normaliser of policy_preprocessor.json. Raises CheckpointError when there are none: a checkpoint is never
-    used with actions that are not scaled.
+    """Read the statistics of the normaliser in policy_preprocessor.json. Raise CheckpointError if there are none: a
+    checkpoint is never used with actions that are not scaled.
 
     Args:
         raw: config.json.
@@ -113,7 +116,7 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """Of lerobot's pre-processing, in order. Raises CheckpointError."""
+    """Return the steps of lerobot's pre-processing, in order. Raise CheckpointError."""
     steps = read_json(folder / PREPROCESSOR).get("steps", [])
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise CheckpointError(f"{folder / PREPROCESSOR}: 'steps' is to be a list of JSON objects")
@@ -121,7 +124,7 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
 
 
 def _mapping(source: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A JSON object within one, empty where there is none. Raises CheckpointError."""
+    """Return a JSON object within another; empty if there is none. Raise CheckpointError."""
     value = data.get(key)
     if value is not None and not isinstance(value, Mapping):
         raise CheckpointError(f"{source}: {key!r} is {said(value)}, a JSON object is expected")
@@ -129,13 +132,13 @@ def _mapping(source: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any
 
 
 def check_actions(folder: Path, raw: Mapping[str, Any]) -> None:
-    """For a folder whose statistics are not used, and need not be there. Raises CheckpointError for a model whose
-    actions are differences to the state."""
+    """Check a folder whose statistics are not used and may be missing. Raise CheckpointError for a model whose actions
+    are relative to the state."""
     refuse_relative_actions(folder, raw, read_steps(folder) if (folder / PREPROCESSOR).is_file() else ())
 
 
 def refuse_relative_actions(folder: Path, raw: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
-    """Raises CheckpointError for a model whose actions are differences to the state."""
+    """Raise CheckpointError for a model whose actions are relative to the state."""
     relative = [s for s in steps if s.get("registry_name") in RELATIVE and (s.get("config") or {}).get("enabled", True)]
     if relative or raw.get("use_relative_actions") or raw.get("use_delta_joint_actions_aloha"):
         raise CheckpointError(
@@ -147,7 +150,8 @@ def refuse_relative_actions(folder: Path, raw: Mapping[str, Any], steps: Sequenc
 def model_config(
     statistics: Statistics, cameras: Sequence[str], pixels: int, horizon: int, **own: Any
 ) -> dict[str, Any]:
-    """config.json for a network that did not come from lerobot's layout; `own`: the model's keys, `type` among them."""
+    """Return config.json for a network that did not come from lerobot's layout; `own` has the model's keys, including
+    `type`."""
     inputs: dict[str, Any] = {f"{IMAGES}{name}": {"type": "VISUAL", "shape": [3, pixels, pixels]} for name in cameras}
     modes = {"VISUAL": "IDENTITY", "ACTION": statistics.action.mode}
     if statistics.state is not None:
@@ -166,7 +170,7 @@ def model_config(
 
 
 def rescaled(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, Any]:
-    """config.json of a model that these statistics scale; empty where there is none."""
+    """Return config.json of a model that these statistics normalise; empty if `raw` is."""
     if not raw:
         return {}
     modes = {**raw.get("normalization_mapping", {}), "ACTION": statistics.action.mode}
@@ -181,13 +185,13 @@ def rescaled(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, Any]:
 def write_processors(
     raw: Mapping[str, Any], statistics: Statistics, prompt: Sequence[str], tokenizer: str, normalise_first: bool
 ) -> dict[str, bytes]:
-    """lerobot's pre- and post-processing files with these statistics, by name.
+    """Return lerobot's pre- and post-processing files with these statistics, by name.
 
     Args:
         raw: config.json.
         prompt: names of the steps that make the prompt of the instruction.
         tokenizer: its name on the hub.
-        normalise_first: before the prompt, which then holds the state; else last.
+        normalise_first: normalise before the prompt, which then holds the state; else last.
     """
     settings = {
         "eps": statistics.action.eps,

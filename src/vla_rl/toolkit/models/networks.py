@@ -1,4 +1,4 @@
-"""What networks of several model plugins share: parts, and how they get their memory and weights."""
+"""Parts that networks of several model plugins share, and how networks get memory and weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names
 
 GIB = 1024**3
 Normal = Callable[[Tensor, float], None]
-"""Fills a tensor with normal numbers of this deviation."""
+"""Function that fills a tensor with normal numbers of this standard deviation."""
 
 
 def as_tensor(array: Any, device: torch.device) -> Tensor:
-    """A tensor on the device; read-only NumPy memory (Ray's object store) is copied."""
+    """Return an array as a tensor on the device. Read-only NumPy memory (Ray's object store) is copied."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         array = array.copy()
     return torch.as_tensor(array, device=device)
@@ -29,12 +29,12 @@ def as_tensor(array: Any, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def initialise(network: nn.Module, seed: int, last: str, other: Callable[[str, nn.Module, Normal], None]) -> None:
-    """Random weights as a function of the seed alone; PyTorch's global generator is not touched. For small networks:
-    Xavier for linear layers, and a last one whose answers start near 0.
+    """Set random weights that depend on the seed alone, without PyTorch's global generator. For small networks: Xavier
+    for linear layers, and a last layer whose output starts near 0.
 
     Args:
-        last: how the name of that layer ends.
-        other: sets what is neither linear nor a convolution, nor a bias.
+        last: suffix of that layer's name.
+        other: sets the weights of modules that are neither linear nor a convolution; biases are always 0.
     """
     rng = torch.Generator().manual_seed(seed)
 
@@ -54,7 +54,8 @@ def initialise(network: nn.Module, seed: int, last: str, other: Callable[[str, n
 
 
 def sine_cosine_positions(patches: int, dim: int) -> Tensor:
-    """[patches, dim] of a square grid: a quarter of the channels each for sin and cos of x and y."""
+    """Return position embeddings [patches, dim] of a square grid: a quarter of the channels each for sin and cos of x
+    and y."""
     side, quarter = math.isqrt(patches), dim // 4
     frequency = math.pi / 2 ** torch.arange(quarter, dtype=torch.float32).mul(5 / max(quarter - 1, 1))
     angle = torch.arange(side, dtype=torch.float32)[:, None] * frequency
@@ -68,7 +69,8 @@ def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Tensor], source: Path, remedy: str = "") -> None:
-    """Copy tensors in, all of them and nothing else. Raises CheckpointError that lists what does not fit."""
+    """Copy tensors into the module, all of them and nothing else. Raise CheckpointError that lists what does not
+    fit."""
     check_names(shapes_of(module.state_dict()), shapes_of(state), source, remedy)
     module.load_state_dict(state)
 
@@ -95,13 +97,13 @@ def fill(
     public_name: Callable[[str], str] = same_name,
     stays_float32: Callable[[str], bool] = never,
 ) -> None:
-    """Give a network, on the meta device or with memory that was not touched, its weights: there is never a second copy
-    of them, nor a wider one. Raises CheckpointError, before a tensor is read, where they do not fit.
+    """Load weights into a network that is on the meta device or has untouched memory. There is never a second copy of
+    the weights, nor one of higher precision. Raise CheckpointError, before a tensor is read, if they do not fit.
 
     Args:
         change: (name, tensor of the file) -> tensor to use.
         public_name: name of a parameter -> name in the files.
-        stays_float32: name of a parameter -> whether `dtype` does not hold for it.
+        stays_float32: name of a parameter -> whether it stays float32 instead of `dtype`.
     """
     own = {public_name(name): name for name in network.state_dict()}
     shapes = {public: tuple(network.get_parameter(name).shape) for public, name in own.items()}
@@ -123,7 +125,7 @@ def allocate(
     source: str,
     stays_float32: Callable[[str], bool] = never,
 ) -> None:
-    """Give a network as in `fill` memory, all zeros, or say that there is too little."""
+    """Allocate the memory of a network as in `fill`, all zeros. Raise CheckpointError if there is too little."""
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, source)
     for name, p in list(network.named_parameters()):
         precision = torch.float32 if stays_float32(name) else dtype
@@ -131,14 +133,14 @@ def allocate(
 
 
 def replace(network: nn.Module, name: str, data: Tensor) -> None:
-    """Another tensor for a parameter, which is trained or frozen as before."""
+    """Replace a parameter's tensor; it stays trained or frozen as before."""
     path, _, leaf = name.rpartition(".")
     module = network.get_submodule(path)
     setattr(module, leaf, nn.Parameter(data, requires_grad=module.get_parameter(leaf).requires_grad))
 
 
 def check_memory(parameters: int, dtype: torch.dtype, device: torch.device, source: Path | str) -> None:
-    """Raises CheckpointError, before anything is read, when the weights alone are more than the device has free."""
+    """Raise CheckpointError, before anything is read, if the weights alone exceed the device's free memory."""
     need, free = parameters * dtype.itemsize, free_memory(device)
     if need <= free:
         return
@@ -150,7 +152,7 @@ def check_memory(parameters: int, dtype: torch.dtype, device: torch.device, sour
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free there."""
+    """Return the free bytes of the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)

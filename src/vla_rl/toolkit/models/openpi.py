@@ -1,10 +1,10 @@
-"""openpi's wire format: msgpack with NumPy arrays, as clients and servers of policies speak it over websockets.
+"""openpi's wire format: msgpack with NumPy arrays, as policy clients and servers exchange it over websockets.
 
 An array is a map with the keys `__ndarray__`, `data` (bytes in C order), `dtype` and `shape`, a NumPy number one with
 `__npgeneric__`, `data` and `dtype`; these keys are bytes. vla-evaluation-harness has text for keys, and images as PNG
-or JPEG. `unpack` reads both, and nothing that could run code: it is safe for frames of strangers. PNG and JPEG grow a
-thousandfold when they are decoded, so a server leaves them as they came (`unpack(frame, decode=False)`), and decodes
-what its policy looks at.
+or JPEG. `unpack` reads both, and nothing that could run code: it is safe for untrusted frames. PNG and JPEG grow a
+thousandfold when they are decoded, so a server leaves them encoded (`unpack(frame, decode=False)`), and decodes only
+the images that its policy uses.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from attrs import field, frozen
 from vla_rl.core.types import Array
 
 MAX_FRAME = 64 << 20
-"""Bytes; four images of 224 px are 0.6 MB."""
+"""Most bytes of a frame; four images of 224 px are 0.6 MB."""
 MAX_DEPTH = 8
-"""Maps and lists within each other."""
+"""Deepest nesting of maps and lists."""
 MAX_ITEMS = 20_000
-"""Of all maps and lists of a frame together; numbers belong into arrays."""
+"""Most items of all maps and lists of a frame together; numbers belong into arrays."""
 MAX_LIST = 4096
-"""Items of one map or list."""
+"""Most items of one map or list."""
 MAX_TEXT = 1 << 20
-"""Bytes of a text; also of a key."""
+"""Most bytes of a text or a key."""
 MAX_PIXELS = 1 << 24
-"""Pixels of all images of a frame that are sent compressed, together: two of a 4K camera."""
+"""Most pixels of all compressed images of a frame together: two of a 4K camera."""
 LONGEST_DTYPE = 8
 KINDS = "biuf"
 """Kinds of dtypes that are read: bool, integers, floats."""
 
 
 class FrameError(ValueError):
-    """A frame is not what a policy's client or server sends."""
+    """A frame is not valid data of a policy's client or server."""
 
 
 def pack(data: Any, text_keys: bool = False) -> bytes:
-    """A frame of plain data, arrays and NumPy numbers. Raises FrameError for arrays of objects and the like.
+    """Encode plain data, arrays and NumPy numbers as a frame. Raise FrameError for arrays of objects and the like.
 
     Args:
-        text_keys: as vla-evaluation-harness has them; numbers become plain ones.
+        text_keys: use text keys, as vla-evaluation-harness does; numbers become plain ones.
     """
     import msgpack
 
@@ -54,19 +54,19 @@ def pack(data: Any, text_keys: bool = False) -> bytes:
 
 @frozen(eq=False)
 class EncodedImage:
-    """An image as it came, in PNG or JPEG. Only these two formats are ever tried."""
+    """An image still encoded as PNG or JPEG. Only these two formats are ever tried."""
 
     content: bytes = field(repr=False)
     format: str
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width, from the header alone. Raises FrameError."""
+        """Height and width, read from the header alone. Raises FrameError."""
         with self._opened() as image:
             return image.height, image.width
 
     def decode(self) -> Array:
-        """The pixels, uint8 [H, W, 3] of a colour image. Ask `check_pixels` before. Raises FrameError."""
+        """Return the pixels, uint8 [H, W, 3] of a colour image. Call `check_pixels` first. Raise FrameError."""
         with self._opened() as image:
             try:
                 return np.asarray(image)
@@ -86,7 +86,7 @@ class EncodedImage:
 
 
 def check_pixels(images: Iterable[EncodedImage]) -> None:
-    """Raise FrameError where the images of a frame have too many pixels together, before any of them is decoded."""
+    """Raise FrameError if the images of a frame have too many pixels together, before any of them is decoded."""
     total = 0
     for image in images:
         height, width = image.size
@@ -99,10 +99,10 @@ def check_pixels(images: Iterable[EncodedImage]) -> None:
 
 
 def unpack(frame: bytes, decode: bool = True) -> Any:
-    """What a frame holds. Arrays are views of it, which cannot be written to. Raises FrameError.
+    """Decode a frame. Arrays are read-only views of it. Raise FrameError.
 
     Args:
-        decode: False leaves compressed images as they are (EncodedImage), for whoever wants but some of them.
+        decode: False leaves compressed images encoded (EncodedImage), for callers that need only some of them.
     """
     import msgpack
 
@@ -205,7 +205,7 @@ _READERS = {"__ndarray__": _array, "__npgeneric__": _number, "__image__": _image
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
-    """Raises FrameError for anything but plain numbers. Only what `dtype.str` gives is read: no structures."""
+    """Return a dtype by its `dtype.str`. Raise FrameError for anything but plain numbers, such as structures."""
     if isinstance(name, bytes):
         name = name.decode("ascii", "replace")
     try:
@@ -218,7 +218,7 @@ def _dtype(name: Any) -> np.dtype[Any]:
 
 
 def _look_through(data: Any, left: int, images: list[EncodedImage]) -> None:
-    """Check the depth, and collect what is compressed."""
+    """Check the depth, and collect the compressed images."""
     if isinstance(data, EncodedImage):
         images.append(data)
     if isinstance(data, dict | list):

@@ -1,4 +1,4 @@
-"""A folder of pi0 or pi0.5 in lerobot's layout, written anew in that of openpi's PyTorch checkpoints.
+"""Conversion of a pi0 or pi0.5 folder from lerobot's layout to that of openpi's PyTorch checkpoints.
 
 openpi: model.safetensors without lerobot's prefix, config.json with `action_horizon`, and
 `assets/<asset id>/norm_stats.json`. Weights are copied as bytes, whatever their size.
@@ -18,16 +18,16 @@ from vla_rl.toolkit.models.lerobot import LEROBOT, FeatureScale, read_statistics
 
 MODELS = ("pi0", "pi05")
 EPS = 1e-6
-"""openpi adds it to the deviation, or to the range's width."""
+"""Number that openpi adds to the standard deviation, or to the range's width."""
 KEPT = (TOKENIZER, "architecture.json", "value_head.safetensors", "noise_head.safetensors", "state_in_prompt.json")
-"""Files that openpi does not read, and we do."""
+"""Files that openpi does not read, and vla-rl does."""
 PRECISIONS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
-    """Write `target` from `folder`; actions are scaled to the same numbers. Raises UserError for another model, an
-    asset id that leads out of the folder, and what openpi cannot express; CheckpointError for files that are missing
-    or unreadable."""
+    """Write `target` from `folder`, so that actions are normalised to the same numbers. Raise UserError for another
+    model, an asset id that leads out of the folder, and what openpi cannot express; raise CheckpointError for files
+    that are missing or unreadable."""
     raw = read_json(folder / "config.json")
     if raw.get("type") not in MODELS:
         there = raw.get("type", raw.get("model_type"))
@@ -66,7 +66,7 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
 
 
 def rename_tensors(source: Path, target: Path) -> str:
-    """Copy a file of weights, lerobot's prefix cut off. -> the precision of most of its numbers. Raises
+    """Copy a weight file without lerobot's prefix, and return the precision of most of its numbers. Raise
     CheckpointError."""
     if not source.is_file():
         raise CheckpointError(f"{source.parent} is not a complete checkpoint: it has no {source.name}")
@@ -91,9 +91,9 @@ def rename_tensors(source: Path, target: Path) -> str:
 
 
 def _entry(scale: FeatureScale | None, inwards: float) -> dict[str, list[float]]:
-    """openpi scales pi0 by mean and deviation, pi0.5 by quantiles: both are given, and both lead to the same numbers
-    as this scale, whichever mode it has. `inwards`: 1 for what is seen, 0 for what is done, to whose deviation lerobot
-    adds nothing."""
+    """Return the openpi statistics of a feature. openpi normalises pi0 by mean and deviation, pi0.5 by quantiles: both
+    are given, and both lead to the same numbers as this scale in any mode. `inwards` is 1 for the state and 0 for
+    actions, to whose deviation lerobot adds nothing."""
     centre, half = ([], []) if scale is None else _affine(scale, inwards)
     return {
         "mean": centre,
@@ -104,7 +104,7 @@ def _entry(scale: FeatureScale | None, inwards: float) -> dict[str, list[float]]
 
 
 def _affine(scale: FeatureScale, inwards: float) -> tuple[list[float], list[float]]:
-    """Centre and half width: a number is scaled to (number - centre) / half width."""
+    """Return the centre and half width of each dimension; a number is normalised to (number - centre) / half width."""
     if scale.mode == "IDENTITY":
         return [0.0] * scale.dim, [1.0] * scale.dim
     first, second = scale.values

@@ -1,4 +1,4 @@
-"""Instructions as token ids, kept once they are made; and small tokenisers for presets."""
+"""Cached token ids of instructions, and small tokenizers for presets."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SPECIAL = ("<pad>", "<eos>", BOS, "<unk>")
 WORDS = """pick up the red green blue yellow purple orange black white block cube ball bowl plate mug cup drawer pad
 goal and place it on in into to of left right top bottom middle front back next push pull open close touch reach move
 put turn lift stack under between cylinder square circle object table tray basket stove cabinet button lever door"""
-"""What a small tokeniser knows besides the instructions."""
+"""Words that a small tokenizer knows besides the instructions."""
 BYTES = tuple(f"<0x{i:02X}>" for i in range(256))
 
 
 def learn_merges(
     tokenizer: Tokenizer, instructions: Iterable[str], prompt: Callable[[str], str], size: int, special: Sequence[str]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Train an empty BPE on prompts, a function of the instructions alone. -> its vocabulary and its merges, of which a
-    tokeniser is built afresh: bytes are special tokens to the trainer only.
+    """Train an empty BPE on prompts; the result depends on the instructions alone. Return (vocabulary, merges), from
+    which the tokenizer is rebuilt, since bytes are special tokens only for the trainer.
 
     Args:
         prompt: instruction -> the model's prompt.
-        size: of the vocabulary.
+        size: size of the vocabulary.
         special: tokens before the bytes.
     """
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[*special, *BYTES], show_progress=False)
@@ -41,7 +41,8 @@ def learn_merges(
 
 
 def train_tokenizer(instructions: Iterable[str], prompt: Callable[[str], str], vocab_size: int) -> Tokenizer:
-    """A small BPE in the style of Gemma's (byte fallback, "▁" for a space), a function of the instructions alone."""
+    """Train a small BPE in the style of Gemma's (byte fallback, "▁" for a space), which depends on the instructions
+    alone."""
     tokenizer = _bpe(*learn_merges(_bpe(None, []), instructions, prompt, vocab_size, SPECIAL))
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     return tokenizer
@@ -56,8 +57,8 @@ def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
 
 
 class KnownPrompts(ABC):
-    """The tokenised rows of every instruction seen so far, on the device. They are laid out together, so that what a
-    row gets does not depend on its neighbours in a batch."""
+    """Token rows of every instruction seen so far, on the device. All have one layout, so that a sample's tokens do not
+    depend on the others in its batch."""
 
     def __init__(self, tokenizer: Tokenizer, device: torch.device) -> None:
         self.tokenizer = tokenizer
@@ -67,11 +68,11 @@ class KnownPrompts(ABC):
 
     @abstractmethod
     def encode(self, instruction: str) -> list[int]:
-        """The prompt's ids, without padding."""
+        """Return the prompt's token ids, without padding."""
 
     @abstractmethod
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
-        """Make the rows of all prompts anew."""
+        """Rebuild the rows of all prompts."""
 
     def _learn(self, instructions: Iterable[str]) -> None:
         for text in instructions:
@@ -81,7 +82,7 @@ class KnownPrompts(ABC):
             self._lay_out(self._tokens)
 
     def _positions(self, instructions: Sequence[str]) -> Tensor:
-        """int64 [B]: which of the rows each instruction has; new ones are learnt."""
+        """Return the row index of each instruction, int64 [B]; new instructions are added."""
         new = dict.fromkeys(text for text in instructions if text not in self._index)
         if new:
             self._learn(new)
@@ -89,8 +90,8 @@ class KnownPrompts(ABC):
 
 
 class PaddedPrompts(KnownPrompts):
-    """Rows padded on the right with id 0, to the longest instruction known (to the checkpoint's limit where the
-    simulator words them anew), not to the longest of the batch: what a row gets does not depend on its neighbours."""
+    """Prompts padded on the right with id 0, to the longest known instruction (or to the checkpoint's limit if the
+    simulator rephrases them), not to the longest of the batch: a sample's tokens do not depend on the others."""
 
     def __init__(
         self,
@@ -108,10 +109,10 @@ class PaddedPrompts(KnownPrompts):
 
     @abstractmethod
     def ids(self, instruction: str) -> list[int]:
-        """The prompt's ids, however many."""
+        """Return the prompt's token ids, however many."""
 
     def encode(self, instruction: str) -> list[int]:
-        """Cut at the length that the model was trained with, as its own code does."""
+        """Return the token ids, cut at the length that the model was trained with, as its own code does."""
         return self._within(self.ids(instruction), instruction)
 
     def _within(self, ids: list[int], text: str) -> list[int]:
@@ -127,13 +128,13 @@ class PaddedPrompts(KnownPrompts):
         self._ids, self._mask = padded(tokens, width, self._device)
 
     def rows(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """ids and mask (False at padding), [B, L]."""
+        """Return token ids and mask (False at padding), [B, L]."""
         at = self._positions(instructions)
         return self._ids[at], self._mask[at]
 
 
 def padded(tokens: Sequence[list[int]], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """ids and mask (False at padding), [B, width]; padded on the right with id 0."""
+    """Return token ids and mask (False at padding), [B, width], padded on the right with id 0."""
     lengths = torch.tensor([len(ids) for ids in tokens], device=device)
     rows = [ids + [0] * (width - len(ids)) for ids in tokens]
     return torch.tensor(rows, device=device), torch.arange(width, device=device) < lengths[:, None]

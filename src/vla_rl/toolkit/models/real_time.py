@@ -1,9 +1,9 @@
-"""Real-time chunking: a chunk that goes on where the last one, which is still being executed, leaves off.
+"""Real-time chunking: a new chunk continues the last one, which is still being executed.
 
 Black, Galliker and Levine 2025 (arXiv 2506.07339), Algorithm 1. While a chunk is inferred the robot executes `delay`
-actions of the last one. The new chunk is denoised under the condition that it begins with these, and changes the later
-ones of the last chunk the more, the later they are. With t = 1 - tau from noise to actions, the velocity v towards the
-noise, and x_0 = x - t v what the chunk would become:
+actions of the last one. The new chunk is denoised under the condition that it begins with these; it changes the later
+actions of the last chunk the more, the later they are. With t = 1 - tau from noise to actions, the velocity v towards
+the noise, and x_0 = x - t v the chunk that would result:
 
     v' = v - min(limit, ((1 - t)^2 + t^2) / (t (1 - t))) (last - x_0) diag(weights) dx_0 / dx
 """
@@ -20,22 +20,22 @@ from torch import Tensor
 from vla_rl.core.types import Array
 
 LIMIT = 5.0
-"""Of the guidance (the paper's beta): with few denoising steps more overshoots."""
+"""Limit of the guidance (the paper's beta): with few denoising steps more overshoots."""
 
 
 @frozen(eq=False)
 class Unexecuted:
-    """What is left of the last chunk when the observation was made."""
+    """Remainder of the last chunk at the time of the observation."""
 
     actions: Array
-    """float32 [M, A] in the simulator's units: the first one is executed next."""
+    """Remaining actions, float32 [M, A] in the simulator's units; the first one is executed next."""
     delay: int
-    """How many of them will have been executed when the new chunk comes; at most M."""
+    """Number of them that will have been executed when the new chunk arrives; at most M."""
 
 
 def weights_of(left: int, delay: int, horizon: int) -> Tensor:
-    """How much each of the horizon's actions is held to the last chunk, float32 [H]: 1 while the new chunk is awaited,
-    then falling to 0 at the last chunk's end (equation 5)."""
+    """Return how strongly each of the horizon's actions is tied to the last chunk, float32 [H]: 1 until the new chunk
+    arrives, then falling to 0 at the last chunk's end (equation 5)."""
     index = torch.arange(horizon, dtype=torch.float64)
     share = ((left - index) / (left - delay + 1)).clamp(0, 1)
     falling = share * torch.expm1(share) / (np.e - 1)
@@ -45,11 +45,14 @@ def weights_of(left: int, delay: int, horizon: int) -> Tensor:
 def guided(
     velocity: Callable[[Tensor], Tensor], x: Tensor, time: Tensor, last: Tensor, weights: Tensor, limit: float = LIMIT
 ) -> Tensor:
-    """The velocity [B, H, A] at x towards the noise, guided to the last chunk.
+    """Return the velocity [B, H, A] at x towards the noise, guided to the last chunk.
 
     Args:
-        velocity: of the network, [B, H, A] -> the same.   x: what is denoised.   time: [B], 1 for noise, 0 for actions.
-        last: [B, H, A], any numbers where weights are 0.   weights: [B, H, 1] or [B, H, A].
+        velocity: the network's velocity, [B, H, A] -> [B, H, A].
+        x: the chunk being denoised.
+        time: [B], 1 for noise, 0 for actions.
+        last: [B, H, A], any numbers where weights are 0.
+        weights: [B, H, 1] or [B, H, A].
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_()

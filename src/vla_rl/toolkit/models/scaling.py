@@ -1,4 +1,4 @@
-"""lerobot's statistics applied: actions and state between the simulator's units and the network's."""
+"""Normalisation by lerobot's statistics: actions and state between the simulator's units and the network's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vla_rl.toolkit.models.lerobot import FeatureScale
 
 
 class FeatureScaler:
-    """A `FeatureScale` on a device. In lerobot, z-scores add eps to the deviation on the way in only; ranges, which go
-    to [-1, 1], use eps where they are empty."""
+    """A `FeatureScale` on a device. As in lerobot, z-scores add eps to the deviation only when normalising; ranges,
+    which map to [-1, 1], use eps if they are empty."""
 
     def __init__(self, scale: FeatureScale, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.dim, self._dtype = scale.dim, dtype
@@ -33,17 +33,18 @@ class FeatureScaler:
         self._offset, self._in, self._out, self._shift = (part.to(device, dtype) for part in parts)
 
     def normalise(self, x: Tensor, width: int) -> Tensor:
-        """[..., dim] in physical units -> [..., width], padded with zeros."""
+        """Normalise [..., dim] in physical units, padded with zeros to [..., width]."""
         scaled = (x.to(self._dtype) - self._offset) / self._in - self._shift
         return F.pad(scaled.clamp(-self._end, self._end), (0, width - self.dim))
 
     def restore(self, x: Tensor) -> Tensor:
-        """[..., width] -> physical units, [..., dim]."""
+        """Un-normalise [..., width] to physical units, [..., dim]."""
         return (x[..., : self.dim].clamp(-self._end, self._end) + self._shift) * self._out + self._offset
 
 
 class GripperScaler(FeatureScaler):
-    """The last number of an action is 0 for a closed and 1 for an open gripper in training, and +1 and -1 in LIBERO."""
+    """A scaler whose gripper dimension (the last of an action) is 0 for closed and 1 for open in training, and +1 and
+    -1 in LIBERO."""
 
     def normalise(self, x: Tensor, width: int) -> Tensor:
         return super().normalise(torch.cat([x[..., :-1], (1 - x[..., -1:]) / 2], dim=-1), width)

@@ -1,4 +1,4 @@
-"""Categorical distributions over the tokens of an action, as policies with bins share them."""
+"""Categorical distributions over the tokens of an action, shared by policies with binned actions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from torch import Tensor
 
 
 def inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """The bin whose stretch of the cumulative distribution holds the uniform. [..., bins], [...] -> int64 [...].
-
-    A bin of probability 0 is never chosen.
-    """
+    """Sample bins by inverse CDF: return the bin whose interval of the cumulative distribution contains the uniform
+    number, [..., bins], [...] -> int64 [...]. A bin of probability 0 is never chosen."""
     cdf = log_probs.double().exp().cumsum(-1)
     total = cdf[..., -1]
     point = torch.minimum(uniforms.double() * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -18,20 +16,20 @@ def inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def choose(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
-    """int64 [...]: the mode of [..., bins], or the one that the uniforms [...] draw."""
+    """Return the mode of [..., bins], or the bins that the uniform numbers [...] sample; int64 [...]."""
     return log_probs.argmax(-1) if uniforms is None else inverse_cdf(log_probs, uniforms)
 
 
 def median(log_probs: Tensor) -> Tensor:
-    """int64 [...]: of bins [..., bins] in the order of what they mean, the first up to which lies more than half of the
+    """Return the median of ordered bins [..., bins], int64 [...]: the first bin up to which lies more than half of the
     probability.
 
-    That is what a policy does on the whole. Its mode is not, where probability is spread over neighbours of which
+    The median is the policy's typical action. The mode is not, if probability is spread over neighbouring bins of which
     reinforcement learning has raised one, far from the middle.
     """
     return inverse_cdf(log_probs, log_probs.new_full(log_probs.shape[:-1], 0.5))
 
 
 def entropy(log_probs: Tensor) -> Tensor:
-    """[..., bins] -> [...], nats."""
+    """Return the entropy of [..., bins] as [...], in nats."""
     return -(log_probs.exp() * log_probs).sum(-1)

@@ -1,4 +1,4 @@
-"""Whether a plan adds up, on the machines that there are."""
+"""Checks that a plan is consistent and fits the machines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
 
 ROLES = ("sim", "policy", "learner")
 DEVICES = ("cpu", "cuda", "cuda:0")
-"""What a worker calls its device: it sees its own GPU only, which is the first one to it."""
+"""Names of a worker's device. A worker sees only its own GPU, which is its first."""
 
 
 def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
-    """The plan, if its rows, lanes and ranks add up. Raises DoesNotFit with what is needed and what is there."""
+    """Return the plan if its envs, lanes and ranks are consistent. Raise DoesNotFit with what is needed and what is
+    available."""
     sims, learners = plan.hosting("sim"), plan.hosting("learner")
     for role in ROLES:
         if not plan.hosting(role):
@@ -44,7 +45,7 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
 
 
 def check_slots(plan: Plan, cluster: Cluster) -> None:
-    """Raise DoesNotFit for roles or devices that there are not, or that are given away twice."""
+    """Raise DoesNotFit for roles or devices that do not exist, or that are assigned twice."""
     gpus_of = {node.name: node.gpus for node in cluster.nodes}
     most = max(gpus_of.values(), default=0)
     shares: dict[tuple[str | None, int], float] = {}
@@ -81,8 +82,8 @@ def check_slots(plan: Plan, cluster: Cluster) -> None:
 
 
 def idle_policies(plan: Plan) -> list[int]:
-    """Slots with a policy that acts for nobody: simulators are served by a policy in their own worker, or else shared
-    out in turn (`vla_rl.runtime.placement.assignments`)."""
+    """Return the slots with a policy that acts for no env. A simulator is served by a policy in its own worker, or else
+    by the policies in turn (`vla_rl.runtime.placement.assignments`)."""
     sims, policies = plan.hosting("sim"), plan.hosting("policy")
     by_worker = len(sims) >= len(policies)
     serving = set()
@@ -94,7 +95,7 @@ def idle_policies(plan: Plan) -> list[int]:
 
 
 def check_acts(plan: Plan) -> None:
-    """Raise DoesNotFit for what a plan asks for and the runtime does not do."""
+    """Raise DoesNotFit for a plan that the runtime cannot execute."""
     sims, policies = plan.hosting("sim"), plan.hosting("policy")
     together = set(sims) <= set(policies)
     near = set(sims) & set(policies)
@@ -120,7 +121,7 @@ def check_acts(plan: Plan) -> None:
 
 
 def check_lanes(job: Job, workers: int, stages: int) -> None:
-    """Raise DoesNotFit for rows that the lanes of so many sim workers cannot share evenly."""
+    """Raise DoesNotFit if envs cannot be split evenly over the lanes of this many sim workers."""
     lanes = workers * stages
     if job.num_envs % lanes:
         what, made = ("workers", "") if stages == 1 else ("lanes", f" ({workers} sim workers x {stages})")
@@ -131,7 +132,7 @@ def check_lanes(job: Job, workers: int, stages: int) -> None:
 
 
 def _check_shares(plan: Plan, cluster: Cluster) -> None:
-    """Workers ask for no more than the cluster, or their node, has."""
+    """Raise DoesNotFit if workers ask for more than the cluster, or their node, has."""
     nodes = {node.name: node for node in cluster.nodes}
     lost = sorted({slot.node for slot in plan.slots if slot.node is not None} - nodes.keys())
     if lost:
@@ -153,7 +154,7 @@ def _check_shares(plan: Plan, cluster: Cluster) -> None:
 
 
 def _check_memory(plan: Plan, cluster: Cluster, job: Job, workers: int) -> None:
-    """Simulators fit into the host memory of their nodes."""
+    """Raise DoesNotFit if simulators exceed the host memory of their nodes."""
     there: Mapping[str | None, int] = {None: cluster.memory, **{node.name: node.memory for node in cluster.nodes}}
     for name, memory in there.items():
         here = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)

@@ -1,4 +1,5 @@
-"""Devices as specs name them, and plans of lists of them. What strategies share: a strategy is which role is where.
+"""Device lists of specs, and plans made from them. The shared part of placement strategies: a strategy says which role
+is where.
 
 A device is a GPU. On a cluster without any it is a CPU slot, of which each core has two: roles take turns, so a core
 seldom serves both. Devices are numbered over all nodes, in the order of the nodes' names.
@@ -33,7 +34,7 @@ PART = re.compile(r"(?:([^:,\s]+):)?(?:(\d+)(?:-(\d+))?|cpu)")
 
 @frozen
 class Device:
-    """A device of a node, or its CPUs (index None)."""
+    """A device of a node, or the node's CPUs (index None)."""
 
     node: str
     index: int | None
@@ -41,14 +42,15 @@ class Device:
 
 @frozen(kw_only=True)
 class OffloadSettings:
-    """Which roles leave their device, for host memory, while they have nothing to do."""
+    """Roles that free their device's memory (into host memory) while they are idle."""
 
     sim: bool = False
-    """Simulators, while the learners train."""
+    """Offload simulators while the learners train."""
     policy: bool = False
-    """Weights of policies that are not beside a learner, while the learners train."""
+    """Offload the weights of policies that share no worker with a learner, while the learners train."""
     learner: bool = False
-    """Optimiser state and gradients, and the weights of learners that are not beside a policy, during rollouts."""
+    """Offload optimiser state and gradients during rollouts, and the weights of learners that share no worker with a
+    policy."""
 
     @property
     def roles(self) -> frozenset[str]:
@@ -56,14 +58,14 @@ class OffloadSettings:
 
 
 def as_text(value: Devices) -> str | None:
-    """Converter: one form of a list of devices, so that a spec reads back equal."""
+    """Convert a list of devices to one text form, so that a spec reads back equal (attrs converter)."""
     if isinstance(value, tuple | list):
         return ",".join(map(str, value))
     return None if value is None else str(value)
 
 
 def well_formed(instance: Any, attribute: Any, value: str | None) -> None:
-    """Validator of a list of devices; only simulators may name CPUs."""
+    """Validate a list of devices; only simulators may name CPUs (attrs validator)."""
     for part in () if value is None else value.split(","):
         found = PART.fullmatch(part.strip())
         if found is None:
@@ -80,7 +82,7 @@ class RoleDevices:
     """Settings of strategies that give each role its devices."""
 
     sim: Devices = field(default=None, converter=as_text, validator=well_formed)
-    """Devices of the simulators, one worker each, such as 0-3; or `cpu`, one worker a node."""
+    """Devices of the simulators, one worker each, such as 0-3; or `cpu`, one worker per node."""
     policy: Devices = field(default=None, converter=as_text, validator=well_formed)
     """Devices of the policies, one worker each."""
     learner: Devices = field(default=None, converter=as_text, validator=well_formed)
@@ -89,28 +91,28 @@ class RoleDevices:
     """Simulator workers, spread evenly over the devices or nodes of `sim`; workers on one GPU share it equally. Null:
     one each."""
     lanes: Lanes = field(default="stages", validator=some_rows)
-    """What steps together in a sim worker: all its rows, or with pipeline stages a part of them (stages); each row by
-    itself, while others step and reset (rows); or so many rows at a time."""
+    """Envs that step together in a sim worker: all, or with pipeline stages a part of them (stages); each env by
+    itself, while others step and reset (rows); or this many envs at a time."""
     window: WindowSettings | None = None
-    """When a policy infers; null: when all rows wait (with pipeline stages those of a lane), or, where lanes are rows,
-    as soon as some do."""
+    """Dynamic batching of the policies; null: infer when all envs wait (with pipeline stages: all of a lane), or, with
+    `lanes: rows` or a number, as soon as any do."""
     offload: OffloadSettings = field(factory=OffloadSettings)
-    """What is moved to host memory between phases."""
+    """Roles that are moved to host memory between phases."""
 
 
 def devices_of(cluster: Cluster) -> list[Device]:
-    """All devices, in the order of their numbers."""
+    """Return all devices, in the order of their numbers."""
     counts = [(n, n.gpus if cluster.gpus else int(n.cpus * SLOTS_PER_CORE)) for n in _nodes(cluster)]
     return [Device(node.name, index) for node, count in counts for index in range(count)]
 
 
 def busy_devices(cluster: Cluster) -> list[Device]:
-    """Devices for workers that all work at once: all GPUs, or a CPU slot a core."""
+    """Return devices for workers that all work at once: all GPUs, or one CPU slot per core."""
     return devices_of(cluster)[:: 1 if cluster.gpus else SLOTS_PER_CORE]
 
 
 def find(role: str, text: str, cluster: Cluster) -> list[Device]:
-    """The devices that a well-formed list names. Raises DoesNotFit."""
+    """Return the devices that a well-formed list names. Raise DoesNotFit."""
     found: list[Device] = []
     kind = "GPUs" if cluster.gpus else f"CPU slots ({SLOTS_PER_CORE} a core)"
     for part in text.split(","):
@@ -140,13 +142,13 @@ def find(role: str, text: str, cluster: Cluster) -> list[Device]:
 
 
 def free(cluster: Cluster, taken: Iterable[Device], slots: int) -> list[Device]:
-    """All GPUs that are not taken; without any GPU, so many CPU slots."""
+    """Return all GPUs that are not taken; without any GPU, up to `slots` CPU slots."""
     there = [device for device in devices_of(cluster) if device not in set(taken)]
     return there if cluster.gpus else there[:slots]
 
 
 def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Device]], cluster: Cluster, hint: str) -> None:
-    """Raise DoesNotFit when two roles name the same device."""
+    """Raise DoesNotFit if two roles name the same device."""
     both = [device for device in of[a] if device in set(of[b]) and device.index is not None]
     if both:
         raise DoesNotFit(f"placement: {a} and {b} both name {_said(both, cluster)}; {hint}")
@@ -163,12 +165,13 @@ def arrange(
     window: WindowSettings | None = None,
     offload: frozenset[str] = frozenset(),
 ) -> Plan:
-    """A worker for each device; roles that name the same one live in its worker together.
+    """Return a plan with one worker per device. Roles that name the same device share its worker. Raise DoesNotFit.
 
     Args:
         of: role -> its devices.
-        sim_workers: so many simulator workers, apart from other roles; None: one a device of `sim`.
-    Raises DoesNotFit.
+        sim_workers: number of simulator workers, separate from other roles; None: one per device of `sim`.
+        stages, lanes, window: as `lanes.layout` takes them.
+        offload: roles to offload.
     """
     workers: list[tuple[Device, list[str]]] = []
     homes = of["sim"]
@@ -205,8 +208,8 @@ def arrange(
 
 
 def _shares(node: Node, here: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:
-    """CPUs of a node's workers, by whether they have simulators. With GPUs, simulators share what is left after a core
-    for each other worker of the node; without, all workers share equally."""
+    """Return the CPUs of a node's workers without and with simulators. With GPUs, each worker without simulators gets a
+    core, and the simulators share the rest; without GPUs, all workers share equally."""
     there = node.cpus
     if not cluster.gpus:
         share = there / len(here)
@@ -219,7 +222,7 @@ def _shares(node: Node, here: Sequence[Sequence[str]], cluster: Cluster) -> tupl
 
 
 def _floor(share: float) -> float:
-    """To the thousandth, so that shares of one thing never add up to more."""
+    """Round down to a thousandth, so that shares of one device never add up to more than it."""
     return math.floor(share * 1000) / 1000
 
 

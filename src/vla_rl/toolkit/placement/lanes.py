@@ -1,4 +1,4 @@
-"""Lanes of simulator workers and the window of policies, as specs say them."""
+"""Settings of simulator lanes and of the policies' dynamic batching."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ Lanes = Literal["stages", "rows"] | int
 
 
 def some_rows(instance: Any, attribute: Any, value: Lanes) -> None:
-    """Validator of a number of rows."""
+    """Validate a number of envs (attrs validator)."""
     if isinstance(value, int) and value < 1:
         raise ValueError(f"a lane of {value} rows; give 1 or more, rows (a lane each) or stages")
 
 
 def seconds(instance: Any, attribute: Any, value: float | None) -> None:
-    """Validator."""
+    """Validate a number of seconds, or None (attrs validator)."""
     if value is not None and not 0 <= value < inf:
         raise ValueError(f"a wait of {value} seconds; give 0 or more, or null")
 
 
 @frozen(kw_only=True)
 class WindowSettings:
-    """When a policy infers."""
+    """Dynamic batching of a policy: when it infers."""
 
     max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Rows of an inference at most; null: all that it acts for."""
+    """Most envs in one inference; null: all that the policy acts for."""
     max_wait: float | None = field(default=0.0, validator=seconds)
-    """Seconds that the oldest request waits for a fuller batch; 0: take what waits; null: wait for the whole batch."""
+    """Seconds that the oldest request waits for a fuller batch; 0: infer with whatever waits; null: wait for the whole
+    batch."""
 
 
 def layout(
     job: Job, sims: int, policies: int, stages: int, lanes: Lanes, window: WindowSettings | None
 ) -> dict[str, Any]:
-    """`stages`, `side_by_side` and `window` of a plan with so many sim and policy workers. Raises DoesNotFit."""
+    """Return `stages`, `side_by_side` and `window` of a plan with this many sim and policy workers. Raise
+    DoesNotFit."""
     alone = lanes != "stages"
     if alone:
         check_lanes(job, sims, 1)

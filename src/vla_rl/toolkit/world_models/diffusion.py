@@ -1,7 +1,7 @@
 """Diffusion of frames as in EDM (Karras et al. 2022, arXiv 2206.00364) with the choices of DIAMOND (Alonso et al. 2024,
 arXiv 2405.12399; eloialonso/diamond 5bcd159): offset noise, clamped 8-bit predictions, few steps.
 
-A denoised frame is `c_skip x + c_out F(c_in x, c_noise, past)`, x being the noisy one and F the network.
+A denoised frame is `c_skip x + c_out F(c_in x, c_noise, past)`, with noisy frame x and network F.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIGMA_OFFSET_NOISE = 0.3
 
 
 class Conditioners(NamedTuple):
-    """[B, 1, 1, 1] each, c_noise [B]; or scalars, where the noise level was one."""
+    """Preconditioning coefficients, [B, 1, 1, 1] each, c_noise [B]; or scalars for a scalar noise level."""
 
     c_in: Tensor
     c_out: Tensor
@@ -27,8 +27,8 @@ class Conditioners(NamedTuple):
 
 
 def build_sigmas(num_steps: int, sigma_min: float, sigma_max: float, rho: int) -> Tensor:
-    """Noise levels float32 [num_steps + 1] of a sampler, from `sigma_max` down to `sigma_min`, and 0 at the end:
-    (max^(1/rho) + i / (n - 1) (min^(1/rho) - max^(1/rho)))^rho, Karras et al., eq. 5."""
+    """Return the noise levels of a sampler, float32 [num_steps + 1], from `sigma_max` down to `sigma_min`, and 0 at the
+    end: (max^(1/rho) + i / (n - 1) (min^(1/rho) - max^(1/rho)))^rho (Karras et al., eq. 5)."""
     low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
     sigmas = (high + torch.linspace(0, 1, num_steps) * (low - high)) ** rho
     return torch.cat((sigmas, sigmas.new_zeros(1)))
@@ -37,8 +37,8 @@ def build_sigmas(num_steps: int, sigma_min: float, sigma_max: float, rho: int) -
 def compute_conditioners(
     sigma: Tensor, sigma_data: float = SIGMA_DATA, sigma_offset_noise: float = SIGMA_OFFSET_NOISE
 ) -> Conditioners:
-    """Of noise levels [B], with s = sqrt(sigma^2 + offset^2): c_in = 1 / sqrt(s^2 + d^2), c_skip = d^2 / (s^2 + d^2),
-    c_out = s sqrt(c_skip), c_noise = ln(s) / 4."""
+    """Return the coefficients for noise levels [B], with s = sqrt(sigma^2 + offset^2) and d = sigma_data: c_in = 1 /
+    sqrt(s^2 + d^2), c_skip = d^2 / (s^2 + d^2), c_out = s sqrt(c_skip), c_noise = ln(s) / 4."""
     s = (sigma**2 + sigma_offset_noise**2).sqrt()
     c_in = 1 / (s**2 + sigma_data**2).sqrt()
     c_skip = sigma_data**2 / (s**2 + sigma_data**2)
@@ -48,10 +48,11 @@ def compute_conditioners(
 
 
 def apply_noise(x: Tensor, sigma: Tensor, offset: Tensor, noise: Tensor, sigma_offset_noise: float) -> Tensor:
-    """Frames [B, channels, H, W] with noise of their levels [B], and an offset of each channel.
+    """Add noise of the levels `sigma` [B], and an offset per channel, to frames [B, channels, H, W].
 
     Args:
-        offset: standard normal [B, channels, 1, 1].   noise: standard normal, as x.
+        offset: standard normal [B, channels, 1, 1].
+        noise: standard normal, shape of x.
     """
     return x + sigma_offset_noise * offset + noise * _as_images(sigma)
 
@@ -59,18 +60,19 @@ def apply_noise(x: Tensor, sigma: Tensor, offset: Tensor, noise: Tensor, sigma_o
 def training_sigmas(
     normals: Tensor, loc: float = -0.4, scale: float = 1.2, sigma_min: float = 2e-3, sigma_max: float = 20.0
 ) -> Tensor:
-    """Noise levels [B] to train at, from standard normals: log-normal, clipped."""
+    """Return noise levels [B] for training, from standard normals: log-normal, clipped."""
     return (normals * scale + loc).exp().clip(sigma_min, sigma_max)
 
 
 def network_target(x: Tensor, noisy: Tensor, c: Conditioners) -> Tensor:
-    """What the network should say of noisy frames whose clean ones are x."""
+    """Return the network's regression target for noisy frames whose clean ones are x."""
     return (x - c.c_skip * noisy) / c.c_out
 
 
 @torch.no_grad()
 def wrap_model_output(noisy: Tensor, output: Tensor, c: Conditioners) -> Tensor:
-    """The denoised frames in [-1, 1], of 8 bits as a camera has. They are cut off, not rounded, as by DIAMOND."""
+    """Return the denoised frames in [-1, 1], quantised to 8 bits like a camera's. They are truncated, not rounded, as
+    in DIAMOND."""
     return quantised(c.c_skip * noisy + c.c_out * output)
 
 
@@ -80,12 +82,12 @@ def quantised(frames: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sample(denoise: Callable[[Tensor, Tensor], Tensor], x: Tensor, sigmas: Tensor, order: int = 1) -> Tensor:
-    """Frames from standard normals x (not scaled by the first level), by Euler's method (order 1) or Heun's (2),
+    """Sample frames from standard normals x (not scaled by the first level), by Euler's method (order 1) or Heun's (2),
     without churn.
 
     Args:
         denoise: (noisy frames, noise level: a scalar) -> denoised frames.
-        sigmas: of `build_sigmas`.
+        sigmas: from `build_sigmas`.
     """
     for sigma, following in pairwise(sigmas):
         slope = (x - denoise(x, sigma)) / sigma

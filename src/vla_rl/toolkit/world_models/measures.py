@@ -1,7 +1,7 @@
-"""How good a world model is, on recorded episodes that it was not fitted to: nothing here asks which model it is.
+"""Quality measures of a world model on recorded episodes that it was not trained on, for any model.
 
 Episodes are given as windows of K frames, the last of which is the first of the episode, and the H chunks after it.
-Frames at step k are imagined from the model's own of the steps before, with the recorded actions.
+Frames at step k are imagined from the model's own frames of the steps before, with the recorded actions.
 """
 
 from __future__ import annotations
@@ -17,42 +17,45 @@ from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, take_rows
 
 CHANGED = 8
-"""Pixels that differ by more than this, of 255, in any colour have changed."""
+"""Difference (of 255, in any colour) above which a pixel counts as changed."""
 CANDIDATES = 8
-"""Chunks among which the recorded one is looked for."""
+"""Number of chunks among which the recorded one has to be identified."""
 GATES = ("changed pixels", "actions", "replay")
 
 
 @define(eq=False)
 class EpisodeReplay:
-    """Recorded episodes, and what the model makes of their actions. All but `alive` [steps, B]."""
+    """Recorded episodes, and the model's predictions for their actions. Each list has one entry per step, with first
+    dimension B."""
 
     played: list[Array] = field(factory=list)
-    """bool: the chunk was played."""
+    """The chunk was executed; bool."""
     imagined: list[Observation] = field(factory=list)
     real: list[Observation] = field(factory=list)
     before: list[Observation] = field(factory=list)
-    """What was really seen before the chunk."""
+    """Recorded observation before the chunk."""
     chances: list[Array] = field(factory=list)
-    """Probabilities of outcomes, on imagined frames."""
+    """Outcome probabilities from imagined frames."""
     on_real: list[Array] = field(factory=list)
-    """The same on recorded frames."""
+    """Outcome probabilities from recorded frames."""
     outcomes: list[Array] = field(factory=list)
 
 
 def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: int | None = None) -> dict[str, float]:
-    """All measures of episodes (see above): by step those of pictures and states, and over all steps the rest.
+    """Compute all measures of episodes (see the module): those of images and states per step k, the others over all
+    steps.
 
     Args:
-        of_actions: by how many of the episodes action following and disagreement are measured; None: by all.
+        of_actions: number of episodes that measure action following and disagreement; None: all.
 
     Returns:
-        psnr/k, copy_psnr/k: of imagined frames, and of the frame before. changed_psnr/k, copy_changed_psnr/k: of pixels
-        that changed. state_mae/k: in standard deviations of the recorded states. action_error: of pixels with the
-        recorded actions, in units of those with another episode's; action_accuracy: how often the recorded chunk of
-        `CANDIDATES` explains the next frame best. outcome_auc, outcome_auc_imagined: of success after a chunk.
-        replay_auc, replay_fpr, replay_fnr: of the success of whole episodes; replay_auc_error: the first one's standard
-        error. disagreement/k: mean absolute difference, in levels of 255, of frames that are imagined with other noise;
+        psnr/k, copy_psnr/k: of imagined frames, and of a copy of the frame before. changed_psnr/k,
+        copy_changed_psnr/k: the same on pixels that changed. state_mae/k: in standard deviations of the recorded
+        states. action_error: pixel error with the recorded actions, relative to the error with another episode's;
+        action_accuracy: how often the recorded chunk of `CANDIDATES` explains the next frame best. outcome_auc,
+        outcome_auc_imagined: AUC of success after a chunk. replay_auc, replay_fpr, replay_fnr: AUC, false-positive
+        and false-negative rate of the success of whole episodes; replay_auc_error: standard error of that AUC.
+        disagreement/k: mean absolute difference, in levels of 255, of frames that are imagined with other noise;
         outcome_disagreement: of the probability of success after a chunk.
     """
     replay = play(model, windows, seed)
@@ -72,8 +75,9 @@ def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: i
 
 
 def gates(found: Mapping[str, float], was_open: bool = False) -> dict[str, bool]:
-    """Whether a model with these measures is good enough to practise in, and if not, for want of what. Where it was
-    before, a replay AUC that is too low shuts only if chance, of so few episodes, is no explanation (95 %)."""
+    """Return for each quality threshold whether a model with these measures meets it; imagination needs all of them. If
+    they were met before, a lower replay AUC fails only if chance does not explain it at this number of episodes (95
+    %)."""
     steps = [name for name in found if name.startswith("changed_psnr/")]
     chance = 1.96 * found["replay_auc_error"] if was_open else 0.0
     values = (
@@ -85,7 +89,7 @@ def gates(found: Mapping[str, float], was_open: bool = False) -> dict[str, bool]
 
 
 def play(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measure") -> EpisodeReplay:
-    """Imagine recorded episodes with their own actions, each frame from those imagined before it; `draw` keys the
+    """Imagine recorded episodes with their own actions, each frame from those imagined before it. `draw` keys the
     noise."""
     history, rows, replay = model.history, np.arange(len(windows.instructions)), EpisodeReplay()
     mind = take_rows(part(windows, 0, history), rows)
@@ -107,7 +111,8 @@ def play(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measur
 
 
 def roc_auc(scores: Array, positive: Array) -> float:
-    """Area under the ROC curve: how often a positive has the higher score, ties half. NaN with one class only."""
+    """Return the area under the ROC curve: how often a positive has the higher score, ties half. NaN with one class
+    only."""
     wins, total = int(positive.sum()), len(positive)
     if wins in (0, total):
         return float("nan")
@@ -117,7 +122,7 @@ def roc_auc(scores: Array, positive: Array) -> float:
 
 
 def roc_auc_error(auc: float, wins: int, losses: int) -> float:
-    """Standard error of an area under the ROC curve (Hanley and McNeil 1982). NaN where the area is."""
+    """Return the standard error of an area under the ROC curve (Hanley and McNeil 1982). NaN with one class only."""
     if not wins * losses:
         return float("nan")
     both, other = auc / (2 - auc) - auc**2, 2 * auc**2 / (1 + auc) - auc**2
@@ -125,7 +130,7 @@ def roc_auc_error(auc: float, wins: int, losses: int) -> float:
 
 
 def psnr(one: Array, other: Array, mask: Array | None = None) -> float:
-    """Peak signal-to-noise ratio of uint8 pictures in dB; of the pixels in `mask` only."""
+    """Return the peak signal-to-noise ratio of uint8 images in dB, over the pixels in `mask` if given."""
     error = np.square(one.astype(np.float32) - other.astype(np.float32))
     mean = float(error.mean() if mask is None else error[mask].mean() if mask.any() else np.nan)
     return float(10 * np.log10(255**2 / mean)) if mean else float("inf")
@@ -141,7 +146,7 @@ def _noise(windows: Windows, seed: int, step: int, draw: str = "measure") -> Noi
 
 
 def _stacked(observation: Observation, rows: Array) -> Array:
-    """All cameras' pixels, uint8 [R, pixels, 3]."""
+    """Return the pixels of all cameras, uint8 [R, pixels, 3]."""
     return np.concatenate([to_numpy(i)[rows].reshape(len(rows), -1, 3) for i in observation.images.values()], axis=1)
 
 
@@ -165,7 +170,8 @@ def _pictures(replay: EpisodeReplay, windows: Windows) -> dict[str, float]:
 
 
 def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]:
-    """Of single predictions from recorded frames: whether the model heeds what it is told to do."""
+    """Measure action following by single predictions from recorded frames: whether the prediction depends on the
+    actions."""
     history, errors = model.history, []
     for step in range(windows.actions.shape[1] - history + 1):
         rows = np.flatnonzero(windows.executed[:, history - 1 + step].any(1))
@@ -188,7 +194,8 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
 
 
 def _disagreement(one: EpisodeReplay, other: EpisodeReplay) -> dict[str, float]:
-    """Of the same episodes, imagined with other noise; `other` may be of the first of them only."""
+    """Measure the disagreement of the same episodes, imagined with other noise; `other` may have only the first of
+    them."""
     found: dict[str, float] = {}
     chances: list[Array] = []
     for k, played in enumerate(other.played, start=1):

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 GROUP = 32
-"""Channels of a group; fewer channels are one group."""
+"""Channels per group; fewer channels are one group."""
 HEAD = 8
-"""Channels of an attention head."""
+"""Channels per attention head."""
 
 
 def conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
@@ -21,7 +21,7 @@ def conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
 
 
 def parts(channels: int, size: int) -> int:
-    """How many parts of about that size there are, of equal ones."""
+    """Return the number of equal parts of about this size."""
     return next(count for count in range(max(1, channels // size), 0, -1) if channels % count == 0)
 
 
@@ -30,7 +30,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 class UNetAdaptiveNorm(nn.Module):
-    """Group norm, then scaled and shifted as the condition [B, D] says."""
+    """Group norm with scale and shift computed from the condition [B, D]."""
 
     def __init__(self, channels: int, condition: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class UNetAdaptiveNorm(nn.Module):
 
 
 class UNetAttention(nn.Module):
-    """Every pixel looks at every other one; adds nothing before training."""
+    """Self-attention over all pixels; adds nothing before training."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class UNetAttention(nn.Module):
 
 
 class UNetBlock(nn.Module):
-    """Two convolutions beside a short cut; the second one gives nothing before training."""
+    """Two convolutions with a residual connection; the second one gives 0 before training."""
 
     def __init__(self, inputs: int, outputs: int, condition: int, attention: bool) -> None:
         super().__init__()
@@ -79,10 +79,11 @@ class UNetBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """[B, channels[0], H, W] and a condition [B, D] -> [B, channels[0], H, W], whatever H and W.
+    """UNet from [B, channels[0], H, W] and a condition [B, D] to [B, channels[0], H, W], for any H and W.
 
     Level i has `depths[i]` blocks of `channels[i]` on the way down and one more on the way up. Between levels a strided
-    convolution halves the picture, and a convolution after doubling it brings it back. Attention in two blocks below.
+    convolution halves the image; on the way up it is doubled and convolved. The two blocks at the bottom have
+    attention.
     """
 
     def __init__(self, channels: Sequence[int], depths: Sequence[int], condition: int) -> None:

@@ -1,4 +1,4 @@
-"""Rows, parts and continuations of `Windows`."""
+"""Selecting, cutting and extending `Windows`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows
 
 ROWS = ("state", "actions", "executed", "outcomes", "first", "states", "seeds")
-"""Arrays with a row for each window."""
+"""Arrays with one row per window."""
 
 
 def take_rows(windows: Windows, rows: Array) -> Windows:
-    """The windows at these positions (int64 [R]), in this order: copies."""
+    """Return copies of the windows at these positions (int64 [R]), in this order."""
     return attrs.evolve(
         windows,
         images={camera: frames[rows] for camera, frames in windows.images.items()},
@@ -23,7 +23,7 @@ def take_rows(windows: Windows, rows: Array) -> Windows:
 
 
 def put_rows(windows: Windows, rows: Array, others: Windows) -> Windows:
-    """`windows`, with `others` (R of them, of the same shape) at these positions. Writes into `windows`."""
+    """Write `others` (R windows of the same shape) into `windows` at these positions, and return the result."""
     for camera, frames in windows.images.items():
         frames[rows] = others.images[camera]
     for name in ROWS:
@@ -35,7 +35,7 @@ def put_rows(windows: Windows, rows: Array, others: Windows) -> Windows:
 
 
 def part(windows: Windows, first: int, last: int) -> Windows:
-    """Frames first ... last - 1, and the chunks between them."""
+    """Return the frames first ... last - 1, and the chunks between them."""
     return attrs.evolve(
         windows,
         images={camera: frames[:, first:last] for camera, frames in windows.images.items()},
@@ -46,8 +46,8 @@ def part(windows: Windows, first: int, last: int) -> Windows:
 
 
 def followed_by(windows: Windows, actions: Array, executed: Array, outcomes: Array, after: Observation) -> Windows:
-    """As many frames, one chunk later: [B, C, A], [B, C] and the class of its outcome [B] led to `after`. A chunk of
-    fewer actions than the others of the window has them as its first ones."""
+    """Return windows of the same length, moved on by one chunk: its actions [B, C, A], `executed` [B, C] and outcome
+    class [B] led to `after`. A chunk with fewer actions than the window's others is padded at its end."""
     chunk = windows.actions.shape[2]
     short = [(0, 0), (0, chunk - actions.shape[1])]
     asked, played = np.pad(actions, [*short, (0, 0)]), np.pad(executed, short)
@@ -67,7 +67,7 @@ def followed_by(windows: Windows, actions: Array, executed: Array, outcomes: Arr
 
 
 def frames_of(windows: Windows, index: int) -> Observation:
-    """What was seen at frame `index` of each window."""
+    """Return the observation at frame `index` of each window."""
     return Observation(
         images={camera: frames[:, index] for camera, frames in windows.images.items()},
         instructions=windows.instructions,

@@ -1,4 +1,4 @@
-"""GIPO (AcceRL, section 3.3): every sample keeps a gradient, and old ones a small one."""
+"""GIPO (AcceRL, section 3.3): every sample keeps a gradient, which gets smaller the further the policy moved away."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from vla_rl.toolkit.algorithms.losses import (
 )
 
 DEAD = 1e-3
-"""Trust below which an entry counts as without gradient."""
+"""Trust weight below which a loss term counts as having no gradient (in the diagnostics only)."""
 CLIP = 0.2
-"""Of the PPO that `loss/clip_fraction` compares with."""
+"""Clip range of the PPO that the metric `loss/clip_fraction` compares GIPO with."""
 
 
 class GIPO(Algorithm):
+    """Actor-critic with generalised advantages and a trust-weighted surrogate."""
+
     off_policy = True
 
     def __init__(self, config: GIPOConfig):
@@ -33,13 +35,13 @@ class GIPO(Algorithm):
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        """Generalised advantages of chunk steps or of actions, normalised over the whole rollout."""
+        """Return generalised advantages (GAE) of chunk steps or of actions, normalised over the whole rollout."""
         rollout, steps = critic_steps(rollout, self.config)
         return critic_advantages(rollout, steps, *gae_of(steps, self.config), self.config)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """The trust-weighted surrogate, less the entropy bonus, plus the KL terms (from the reference and from the
-        policy that acted), each entry by its weight; and the critic's loss."""
+        """Return the trust-weighted surrogate, less the entropy bonus, plus the KL terms (to the reference and to the
+        behaviour policy), each loss term with its weight; plus the critic's loss."""
         config = self.config
         e = loss_terms(scores, batch, config.log_prob)
         surrogate = F.trust_surrogate(e.log_probs, e.old_log_probs, e.advantages, sigma=config.sigma)

@@ -15,6 +15,8 @@ from vla_rl.toolkit.algorithms.policy_loss import MakeSurrogate, Surrogate, ppo_
 
 
 class GRPO(Algorithm):
+    """Group-relative policy optimisation: no critic, one advantage per trajectory."""
+
     def __init__(self, config: GRPOConfig):
         self.config = config
         self.needs = config.needs | Requirements(groups=True)
@@ -23,11 +25,13 @@ class GRPO(Algorithm):
         self.scope_reason = config.scope_reason
 
     def select(self, rollout: Rollout) -> Tensor:
-        """Drop whole groups: by success rate, by equal scores, by truncation."""
+        """Return which trajectories to train on: whole groups are dropped by success rate, equal scores or
+        truncation."""
         return select_groups(rollout, self.config)
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        """One number a trajectory, its score relative to its group's, at every chunk step with a valid action."""
+        """Return one advantage per trajectory, its score relative to its group's, at every chunk step with a valid
+        action."""
         config, scores = self.config, trajectory_scores(rollout)
         relative = F.group_advantages(
             scores,

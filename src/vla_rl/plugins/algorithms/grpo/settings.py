@@ -1,4 +1,4 @@
-"""What a spec says about the algorithm; light to import."""
+"""Spec keys of `grpo`; light to import, since specs are read with it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings,
 
 @frozen(kw_only=True)
 class SoftGate:
-    """SAPO (Gao et al. 2025, arXiv:2511.20347): a sigmoid of the ratio in place of the clip."""
+    """SAPO's soft gate (Gao et al. 2025, arXiv:2511.20347): a sigmoid of the probability ratio instead of the clip."""
 
     positive: float = field(default=1.0, validator=v.gt(0))
-    """tau of entries with a positive advantage: how fast their gradient fades as the ratio leaves 1."""
+    """Temperature tau, above 0, of loss terms with a positive advantage: how fast their gradient fades as the ratio
+    leaves 1."""
     negative: float = field(default=1.05, validator=v.gt(0))
-    """tau of the others."""
+    """Temperature tau, above 0, of the other loss terms; larger than `positive` by default, as in SAPO."""
 
 
 @frozen(kw_only=True)
 class GRPOConfig(GroupSettings, ClipSettings, CorrectionSettings):
+    """Spec keys of `grpo`, with those of GroupSettings, ClipSettings and CorrectionSettings."""
+
     advantage: Literal["chunk"] = "chunk"
-    """GRPO has one advantage a trajectory, so one a chunk."""
+    """Granularity of advantages. GRPO has one advantage per trajectory, so one per chunk is all there is."""
     correction: Literal["none", "decoupled", "truncated"] = "none"
-    """How data of older versions count, as in ppo; v-trace corrects values, and there are none here."""
+    """Off-policy correction for samples of older policy versions, as in `ppo`. There is no v-trace: it corrects values,
+    and GRPO has no critic."""
     soft_gate: SoftGate | None = field(default=None)
-    """Set, it replaces the clip, and no entry loses all its gradient."""
+    """Soft gate that replaces the clip, so that no loss term loses all its gradient; null: clip."""
 
     @soft_gate.validator
     def _no_clip(self, _: object, gate: SoftGate | None) -> None:

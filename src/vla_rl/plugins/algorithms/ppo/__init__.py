@@ -12,7 +12,7 @@ from vla_rl.toolkit.algorithms.settings import ClipSettings, CriticSettings, VTr
 
 @frozen(kw_only=True)
 class PPOConfig(CriticSettings, ClipSettings, VTraceSettings):
-    """Keys: those of the three classes above."""
+    """Spec keys of `ppo`: those of CriticSettings, ClipSettings and VTraceSettings."""
 
 
 def build(config: PPOConfig, context: Context) -> Any:

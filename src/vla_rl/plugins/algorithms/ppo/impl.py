@@ -13,6 +13,8 @@ from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
 
 
 class PPO(Algorithm):
+    """Proximal policy optimisation with a critic, optionally with V-trace for off-policy samples."""
+
     def __init__(self, config: PPOConfig):
         self.config = config
         self.needs = config.needs | Requirements(values=True)
@@ -46,7 +48,7 @@ class PPO(Algorithm):
         )
         weights = old.exp().clamp(max=config.rho_bar)
         result = critic_advantages(rollout, steps, advantages / weights, targets, config)
-        # Normalised first: what pi_old would not do gets no gradient from the mean either.
+        # Normalise before weighting: actions that pi_old would not take get no gradient from the mean either.
         return attrs.evolve(result, advantages=result.advantages * steps.unflatten(weights))
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:

@@ -1,4 +1,4 @@
-"""SRPO: GRPO in which failed trajectories are paid for how near they came to the batch's own successes."""
+"""SRPO: GRPO in which a failed trajectory gets a reward for how near it came to the batch's own successes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories as vectors: V-JEPA 2 over the frames of an episode, averaged over its tokens (siiRL's SRPO)."""
+"""Trajectory embeddings: V-JEPA 2 over the frames of an episode, averaged over its tokens (siiRL's SRPO)."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ Frames = np.ndarray[Any, Any]
 
 
 class EncoderError(UserError):
-    """The video encoder cannot be used; the message says what is missing and what to do."""
+    """Raised when the video encoder cannot be used; the message says what is missing and what to do."""
 
 
 def frame_indices(count: int, wanted: int) -> Frames:
-    """Which of `count` >= 1 frames are seen: `wanted` of them evenly from first to last, rounded down; when there are
-    fewer, all in order and again from the start. int64 [wanted]."""
+    """Return the indices, int64 [wanted], of the frames to embed out of `count` >= 1: evenly spaced from first to last,
+    rounded down. A shorter trajectory is repeated from its start."""
     if count < wanted:
         return np.resize(np.arange(count), wanted)
     return np.linspace(0, count - 1, wanted).astype(np.int64)
 
 
 def preprocess(frames: Frames, size: int, device: str | torch.device) -> Tensor:
-    """uint8 [F, H, W, 3] -> float32 [F, 3, size, size]: short side to int(256 / 224 * size) (bilinear with
-    anti-aliasing, rounded to 8 bit), centre crop, ImageNet normalisation."""
+    """Return frames uint8 [F, H, W, 3] as float32 [F, 3, size, size]: short side resized to int(256 / 224 * size)
+    (bilinear with anti-aliasing, rounded to 8 bit), centre crop, ImageNet normalisation."""
     clip = torch.from_numpy(np.ascontiguousarray(frames)).to(device).permute(0, 3, 1, 2).float()
     height, width = clip.shape[2:]
     short = int(256.0 / 224 * size)
@@ -91,8 +91,8 @@ def _missing(problem: str) -> EncoderError:
 
 
 def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
-    """The encoder, ready for inference; "tiny": small, random, always the same. Raises EncoderError for weights that
-    are missing, cut off, or of another shape."""
+    """Return the encoder in inference mode; "tiny" is a small random one, always the same. Raise EncoderError for
+    weights that are missing, truncated, or of another shape."""
     from transformers import VJEPA2Config, VJEPA2Model
 
     if name == TINY:
@@ -115,7 +115,7 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
                 folder if folder.is_dir() else name, dtype=torch.float32, output_loading_info=True
             )
             model, report = loaded
-        except Exception as error:  # of transformers, of safetensors, of the hub
+        except Exception as error:  # raised by transformers, safetensors or the hub
             raise EncoderError(f"algorithm.encoder: the weights of {name} cannot be read: {error}") from error
         missing = sorted(key for key in report["missing_keys"] if key.startswith("encoder."))
         if missing:
@@ -123,7 +123,7 @@ def load_model(name: str, device: str | torch.device) -> VJEPA2Model:
                 f"algorithm.encoder: {name} lacks {len(missing)} tensors of the encoder, such as {missing[0]}; "
                 f"fetch the checkpoint again"
             )
-    del model.predictor  # guesses masked parts of a video in training; nothing here
+    del model.predictor  # predicts masked parts of a video in pretraining; unused here
     result: VJEPA2Model = model.to(device).eval().requires_grad_(False)
     return result
 
@@ -132,8 +132,8 @@ class TrajectoryEncoder:
     """Embeds trajectories, a batch at a time.
 
     Args:
-        frames: seen of each trajectory.   size: side of the crop in pixels; None: the checkpoint's.
-        batch: trajectories of one forward pass.   dtype: of matrix products.
+        frames: frames sampled from each trajectory.   size: side of the crop in pixels; None: the checkpoint's.
+        batch: trajectories per forward pass.   dtype: precision of matrix products (autocast).
     """
 
     def __init__(
@@ -158,7 +158,8 @@ class TrajectoryEncoder:
                 raise EncoderError(f"algorithm.{what} is {value}; encoder {name} takes multiples of {unit}")
 
     def __call__(self, trajectories: Sequence[Frames]) -> Tensor:
-        """uint8 [frames, H, W, 3] each -> float32 [N, D] on the CPU; zeros for a trajectory without frames."""
+        """Return embeddings float32 [N, D] on the CPU of N trajectories uint8 [frames, H, W, 3]; zeros for one without
+        frames."""
         out = torch.zeros(len(trajectories), self.width)
         framed = [i for i, frames in enumerate(trajectories) if len(frames)]
         for start in range(0, len(framed), self.batch):

@@ -20,7 +20,8 @@ from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
 
 
 class SRPO(Algorithm):
-    """The encoder is loaded where `features` is called first, and nowhere else."""
+    """GRPO on shaped rewards. The encoder is loaded by the first call of `features`, so only in the process that
+    embeds."""
 
     scope_reason = "failures are compared with all successes of the step; choose grpo"
 
@@ -45,8 +46,8 @@ class SRPO(Algorithm):
         return self.encoder(frames)
 
     def shape_rewards(self, rollout: Rollout) -> Rollout:
-        """Of each trajectory of a group that the success filter keeps: one reward, at its last action. A trajectory
-        without frames (an embedding of zeros) keeps what the simulator paid."""
+        """Replace the rewards of every trajectory in a group that passes the success filter by one progress reward, at
+        its last action. A trajectory without frames (an embedding of zeros) keeps the simulator's rewards."""
         if rollout.features is None:
             return rollout
         embeddings = rollout.features.numpy()
@@ -65,12 +66,13 @@ class SRPO(Algorithm):
         )
 
     def select(self, rollout: Rollout) -> Tensor:
-        """Drop whole groups: by success rate, by equal scores (of shaped rewards), by truncation."""
+        """Return which trajectories to train on: whole groups are dropped by success rate, equal (shaped) scores or
+        truncation."""
         return select_groups(rollout, self.config)
 
     def advantages(self, rollout: Rollout) -> Advantages:
-        """One number a trajectory, its (shaped) score relative to its group's, at every chunk step with a valid
-        action."""
+        """Return one advantage per trajectory, its shaped score relative to its group's, at every chunk step with a
+        valid action."""
         config, scores = self.config, trajectory_scores(rollout)
         relative = F.group_advantages(
             scores,
@@ -89,14 +91,14 @@ class SRPO(Algorithm):
 
 
 def pay_at_the_end(rollout: Rollout, rewards: Tensor) -> Tensor:
-    """Rewards [N] at the last valid action of each trajectory, 0 at the others: float32 [T, N, C]."""
+    """Return rewards float32 [T, N, C]: those given, [N], at the last valid action of each trajectory, 0 elsewhere."""
     valid = by_action(rollout.valid)
-    left = valid.long().flip(0).cumsum(0).flip(0)  # valid actions from here on
+    left = valid.long().flip(0).cumsum(0).flip(0)  # number of valid actions from here on
     return by_chunk(torch.where(valid & (left == 1), rewards, torch.zeros(())), rollout.valid.shape[-1])
 
 
 def shaping_metrics(rollout: Rollout) -> dict[str, float]:
-    """Share of the trajectories that were shaped, and the means of their distances and rewards."""
+    """Return metrics: the share of trajectories with a shaped reward, and the means of their distances and rewards."""
     if not rollout.findings:
         return {"srpo/shaped": 0.0}
     shaped = ~rollout.findings["distance"].isnan()

@@ -1,4 +1,4 @@
-"""Hook `srpo_report`: what the encoder and the rewards made of each rollout, as numbers and as a picture."""
+"""Hook `srpo_report`: writes SRPO's embeddings, distances and rewards of each rollout as numbers and as a plot."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class EmbeddingReport:
 
 
 def draw(path: Path, step: int, tasks: tuple[str, ...], success: Any, found: dict[str, Any]) -> None:
-    """Failures: reward against distance to their task's successes. The successes' reward is a line at the top."""
+    """Plot the reward of failures against their distance to the successes of their task; successes are a line at reward
+    1."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""SRPO's progress reward: how near a failed trajectory came to the batch's own successes, in the encoder's space."""
+"""SRPO's progress reward: the distance of a failed trajectory to the batch's own successes, in embedding space."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from vla_rl.core.types import Array
 from vla_rl.plugins.algorithms.srpo.settings import RewardSettings
 
 FLAT = 1e-6
-"""Distances of a task that differ by less are all in the middle."""
+"""Range of a task's distances below which they count as equal: every failure gets relative distance 0.5."""
 
 
 @frozen(kw_only=True, eq=False)
 class TrajectoryProgress:
-    """Float64 [N] each; NaN where there is none."""
+    """Progress of the N trajectories of a batch, float64 [N] each; NaN where it is not defined."""
 
     rewards: Array
-    """1 for a success, `reward_scale * sigmoid(...)` for a failure, 0 for one of a task without success."""
+    """Reward: 1 for a success, `reward_scale * sigmoid(...)` for a failure, 0 for a failure whose task has no
+    success."""
     distances: Array
-    """Of a failure to the nearest centre of its task's successes, in the encoder's units."""
+    """Euclidean distance of a failure to the nearest centre of its task's successes, in the encoder's units."""
     normalized: Array
-    """The same in [0, 1] among its task's failures."""
+    """Distance scaled to [0, 1] among the failures of the same task."""
 
 
 def success_centres(successes: Array, settings: RewardSettings) -> Array:
-    """Centres [K, D] of the successes' embeddings float32 [S, D]: the means of DBSCAN's clusters, found after scaling
-    each dimension to unit variance and given in raw units; the plain mean when there is no cluster."""
+    """Return the centres [K, D] of the successes' embeddings float32 [S, D]: means of DBSCAN's clusters, which are
+    found after scaling each dimension to unit variance, in raw units; the plain mean when there is no cluster."""
     from sklearn.cluster import DBSCAN
     from sklearn.preprocessing import StandardScaler
 
@@ -42,11 +43,11 @@ def success_centres(successes: Array, settings: RewardSettings) -> Array:
 def progress_rewards(
     embeddings: Array, success: Array, tasks: Sequence[str], counted: Array, settings: RewardSettings
 ) -> TrajectoryProgress:
-    """Rewards of the trajectories of one batch, compared within their task (siiRL's SRPO).
+    """Return the rewards of the trajectories of one batch, compared within their task (siiRL's SRPO).
 
     Args:
-        embeddings: float32 [N, D].   success: bool [N].   tasks: N names.
-        counted: bool [N]: trajectories that take part; the others neither attract nor get a reward.
+        embeddings: float32 [N, D].   success: bool [N].   tasks: N task names.
+        counted: bool [N]: trajectories that take part; the others are no targets and get no reward.
     """
     rewards, distances, normalized = (np.full(len(success), np.nan) for _ in range(3))
     rewards[counted] = success[counted]

@@ -1,4 +1,4 @@
-"""Keys of `srpo` and of its hook `srpo_report`. Light: specs are read with them."""
+"""Spec keys of `srpo` and of its hook `srpo_report`; light to import, since specs are read with it."""
 
 from __future__ import annotations
 
@@ -12,48 +12,55 @@ from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings,
 
 @frozen(kw_only=True, slots=False)
 class EncoderSettings:
-    """Of the video encoder."""
+    """Keys of the video encoder."""
 
     encoder: str = field(validator=v.min_len(1))
     """V-JEPA 2 checkpoint: a folder (config.json, *.safetensors), a name of the Hugging Face hub such as
-    facebook/vjepa2-vitg-fpc64-384, "builtin:tabletop" (small, taught on the wrist camera of the built-in simulator), or
-    "tiny" (small and random, for tests)."""
+    facebook/vjepa2-vitg-fpc64-384, "builtin:tabletop" (small, trained on the wrist camera of the built-in simulator),
+    or "tiny" (small and random, for tests)."""
     frames: int = field(default=64, validator=v.ge(2))
-    """Frames seen of each trajectory, evenly from first to last; a multiple of the encoder's tubelet (2)."""
+    """Frames per trajectory that are embedded, evenly spaced from first to last, 2 or more; a multiple of the encoder's
+    tubelet size (2)."""
     image_size: int | None = field(default=None, validator=v.optional(v.ge(16)))
-    """Side of the crop in pixels, a multiple of the encoder's patch (16); none: as the checkpoint was trained."""
+    """Side of the crop in pixels, 16 or more, a multiple of the encoder's patch size (16); null: the checkpoint's
+    own."""
     camera: str | None = None
-    """Whose frames are embedded; none: the simulator's first camera."""
+    """Camera whose frames are embedded; null: the simulator's first camera."""
     encoder_batch: int = field(default=8, validator=v.ge(1))
-    """Trajectories of one forward pass."""
+    """Trajectories per forward pass of the encoder, 1 or more; lower it when GPU memory runs out."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the encoder's matrix products (autocast); weights and embeddings are float32 in any case."""
+    """Precision of the encoder's matrix products (autocast); weights and embeddings are float32 in any case."""
     device: str | None = None
-    """Of the encoder, such as cuda:1; none: that of the policy's worker."""
+    """Device of the encoder, such as cuda:1; null: the device of the policy worker."""
 
 
 @frozen(kw_only=True, slots=False)
 class RewardSettings:
-    """Of a failure's reward: reward_scale * sigmoid(steepness * (midpoint - d)), d in [0, 1] its relative distance."""
+    """Keys of a failure's reward: reward_scale * sigmoid(steepness * (midpoint - d)), d in [0, 1] its relative
+    distance."""
 
     cluster_eps: float = field(default=0.5, validator=v.gt(0))
-    """DBSCAN: distance within which two successes are neighbours, each dimension scaled to unit variance."""
+    """DBSCAN's eps, above 0: distance within which two successes are neighbours, each dimension scaled to unit
+    variance."""
     cluster_min_samples: int = field(default=2, validator=v.ge(1))
-    """DBSCAN: successes in a neighbourhood, its centre included, that make a cluster."""
+    """DBSCAN's min_samples: successes in a neighbourhood, its centre included, that make a cluster; 1 or more."""
     reward_scale: float = field(default=0.6, validator=[v.gt(0), v.le(1)])
-    """Bound of a failure's reward; a success has 1."""
+    """Upper bound of a failure's reward, above 0 and at most 1; a success has 1."""
     steepness: float = field(default=10.0, validator=v.gt(0))
-    """How sharply near and far failures are told apart."""
+    """Slope of the sigmoid, above 0: how sharply rewards of near and far failures differ."""
     midpoint: float = field(default=0.5, validator=[v.ge(0), v.le(1)])
-    """Relative distance that earns half the bound."""
+    """Relative distance, 0 to 1, at which a failure gets half of `reward_scale`."""
 
 
 @frozen(kw_only=True)
 class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings, CorrectionSettings):
+    """Spec keys of `srpo`, with those of its five base classes."""
+
     filter: SuccessFilter | None = field(factory=SuccessFilter)
     """Success-rate filter of groups, applied before rewards are shaped; null: off."""
     correction: Literal["none", "decoupled", "truncated"] = "none"
-    """How data of older versions count, as in ppo; v-trace corrects values, and there are none here."""
+    """Off-policy correction for samples of older policy versions, as in `ppo`. There is no v-trace: it corrects values,
+    and SRPO has no critic."""
 
 
 SIIRL = {
@@ -77,12 +84,15 @@ SIIRL = {
     "filter": {"lower": 0.1, "upper": 0.9},
     "filter_truncated": False,
 }
-"""siiRL's recipe for LIBERO, but for the encoder's place; the rest of it is in rollout and train (see the README)."""
+"""siiRL's recipe for LIBERO without the encoder's location; its other settings belong to `rollout` and `train` (see the
+README)."""
 
 
 @frozen(kw_only=True)
 class ReportConfig:
+    """Spec keys of the hook `srpo_report`."""
+
     every: int = field(default=1, validator=v.ge(1))
-    """Training steps between files."""
+    """Training steps between two files, 1 or more."""
     plot: bool = True
-    """Draw reward against distance beside the numbers."""
+    """Also plot reward against distance."""

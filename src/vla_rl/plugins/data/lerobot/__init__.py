@@ -1,4 +1,4 @@
-"""A data set in LeRobot's format, versions 2 and 3, in a folder."""
+"""`lerobot`: reads demonstrations from a dataset in LeRobot's format, versions 2 and 3, in a local folder."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class LeRobotConfig:
+    """Spec keys of the dataset plugin `lerobot`."""
+
     folder: Path
-    """Folder of the data set, with `meta/info.json`; or `OWNER/NAME`, also `OWNER/NAME@REVISION`, of a data set that
-    lerobot or the Hugging Face hub's client downloaded to this machine. Nothing is fetched."""
+    """Folder of the data set, with `meta/info.json`; or `OWNER/NAME` or `OWNER/NAME@REVISION` of a data set that
+    lerobot or the Hugging Face hub's client already downloaded to this machine. Nothing is downloaded."""
     episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """First episodes; none: all."""
+    """Number of episodes to read, from the first on, 1 or more; null: all."""
     cameras: Mapping[str, str] = field(factory=dict)
-    """The simulator's camera -> feature with its images, such as {wrist: observation.images.wrist_image}. Those left
-    out are called `observation.images.CAMERA`."""
+    """Mapping from the simulator's camera to the feature with its images, such as {wrist:
+    observation.images.wrist_image}. A camera left out is read from `observation.images.CAMERA`."""
     action: str = "action"
     """Feature with the actions, in the simulator's units."""
     state: str = "observation.state"
-    """Feature with the state, as the simulator gives it; not read for a simulator without a state."""
+    """Feature with the state, in the simulator's units; not read for a simulator without a state."""
     ends: Literal["drop", "repeat"] = "drop"
-    """The last C - 1 steps of an episode, behind which there is no whole chunk: `drop` leaves them out, as OpenVLA-OFT
-    trains; `repeat` fills their chunks with the last action, for short episodes whose end has to be seen."""
+    """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
+    leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, for short episodes whose end
+    has to be learnt."""
 
 
 def build(config: LeRobotConfig, context: Context) -> Any:

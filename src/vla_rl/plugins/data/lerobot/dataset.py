@@ -1,4 +1,4 @@
-"""Samples of a data set: numbers in memory, images read when they are asked for."""
+"""Samples of a LeRobot data set: numbers are kept in memory, images are read on demand."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, ma
 
 IMAGES = "observation.images."
 STORED = {"bytes": Value("binary"), "path": Value("string")}
-"""An image within a Parquet file."""
+"""Arrow type of an image that is stored in a Parquet file."""
 PLACES = ("episode_index", "frame_index", "task_index", "timestamp")
-"""Columns that say what a row belongs to."""
+"""Columns that say which episode, frame, task and time a row of the table belongs to."""
 
 
 class LeRobotData(Demonstrations):
+    """Demonstrations of a LeRobot data set."""
+
     def __init__(self, config: LeRobotConfig, context: Context) -> None:
-        """Raises UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
+        """Raise UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
         folder = find_folder(config.folder)
         where, self._chunk = str(folder), context.chunk
         meta = read_meta(folder)
@@ -128,7 +130,8 @@ def _length(meta: Meta, where: str, name: str) -> int:
 
 
 def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:
-    """Whether a row has a chunk [C, A] instead of an action [A]."""
+    """Return whether the action of a row is a whole chunk [C, A] instead of one action [A]. Raise UserError for a
+    recorded chunk of another length."""
     shape = meta.features[name].shape
     if len(shape) < 2:
         return False
@@ -141,7 +144,8 @@ def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:
 
 
 def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
-    """Of all rows of the files in order: float32 [rows, size] of the vectors `sizes`, [rows] of `PLACES`."""
+    """Return the columns of all rows of the files, in order: the vectors named in `sizes` as float32 [rows, size], and
+    the columns `PLACES` as [rows]."""
     try:
         table = open_rows([arrow_name(file) for file in files], format="parquet").to_table(columns=[*sizes, *PLACES])
         places = {name: _place(name, table[name]) for name in PLACES}
@@ -151,7 +155,8 @@ def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[s
 
 
 def _place(name: str, column: Any) -> Array:
-    """A Parquet column of `PLACES`: [rows] of whole numbers, or seconds."""
+    """Return a Parquet column of `PLACES` as integers or seconds [rows]. Raise ValueError for missing or non-finite
+    numbers."""
     values: Array = column.to_numpy()
     kinds = "iuf" if name == "timestamp" else "iu"
     if column.null_count or values.dtype.kind not in kinds:
@@ -162,8 +167,8 @@ def _place(name: str, column: Any) -> Array:
 
 
 def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeMeta]) -> None:
-    """Raise UserError where the rows of an episode are not those that meta/ lists, or a frame lacks between two others
-    or is there twice. Rows are in order."""
+    """Raise UserError where an episode has other rows than meta/ lists, or where a frame between two others is missing
+    or duplicated. Rows are sorted."""
     indices, counts = np.unique(table["episode_index"], return_counts=True)
     rows = dict(zip(indices.tolist(), counts.tolist(), strict=True))
     for episode in episodes:
@@ -185,7 +190,7 @@ def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeM
 
 
 def _vectors(name: str, column: Any, size: int) -> Array:
-    """A Parquet column of lists, also nested, or of numbers where there is one a row, as float32 [rows, size]."""
+    """Return a Parquet column of lists (nested ones too), or of one number per row, as float32 [rows, size]."""
     rows = len(column)
     if hasattr(column.type, "value_type"):
         found = []
@@ -200,8 +205,8 @@ def _vectors(name: str, column: Any, size: int) -> Array:
 
 
 def _open_stored(where: str, files: Sequence[Path], names: list[str]) -> Dataset:
-    """Encoded images of all rows of the files in order, memory-mapped by `datasets`, which converts them once and keeps
-    that in its cache."""
+    """Return the encoded images of all rows of the files, in order. `datasets` converts the files to a memory-mapped
+    table once and keeps that in its cache."""
     try:
         return Dataset.from_parquet(
             [glob.escape(str(file)) for file in files], columns=names, features=Features(dict.fromkeys(names, STORED))

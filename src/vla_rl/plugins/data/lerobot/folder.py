@@ -1,4 +1,5 @@
-"""Where a data set lies: a folder, or a name of the hub that was downloaded. Light: a spec is checked with it."""
+"""Locates a data set: a folder, or a dataset of the Hugging Face hub that was downloaded. Imports little, since specs
+are checked with it."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from vla_rl.core.errors import UserError
 
 INFO = Path("meta", "info.json")
 HUB_NAME = re.compile(r"(?:(?:hf|https?):/.*?datasets/)?(\w[\w.-]*)/(\w[\w.-]*)(?:@([\w./-]+))?", re.ASCII)
-"""`OWNER/NAME[@REVISION]`, also as an address; `Path` has made one slash of two."""
+"""Pattern of `OWNER/NAME[@REVISION]`, also as a URL, whose double slash `Path` has made a single one."""
 LISTED = 5
-"""Data sets that a message names."""
+"""Most data sets that an error message lists."""
 
 
 def find_folder(folder: Path) -> Path:
-    """The folder with `meta/info.json` that a spec's `folder` means: itself, the newest snapshot in it where it is a
-    data set of the hub's cache, or where lerobot and the hub's client put `OWNER/NAME`. Nothing is downloaded. Raises
-    UserError, which says what to do."""
+    """Return the folder with `meta/info.json` that a spec's `folder` means: the folder itself, the newest snapshot in
+    it if it is a data set of the hub's cache, or where lerobot or the hub's client stored `OWNER/NAME`. Nothing is
+    downloaded. Raise UserError, which says what to do."""
     if folder.is_dir():
         found = _with_info(folder)
         if found is None:
@@ -44,7 +45,8 @@ def find_folder(folder: Path) -> Path:
 
 
 def _places(owner: str, title: str) -> list[Path]:
-    """Where lerobot keeps a data set, and where the hub's client does for lerobot and for itself."""
+    """Return the folders in which a data set of the hub may lie: lerobot's own, and the hub client's cache as lerobot
+    and as the client itself place it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~", ".cache"))
     home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
     lerobot = Path(os.environ.get("HF_LEROBOT_HOME") or home / "lerobot")
@@ -55,8 +57,8 @@ def _places(owner: str, title: str) -> list[Path]:
 
 
 def _with_info(folder: Path, revision: str | None = None) -> Path | None:
-    """The folder itself, or a snapshot within it: of a branch, tag or commit; the main branch's without one, or the
-    newest."""
+    """Return the folder itself if it is a data set, else the snapshot in it of `revision` (branch, tag or commit);
+    without a revision that of the main branch, or the newest."""
     if (folder / INFO).is_file():
         return folder
     snapshots = folder if folder.name == "snapshots" else folder / "snapshots"
@@ -72,7 +74,7 @@ def _newest_first(snapshots: Path) -> list[str]:
 
 
 def _describe(folder: Path) -> str:
-    """What is wrong with a folder, and which is meant instead."""
+    """Return what is wrong with a folder, and which folder was probably meant."""
     said = f"{folder} is no LeRobot data set: it has no {INFO.as_posix()}"
     above = next((parent for parent in folder.absolute().parents if (parent / INFO).is_file()), None)
     if above is not None:

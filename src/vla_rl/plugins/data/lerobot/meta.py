@@ -1,4 +1,4 @@
-"""What `meta/` says, read into one form for versions 2 and 3 of the format."""
+"""Reads the `meta/` folder of a LeRobot data set into one form for versions 2 and 3 of the format."""
 
 from __future__ import annotations
 
@@ -19,35 +19,38 @@ from vla_rl.toolkit.data.pictures import MAX_PIXELS
 from vla_rl.toolkit.json_files import Record, path_inside, read_record, read_records
 
 LIST_BYTES = 1 << 30
-"""Size of a list in JSON lines that is read: one of a million episodes has 200 MB."""
+"""Most bytes of a JSON lines file that is read: the file of a million episodes has 200 MB."""
 WORDS = {
     "v2": ("episode_chunk", "episode_index", "video_key"),
     "v3": ("chunk_index", "file_index", "video_key"),
 }
-"""Version -> what `data_path` and `video_path` are made of."""
+"""Format version -> fields that the path templates `data_path` and `video_path` may use."""
 WIDTHS, NO_WIDTH = re.compile("(0?1?[0-9])?d?"), re.compile("")
-"""Digits that a path may ask for: `{episode_index:06d}` asks for 6."""
+"""Format specs that a path template may use for numbers (such as `06d` in `{episode_index:06d}`) and for names
+(none)."""
 PICTURES = ("image", "video")
 CHANNELS = ((1,), (3,), (4,))
 
 
 @frozen(kw_only=True)
 class Clip:
-    """Where the frames of one episode and camera are."""
+    """Location of the frames of one episode and camera in a video file."""
 
     path: Path
     start: float
-    """Seconds into the file."""
+    """Start of the episode within the file, in seconds."""
 
 
 @frozen(kw_only=True)
 class EpisodeMeta:
+    """Location and length of one episode."""
+
     index: int
     data: Path
     clips: Mapping[str, Clip]
-    """Of features that are videos."""
+    """Video feature -> its clip."""
     length: int | None
-    """Frames; None where the list does not say."""
+    """Number of frames; None where the list of episodes does not say."""
 
 
 @frozen(kw_only=True)
@@ -64,11 +67,11 @@ class Feature:
 
 @frozen(kw_only=True)
 class Info:
-    """meta/info.json."""
+    """Contents of meta/info.json."""
 
     folder: Path
     version: str
-    """v2 or v3."""
+    """Format version: v2 or v3."""
     fps: float
     features: Mapping[str, Feature]
     chunks_size: int
@@ -89,6 +92,8 @@ class Info:
 
 @frozen(kw_only=True)
 class Meta:
+    """Contents of `meta/`: features, tasks by index, episodes, and frames per second."""
+
     features: Mapping[str, Feature]
     tasks: Mapping[int, str]
     episodes: tuple[EpisodeMeta, ...]
@@ -96,8 +101,8 @@ class Meta:
 
 
 def read_info(folder: Path) -> Info:
-    """Raises UserError for a folder that is no data set of a known version, and for an info.json that cannot be right.
-    Light: a spec is checked with it."""
+    """Read meta/info.json. Raise UserError for a folder that is no data set of a known version, and for invalid
+    contents. Imports little: specs are checked with it."""
     info = read_record(folder / INFO)
     version = str(info.data.get("codebase_version", "none"))
     if version[:2] not in WORDS:
@@ -121,7 +126,8 @@ def read_info(folder: Path) -> Info:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Raises UserError for a folder that is no data set of a known version, and for lists that cannot be right."""
+    """Read all of `meta/`. Raise UserError for a folder that is no data set of a known version, and for invalid
+    lists."""
     info = read_info(folder)
     tasks, episodes = {"v2": _version_2, "v3": _version_3}[info.version](info)
     if not episodes:
@@ -133,7 +139,8 @@ def read_meta(folder: Path) -> Meta:
 
 
 def pixels_of(folder: Path, name: str, feature: Feature) -> int:
-    """Of a picture's frame. Raises UserError for a shape that is none, or too large to be read."""
+    """Return the number of pixels of a frame of an image feature. Raise UserError for a shape that is no image's, or
+    too large to be read."""
     shape = feature.shape
     sides = shape[:-1] if shape[-1:] in CHANNELS else shape[1:]
     if len(shape) != 3 or not 0 < math.prod(sides) <= MAX_PIXELS:
@@ -145,7 +152,7 @@ def pixels_of(folder: Path, name: str, feature: Feature) -> int:
 
 
 def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collection[str]) -> None:
-    """Raise UserError when rows, or these videos, of the episodes are not there."""
+    """Raise UserError when data files, or files of these video features, are missing for any of the episodes."""
     files = {e.data for e in episodes} | {e.clips[name].path for e in episodes for name in videos}
     absent = sorted(path.relative_to(folder).as_posix() for path in files if not path.is_file())
     if absent:
@@ -154,8 +161,8 @@ def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collectio
 
 
 def _template(info: Record, key: str, version: str) -> str:
-    """A path with places for an episode's numbers. It may ask for nothing else: `str.format` could be told to make
-    gigabytes of blanks, and reads attributes."""
+    """Return a path template, checked: it may contain only the known fields. Others are refused because `str.format`
+    could be made to write gigabytes of padding, and reads attributes."""
     template, known = info.text(key), WORDS[version]
     try:
         parts = list(string.Formatter().parse(template))
@@ -178,7 +185,7 @@ def _template(info: Record, key: str, version: str) -> str:
 
 
 def _version_2(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
-    """A file an episode; lists in JSON lines."""
+    """Read format version 2: one data file per episode, lists as JSON lines."""
 
     def episode(line: Record) -> EpisodeMeta:
         index = line.integer("episode_index")
@@ -193,7 +200,7 @@ def _version_2(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
 
 
 def _version_3(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
-    """Many episodes a file; lists in Parquet."""
+    """Read format version 3: many episodes per data file, lists as Parquet."""
     meta = info.folder / "meta"
     rows = list(_rows(meta / "tasks.parquet"))
     text = next((name for name in ("task", "__index_level_0__") if rows and name in rows[0].data), "task")
@@ -219,7 +226,7 @@ def _length(line: Record) -> int | None:
 
 
 def _rows(file: Path) -> Iterator[Record]:
-    """Of a table in `meta/`, without the statistics of each episode."""
+    """Yield the rows of a Parquet table in `meta/`, without the columns of per-episode statistics."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

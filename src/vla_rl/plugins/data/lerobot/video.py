@@ -1,4 +1,4 @@
-"""Single frames of video files by their time."""
+"""Reads single frames of video files by their time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ OPEN_FILES = 32
 
 
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
-"""What FFmpeg reads here: others, such as lists of files to be joined, would open further files by their names."""
+"""Containers that FFmpeg may open. Others are refused because some, such as playlists, would open further files by
+name."""
 
 
 class Videos:
-    """Keeps the files that were read last open."""
+    """Video reader that keeps the `OPEN_FILES` most recently used files open."""
 
     def __init__(self, fps: float, pixels: int) -> None:
-        """`pixels`: of a frame, at most, as the data set declares them; larger ones are not decoded."""
+        """Create a reader.
+
+        Args:
+            pixels: most pixels of a frame, as the data set declares them; larger frames are not decoded.
+        """
         self._tolerance, self._pixels = 0.5 / fps, pixels
         self._open: OrderedDict[Path, Any] = OrderedDict()
 
     def frame(self, path: Path, seconds: float) -> Array:
-        """uint8 [H, W, 3]: the frame that is shown at this time. Raises UserError when there is none, and for a file
-        that cannot be decoded."""
+        """Return the frame shown at this time, uint8 [H, W, 3]. Raise UserError when there is none, and for a file that
+        cannot be decoded."""
         try:
             found = self._seek(path, seconds)
         except (av.FFmpegError, OverflowError) as exc:
@@ -71,5 +76,5 @@ class Videos:
         return container
 
     def _padded(self) -> int:
-        """Pixels that a decoder may ask for: it rounds both sides up to whole blocks."""
+        """Return the pixels that a decoder may allocate: it rounds both sides up to whole blocks."""
         return 2 * self._pixels + (1 << 16)

@@ -1,4 +1,5 @@
-"""Reading the files. Images lie in them as MuJoCo renders them, upside down and mirrored for a policy's eyes."""
+"""Demonstrations in LIBERO's HDF5 files. Their images are stored as MuJoCo renders them, upside down and mirrored, and
+are turned upright when read."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, ma
 
 ACTION_DIM, STATE_DIM = 7, 8
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
-"""Of the `libero` simulator -> data set in a file."""
+"""Camera of the `libero` simulator -> HDF5 data set with its images."""
 MAX_NUMBERS = 10_000_000
-"""In the actions or states of one demonstration; those of the published ones have up to 505 steps of 8."""
+"""Most numbers in the actions or states of one demonstration; the published ones have up to 505 steps of 8 numbers."""
 STILL = 1e-4
-"""Norm of a motion below which a step is none (OpenVLA)."""
+"""Norm of the motion part of an action below which it is a no-op (OpenVLA)."""
 
 
 @frozen(kw_only=True, eq=False)
 class Recorded:
-    """One demonstration: what is small is in memory, images stay in the file."""
+    """One demonstration: numbers are in memory, images stay in the file."""
 
     group: Any
     instruction: str
@@ -37,12 +38,15 @@ class Recorded:
     state: Array
     """float32 [T, 8]."""
     frames: Array
-    """int64 [T]: of the images, those that the steps were chosen on."""
+    """int64 [T]: index in the file of the image on which each step was chosen."""
 
 
 class LiberoFiles(Demonstrations):
+    """Demonstrations of LIBERO's HDF5 files."""
+
     def __init__(self, config: LiberoHDF5Config, context: Context) -> None:
-        """Raises UserError for a folder without the simulator's tasks, and for files that do not fit it."""
+        """Raise UserError for a folder that lacks tasks of the simulator, and for files that do not fit the
+        simulator."""
         self._chunk = context.chunk
         env = check_fit(str(config.folder), context.env, ACTION_DIM, STATE_DIM)
         files = _files(config.folder, env)
@@ -71,7 +75,7 @@ class LiberoFiles(Demonstrations):
 
 
 def _frames(name: str, places: Sequence[tuple[Recorded, int]]) -> Array:
-    """uint8 [B, H, W, 3], upright."""
+    """Return the images of one camera for pairs of demonstration and step, uint8 [B, H, W, 3], upright."""
     frames = []
     for episode, step in places:
         try:
@@ -85,7 +89,7 @@ def _frames(name: str, places: Sequence[tuple[Recorded, int]]) -> Array:
 
 
 def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:
-    """Task -> file, for every task of the simulator."""
+    """Return task -> file, for every task of the simulator. Raise UserError for a task with no file or several."""
     there = find_files(folder)
     absent = [task.name for task in env.tasks if task.name not in there]
     if absent:
@@ -119,7 +123,7 @@ def _read(path: Path, instruction: str, config: LiberoHDF5Config) -> list[Record
 
 
 def _inside(group: Any, name: str) -> Any:
-    """What a group holds by this name. Raises ValueError where it lies in another file."""
+    """Return the member of a group with this name. Raise ValueError where it links to another file."""
     found = group[name]
     if found.file.filename != group.file.filename:
         raise ValueError(f"{group.name}/{name} lies in {found.file.filename}, other files are not read")
@@ -127,8 +131,8 @@ def _inside(group: Any, name: str) -> Any:
 
 
 def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
-    """A data set within a file, of this shape (None: any size), not yet read. Raises ValueError for another one, and
-    for one whose numbers lie in other files: HDF5 can point at any file of the machine."""
+    """Return an HDF5 data set of this shape (None: any size), not yet read. Raise ValueError for another shape, and for
+    one whose numbers lie in other files: HDF5 can point at any file of the machine."""
     found = _inside(group, name)
     if not isinstance(found, h5py.Dataset):
         raise ValueError(f"{group.name}/{name} is a {type(found).__name__}, a data set is expected")  # noqa: TRY004
@@ -142,7 +146,8 @@ def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
 
 
 def _pictures(group: Any, name: str) -> int:
-    """How many there are. Raises ValueError unless they can be read as they are."""
+    """Return the number of images in a data set. Raise ValueError unless they are uint8 RGB of a size that can be
+    read."""
     found = _array(group, name, (None, None, None, 3))
     if found.dtype != np.uint8 or not 0 < found.shape[1] * found.shape[2] <= MAX_PIXELS:
         raise ValueError(

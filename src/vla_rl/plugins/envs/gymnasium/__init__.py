@@ -1,4 +1,5 @@
-"""`gymnasium`: any registered environment with continuous actions. Light part; see docs/simulators/gymnasium.md."""
+"""`gymnasium`: any registered gymnasium environment with continuous actions. Settings only, light to import; see
+docs/simulators/gymnasium.md."""
 
 from __future__ import annotations
 
@@ -22,37 +23,42 @@ from vla_rl.toolkit.envs.settings import Processes
 
 @frozen(kw_only=True)
 class GymnasiumConfig:
+    """Spec keys of the simulator `gymnasium`."""
+
     id: str = field(validator=words)
-    """As `gymnasium.make` takes it: Pendulum-v1, Meta-World/MT1, ..."""
+    """Id of the environment, as `gymnasium.make` takes it: Pendulum-v1, Meta-World/MT1, ..."""
     kwargs: dict[str, Any] = field(factory=dict, validator=no_limit)
-    """Further arguments of `gymnasium.make`."""
+    """Further keyword arguments of `gymnasium.make`; `max_episode_steps` is the key `max_steps` instead."""
     imports: tuple[str, ...] = ()
-    """Modules whose import registers ids, such as metaworld."""
+    """Modules whose import registers environments, such as metaworld."""
     instruction: str = field(validator=words)
-    """What the policy is told."""
+    """Instruction that the policy gets."""
     camera: CameraSettings = field(factory=CameraSettings)
-    """The picture that it sees."""
+    """Camera: the image that the policy sees."""
     state: str | None = None
-    """The numbers that it sees: observation, or a key of a dict observation; null: none."""
+    """Proprioceptive state that the policy sees: `observation`, or a key of a dict observation, a Box of one dimension;
+    null: none."""
     success: str = field(validator=words)
-    """What counts as success: an entry of the environment's info, or terminated (it ends only where it is solved)."""
+    """Criterion of success: a key of the environment's info, or `terminated` for an environment that terminates only
+    when solved."""
     wrappers: tuple[Wrapper, ...] = ()
-    """From the inside out."""
+    """Gymnasium wrappers, innermost first."""
     max_steps: int | None = field(
         default=None, validator=validators.optional(validators.and_(validators.ge(1), validators.le(10_000_000)))
     )
-    """Step limit; null: the registered one."""
+    """Step limit of an episode, 1 to 10,000,000 actions; null: the registered one."""
     action_low: tuple[float, ...] | None = None
-    """Bounds to act within, in the environment's units; null: its own."""
+    """Lower and (`action_high`) upper bounds of actions, one number per dimension, in the environment's units; null:
+    its own. Give both or neither."""
     action_high: tuple[float, ...] | None = field(default=None, validator=bounds)
     train_states: int = field(default=200, validator=[validators.ge(1), validators.le(STATES)])
-    """Seeds of the train split."""
+    """Number of initial states (seeds) in the train split, 1 to 1,000,000."""
     eval_states: int = field(default=50, validator=[validators.ge(1), validators.le(STATES)])
-    """Seeds of the eval split, none of which training sees."""
+    """Number of initial states (seeds) in the eval split, 1 to 1,000,000; training never uses them."""
     deterministic: bool = True
     """Whether the same actions from the same seed give the same episode (`EnvInfo.deterministic`)."""
     processes: Processes = field(factory=Processes)
-    """Processes of the rows."""
+    """Processes of the env instances."""
 
 
 def build(config: GymnasiumConfig, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""A gymnasium environment as a batch of rows: its states, which are seeds, and one row."""
+"""Gymnasium environments as a batch of env instances: reset states (which are seeds), and one instance."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.rows import RowsEnv
 
 HALF = 2**30
-"""Eval seeds lie below, train seeds from here on."""
+"""First seed of the train split; seeds of the eval split lie below."""
 
 
 def make_env(config: GymnasiumConfig, context: Context) -> RowsEnv:
-    """Raises UserError for an environment that is not there or cannot be used."""
+    """Return the env instances of a spec. Raise UserError for an environment that does not exist or cannot be used."""
     env = make(config)
     try:
         known = facts(env, config)
@@ -53,7 +53,8 @@ def make_env(config: GymnasiumConfig, context: Context) -> RowsEnv:
 
 
 def try_out(config: GymnasiumConfig) -> None:
-    """Play one action in a process of its own. Raises UserError for what is wrong with it on this machine."""
+    """Execute one action in a separate process. Raise UserError for what is wrong with the environment on this
+    machine."""
     try:
         env = make_env(evolve(config, processes=evolve(config.processes, apart=True)), Context())
         try:
@@ -68,12 +69,14 @@ def try_out(config: GymnasiumConfig) -> None:
     except Exception:
         interface = os.environ.get("MUJOCO_GL")
         if interface in FIXES and {"mujoco", "OpenGL"} & sys.modules.keys():
-            require(interface, config.id)  # says how to fix it, if drawing is what fails
+            require(interface, config.id)  # adds the fix to the message, if drawing is what fails
         raise
 
 
 @frozen
 class MakeGymnasiumEnv:
+    """Factory that creates env instances in their processes."""
+
     config: GymnasiumConfig
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -83,7 +86,7 @@ class MakeGymnasiumEnv:
 
 
 class GymnasiumRow(Row):
-    """One environment. After its end it stays where it is, since gymnasium defines no step beyond."""
+    """One gymnasium environment. After its end it stays as it is: gymnasium defines no step beyond the end."""
 
     def __init__(self, config: GymnasiumConfig, low: tuple[float, ...], high: tuple[float, ...]) -> None:
         self._config = config
@@ -92,14 +95,15 @@ class GymnasiumRow(Row):
         self._end: Outcome | None = None
 
     def reset(self, state_id: int, seed: int) -> None:
-        """The state id keys the initial state, and both together whatever is drawn later."""
+        """Start an episode. The state id determines the initial state; both together determine all later random
+        numbers."""
         if self._env is None:
             self._env = make(self._config)
         purpose = f"gymnasium/{self._config.id}"
         first = derived_seed(0, purpose, state_id) % HALF + (HALF if state_id >= STATES else 0)
         self._generators = Generators(first)
         with self._generators.in_use():
-            self._env.unwrapped.np_random = np.random.default_rng(first)  # for wrappers that draw before it is seeded
+            self._env.unwrapped.np_random = np.random.default_rng(first)  # for wrappers that draw before seeding
             self._observation, _ = self._env.reset(seed=first)
         self._env.unwrapped.np_random = generator(seed, purpose, state_id)
         self._generators = Generators(derived_seed(seed, purpose, state_id))

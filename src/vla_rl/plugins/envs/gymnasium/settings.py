@@ -1,4 +1,4 @@
-"""Parts of the settings, and what can be said of them without the environment."""
+"""Nested spec keys of `gymnasium`, and checks that need no environment instance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_rl.core.types import Context
 from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST
 
 STATES = 1_000_000
-"""Ids of "eval" states are 0 to 999,999, those of "train" states follow."""
+"""Number of state ids per split: ids of "eval" states are 0 to 999,999, ids of "train" states follow."""
 
 
 def _size(instance: Any, attribute: Any, size: int | tuple[int, int]) -> None:
@@ -22,21 +22,21 @@ def _size(instance: Any, attribute: Any, size: int | tuple[int, int]) -> None:
 
 @frozen(kw_only=True)
 class CameraSettings:
-    """Where the picture comes from that a policy sees."""
+    """Source and size of the image that the policy sees."""
 
     source: str = "render"
-    """render: the environment's own `render()`. observation: the observation itself. Else a key of a dict
-    observation."""
+    """Source of the image. `render`: the environment's own `render()`; `observation`: the observation itself; otherwise
+    a key of a dict observation."""
     name: str = "main"
-    """What models and videos call it."""
+    """Name of the camera for models and videos."""
     size: int | tuple[int, int] = field(default=224, validator=_size)
-    """Pixels to which pictures are resized: the side of a square, or [height, width]."""
+    """Size in pixels to which images are resized, 8 to 1024: the side of a square, or [height, width]."""
     turn: Literal[0, 90, 180, 270] = 0
-    """Degrees, counter-clockwise, by which pictures are turned so that they are upright."""
+    """Counter-clockwise rotation in degrees that turns images upright."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(height, width)."""
+        """Height and width in pixels."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
 
@@ -45,9 +45,9 @@ class Wrapper:
     """A gymnasium wrapper around the environment."""
 
     name: str
-    """Of a class in gymnasium.wrappers, or `module:Class`."""
+    """Name of a class in gymnasium.wrappers, or `module:Class`."""
     kwargs: dict[str, Any] = field(factory=dict)
-    """Its arguments."""
+    """Keyword arguments of the wrapper."""
 
 
 def words(instance: Any, attribute: Any, text: str) -> None:
@@ -72,7 +72,7 @@ def bounds(instance: Any, attribute: Any, high: tuple[float, ...] | None) -> Non
 
 
 def check(config: Any, context: Context) -> None:
-    """Raise UserError for an environment or a wrapper that nobody registered or wrote."""
+    """Raise UserError for an environment id or a wrapper that does not exist."""
     from vla_rl.plugins.envs.gymnasium.simulator import import_all, kind_of, registered
 
     with at("imports"):
@@ -85,7 +85,7 @@ def check(config: Any, context: Context) -> None:
 
 
 def preflight(config: Any) -> None:
-    """Try the environment out on this machine; says in words what is missing or wrong."""
+    """Try the environment out on this machine. Raise UserError for what is missing or wrong."""
     from vla_rl.plugins.envs.gymnasium.rows import try_out
 
     try_out(config)

@@ -1,4 +1,4 @@
-"""Making an environment as the settings say, and refusing what cannot be trained on, with the reason."""
+"""Creates a gymnasium environment from the settings, and refuses what cannot be trained on, with the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.settings import Wrapper
 
-if sys.platform == "linux":  # before an environment imports mujoco or pygame; the others do not mind
+if sys.platform == "linux":  # before an environment imports mujoco or pygame; others ignore it
     os.environ.setdefault("MUJOCO_GL", "egl")
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -37,7 +37,7 @@ REFUSED = {
 
 @frozen(kw_only=True)
 class Facts:
-    """What the spaces of an environment say."""
+    """Properties of an environment that its spaces and wrappers determine."""
 
     state_dim: int
     low: tuple[float, ...]
@@ -46,8 +46,8 @@ class Facts:
 
 
 class Generators:
-    """The global generators of NumPy and Python, for environments that draw from them: theirs inside `in_use`, and as
-    they were outside."""
+    """Private states of the global generators of NumPy and Python, for environments that draw from those: active inside
+    `in_use`; afterwards the global generators are as before."""
 
     def __init__(self, seed: int) -> None:
         self._numpy = np.random.MT19937(seed % 2**32)
@@ -66,12 +66,12 @@ class Generators:
             self._python = random.getstate()
             random.setstate(python)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]  # NumPy's stub leaves it out
-            if kept["has_gauss"]:  # a second normal number in store, which the exchange lost
+            if kept["has_gauss"]:  # a cached second normal number, which the exchange lost
                 np.random.set_state(kept)
 
 
 def make(config: GymnasiumConfig) -> Environment:
-    """The environment in its wrappers. Raises UserError for what is not there or cannot be used."""
+    """Return the environment in its wrappers. Raise UserError for what does not exist or cannot be used."""
     import_all(config)
     registered(config.id)
     renders = config.camera.source == "render"
@@ -94,13 +94,13 @@ def make(config: GymnasiumConfig) -> Environment:
 
 
 def import_all(config: GymnasiumConfig) -> None:
-    """The modules that register environments. Raises UserError for one that cannot be imported."""
+    """Import the modules that register environments. Raise UserError for one that cannot be imported."""
     for module in config.imports:
         _import(module, "imports")
 
 
 def registered(name: str) -> None:
-    """Raise UserError for an id that nobody registered, or that stands for a batch."""
+    """Raise UserError for an id that is not registered, or that stands for a vector environment."""
     with _readable(name):
         try:
             spec = gymnasium.spec(name)
@@ -116,7 +116,7 @@ def registered(name: str) -> None:
 
 
 def facts(env: Environment, config: GymnasiumConfig) -> Facts:
-    """What can be told without a step. Raises UserError where the spaces do not suit."""
+    """Return what the spaces and wrappers say, without a step. Raise UserError where they do not suit."""
     low, high = _bounds(env.action_space, config)
     limits = [layer._max_episode_steps for layer in layers(env) if isinstance(layer, wrappers.TimeLimit)]
     if not limits:
@@ -135,7 +135,7 @@ def facts(env: Environment, config: GymnasiumConfig) -> Facts:
 
 
 def layers(env: Environment) -> Iterator[Environment]:
-    """The environment and all that it wraps, from the outside in."""
+    """Yield the environment and everything that it wraps, outermost first."""
     yield env
     while isinstance(env, gymnasium.Wrapper):
         env = env.env
@@ -143,7 +143,7 @@ def layers(env: Environment) -> Iterator[Environment]:
 
 
 def part(observation: Any, name: str) -> Array:
-    """`observation`: the observation itself, unless it is a dict with parts of its own."""
+    """Return an entry of a dict observation, or the whole observation if it is no dict."""
     return np.asarray(observation[name] if isinstance(observation, dict) else observation)
 
 
@@ -151,7 +151,7 @@ NO_PICTURE = "not a picture: uint8 [height, width, 3]"
 
 
 def picture(image: Any, what: str) -> Array:
-    """The image, if it is one; else UserError."""
+    """Return the image if it is a uint8 RGB array. Raise UserError otherwise."""
     if not isinstance(image, np.ndarray) or not _is_picture(image.dtype, image.shape):
         found = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
         raise UserError(f"{what} gave {found}, {NO_PICTURE}")
@@ -205,7 +205,7 @@ def _chosen(space: Any, name: str, setting: str, env_id: str) -> Any:
 
 
 def kind_of(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
-    """The class of a wrapper. Raises UserError for a name that is none."""
+    """Return the class of a wrapper. Raise UserError for a name that is not one."""
     if ":" in wrapper.name:
         module, _, name = wrapper.name.partition(":")
         kind = getattr(_import(module, "wrappers"), name, None)
@@ -241,7 +241,7 @@ def _import(module: str, setting: str) -> Any:
 
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
-    """What gymnasium says of a missing package, of arguments or of an old id, as what the user can fix."""
+    """Turn gymnasium's errors about a missing package, wrong arguments or an outdated id into UserErrors."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as exc:

@@ -1,4 +1,4 @@
-"""`libero`: the LIBERO benchmark on MuJoCo. Light part; see docs/simulators/libero.md."""
+"""`libero`: the LIBERO benchmark on MuJoCo. Settings only, light to import; see docs/simulators/libero.md."""
 
 from __future__ import annotations
 
@@ -13,33 +13,38 @@ from vla_rl.toolkit.envs.settings import SharedProcesses
 
 @frozen(kw_only=True)
 class LiberoConfig:
+    """Spec keys of the simulator `libero`."""
+
     suite: str | None = None
-    """libero_spatial, libero_object, libero_goal, libero_10, libero_90, or another that the installed package has."""
+    """Task suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90, or another one that the installed
+    package has."""
     tasks: tuple[int | str, ...] | None = None
-    """Tasks of `suite`, by their official number or by name; null: all."""
+    """Tasks of `suite`, by official number or by name; null: all."""
     suites: dict[str, tuple[int | str, ...] | None] | None = field(default=None, validator=one_choice_of_tasks)
-    """Instead of `suite` and `tasks`: several suites, each with its tasks (null: all)."""
+    """Several suites, each with its tasks (null: all), instead of `suite` and `tasks`."""
     cameras: dict[str, int] = field(factory=lambda: {"agentview": 224, "wrist": 224}, validator=known_cameras)
-    """Camera -> height and width in pixels, in the order in which a model sees them."""
+    """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""
     step_limits: Literal["openvla-oft", "simplevla"] = "openvla-oft"
-    """Whose step limits: 220, 280, 300, 520 and 400 by suite, or 512 for all. `rollout.max_steps` overrides them."""
+    """Source of the step limits: `openvla-oft` has 220, 280, 300, 520 and 400 actions for the suites spatial, object,
+    goal, 10 and 90, `simplevla` has 512 for all. `rollout.max_steps` overrides them."""
     settle_steps: int = field(default=10, validator=[validators.ge(0), validators.le(100)])
-    """Steps without motion after a reset, in which objects drop and come to rest; not counted as steps."""
+    """Number of no-op steps after a reset, 0 to 100, in which objects drop and come to rest; they are not counted as
+    steps. 10 as in OpenVLA's evaluation."""
     train_states: int | Literal["official"] = field(default=200, validator=state_count)
-    """Initial states per task in the train split, 1 to 500, drawn from the task's own placement regions; or "official":
-    the 50 evaluation states, as some published recipes train, which results.json then says."""
+    """Number of initial states per task in the train split, 1 to 500, drawn from the task's own placement regions; or
+    "official": the 50 evaluation states, on which some published recipes train. results.json then says so."""
     fast_render: bool = False
-    """No reflections, simplified meshes: faster, with slightly other pixels, so not for reported results."""
+    """Draw simplified meshes without reflections: faster, but pixels differ slightly, so not for reported results."""
     fast_physics: bool = False
-    """Solve once a physics step instead of three times: faster; states differ from the official ones, typically by
-    2e-6, by millimetres where contacts amplify it."""
+    """Solve the physics once per step instead of three times: faster; states differ from the official ones, typically
+    by 2e-6, by millimetres where contacts amplify it."""
     memory_mib: int = field(default=2000, validator=validators.ge(0))
-    """Up to so much memory of a process simulators of tasks stay built that none of its rows plays now."""
+    """Memory in MiB, per process, within which simulators of tasks that no env uses at the moment stay built."""
     disk_mib: int = field(default=8000, validator=validators.ge(0))
-    """Of compiled models and pictures kept in the user's cache folder (`~/.cache/vla-rl/libero`); all 130 tasks take
-    about 4,700."""
+    """Disk space in MiB of the compiled models and textures cached in the user's cache folder
+    (`~/.cache/vla-rl/libero`); all 130 tasks take about 4,700."""
     processes: SharedProcesses = field(factory=SharedProcesses)
-    """Processes of the rows; those of one process share a simulator a task."""
+    """Processes of the env instances; those of one process share one simulator per task."""
 
 
 def build(config: LiberoConfig, context: Context) -> Any:

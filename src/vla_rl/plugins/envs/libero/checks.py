@@ -1,4 +1,4 @@
-"""What can be said of the settings without a simulator."""
+"""Checks of the settings of `libero` that need no simulator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAMERAS = {
     "galleryview": "galleryview",
     "robotview": "robot0_robotview",
 }
-"""Name in specs and observations -> name in the simulator."""
+"""Camera name in specs and observations -> name in the simulator."""
 
 
 def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> None:
@@ -53,5 +53,5 @@ def check(config: Any, context: Context) -> None:
 
 
 def preflight(config: Any) -> None:
-    """Raise UserError unless MuJoCo can draw here."""
+    """Raise UserError unless MuJoCo can draw on this machine."""
     require_mujoco("libero")

@@ -1,7 +1,7 @@
-"""Compiled models, kept on disk: MuJoCo takes seconds to compile what it loads in a fifth of a second.
+"""Cache of compiled MuJoCo models on disk: compiling takes seconds, loading a fifth of a second.
 
-A scene is compiled without its pictures, which are most of it and which many tasks share; each of them is kept as a
-model of its own that holds one texture.
+A scene is compiled without its textures, which take most of the space and which many tasks share; each texture is
+cached as a model of its own that holds nothing else.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     import mujoco
 
 FORMAT = "1"
-"""To be raised when files of before are of no use."""
+"""Version of the cache; increase it when older files become unusable."""
 DRAFTS, ABANDONED = "drafts-", 3600
-"""Folders in which models are compiled, and seconds after which one has no owner any more."""
+"""Name prefix of the folders in which models are compiled, and the seconds after which such a folder counts as
+abandoned."""
 COMPILE = """
 import json, sys, mujoco
 for xml, file in json.load(sys.stdin):
@@ -41,16 +42,17 @@ for xml, file in json.load(sys.stdin):
 
 
 class Sources(NamedTuple):
-    """A scene's XML taken apart."""
+    """A scene's XML, split into the scene and its textures."""
 
     scene: str
-    """XML in which each picture is a single pixel."""
+    """XML of the scene, in which each texture is a single pixel."""
     pictures: tuple[str | None, ...]
-    """By texture number: XML of a model that is this texture alone; None: it is drawn by the scene's own XML."""
+    """Indexed by texture number: XML of a model that holds this texture alone; None for a texture that the scene's own
+    XML describes."""
 
 
 def take_apart(xml: str) -> Sources:
-    """Numbers of textures stay as they are."""
+    """Split a scene's XML. Texture numbers stay as they are."""
     root, pictures = ET.fromstring(xml), []  # noqa: S314  robosuite wrote it
     for texture in root.iter("texture"):
         alone = None
@@ -66,14 +68,15 @@ def take_apart(xml: str) -> Sources:
 
 
 def _alone(texture: dict[str, str]) -> str:
-    """The same for all tasks that have this picture, whatever they call it."""
+    """Return XML of a model with this texture alone, equal for all tasks that use the file, whatever they call it."""
     root = ET.Element("mujoco")
     ET.SubElement(ET.SubElement(root, "asset"), "texture", texture | {"name": "picture"})
     return ET.tostring(root, "unicode")
 
 
 class Kept:
-    """Compiled models in a folder of the user's, of so many bytes in all; what was used longest ago goes first."""
+    """Cache of compiled models in a folder of the user, limited in bytes; the least recently used ones are deleted
+    first."""
 
     def __init__(self, limit: int, folder: Path | None = None) -> None:
         self._limit, self._folder = limit, folder or usual_folder()
@@ -86,8 +89,8 @@ class Kept:
         return mujoco.MjModel.from_binary_path(str(self._file(_name(xml))))
 
     def keep(self, xmls: Sequence[str]) -> None:
-        """Those that are missing, or damaged, are compiled in one process, which takes the compiler's memory with it.
-        RuntimeError with its words if it fails."""
+        """Compile the models that are missing or damaged, in a subprocess whose end frees the compiler's memory. Raise
+        RuntimeError with its output if it fails."""
         names = {_name(xml): xml for xml in xmls}
         if all(map(self._sound, names)):
             return
@@ -107,7 +110,7 @@ class Kept:
                 encoding="utf-8",
                 errors="replace",
                 check=False,
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # keeps Ctrl-C from it
             )
             if done.returncode != 0:
                 raise RuntimeError(f"MuJoCo could not compile a model (exit code {done.returncode}):\n{done.stderr}")
@@ -115,7 +118,7 @@ class Kept:
                 file.replace(self._folder / f"{name}-{_checksum(file):08x}.mjb")
 
     def _sound(self, name: str) -> bool:
-        """Whether it is there, and was whole when it was first read; then it counts as used now."""
+        """Return whether the model is cached and undamaged (checked at its first use), and mark it as used now."""
         try:
             file = self._file(name)
             if file in self._checked or file.stem.endswith(f"-{_checksum(file):08x}"):
@@ -135,13 +138,14 @@ class Kept:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """No one else compiles this meanwhile: whoever waits finds it."""
+        """Lock a model between processes while it is compiled: a process that waited finds it in the cache."""
         with (self._folder / f"{name}.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _prune(self, spared: Collection[str]) -> None:
-        """Another process may do the same at this moment, or load what goes: a file that is open stays readable."""
+        """Delete least recently used models above the limit. Safe beside other processes that prune or load at the same
+        time: an open file stays readable after its deletion."""
         for drafts in self._folder.glob(f"{DRAFTS}*"):
             with suppress(FileNotFoundError):
                 if time.time() - drafts.stat().st_mtime > ABANDONED:  # its process was killed
@@ -161,10 +165,11 @@ class Kept:
 
 
 def _name(xml: str) -> str:
-    """Of what the compiled model depends on: the XML, the files that it names, and the compiler."""
+    """Return a hash of what the compiled model depends on: the XML, size and date of the files that it names, and the
+    compiler."""
     known = hashlib.sha256(f"{FORMAT} {version('mujoco')} {xml}".encode())
     for file in sorted(set(re.findall(r'file="([^"]+)"', xml))):
-        with suppress(OSError):  # the compiler will complain
+        with suppress(OSError):  # the compiler will report it
             facts = Path(file).stat()
             known.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
     return known.hexdigest()[:32]
@@ -172,14 +177,14 @@ def _name(xml: str) -> str:
 
 def _checksum(file: Path) -> int:
     if not file.stat().st_size:
-        return 0  # it cannot be mapped
+        return 0  # an empty file cannot be mapped
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return zlib.crc32(content)
 
 
 @cache
 def usual_folder() -> Path:
-    """In the user's cache folder, or where there can be none in one that ends with this process."""
+    """Return the cache folder of the user, or where it cannot be written a temporary one that this process deletes."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vla-rl/libero")
     try:
         folder.mkdir(parents=True, exist_ok=True)

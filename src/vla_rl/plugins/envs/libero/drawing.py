@@ -1,4 +1,5 @@
-"""Pictures of LIBERO scenes: one GL context a process, and each texture in it once, whoever shows it."""
+"""Rendering of LIBERO scenes, with one GL context per process and one copy of each texture in it, which scenes
+share."""
 
 from __future__ import annotations
 
@@ -20,30 +21,31 @@ from vla_rl.plugins.envs.libero.meshes import simplified
 from vla_rl.toolkit.envs.meshes import cells_for
 
 MOST_GEOMS = 1000
-"""In a picture; as robosuite has it."""
+"""Most geoms in an image; robosuite's limit."""
 
 
 @cache
 def gl_context() -> mujoco.GLContext:
-    kind = os.environ["MUJOCO_GL"]  # MuJoCo's own choice is as old as its import
+    kind = os.environ["MUJOCO_GL"]  # MuJoCo reads the variable only at import
     of_kind = import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
-    context = of_kind.GLContext(1, 1)  # everything is drawn into buffers of its own
+    context = of_kind.GLContext(1, 1)  # everything is drawn into separate off-screen buffers
     atexit.register(context.free)
     return context
 
 
 class Texture:
-    """One picture in the memory of the graphics card (or of llvmpipe), until no scene shows it any more."""
+    """One texture in the memory of the graphics card (or of llvmpipe), freed when no scene uses it any more."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
-        """
+        """Load a texture.
+
         Args:
-            model: it holds this texture alone.
+            model: model that holds this texture alone.
         """
         model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
         model.vis.global_.offwidth = model.vis.global_.offheight = 1
         faces = 1 if model.tex_type[0] == mujoco.mjtTexture.mjTEXTURE_2D else 6
-        self.memory = faces * int(model.tex_width[0]) * int(model.tex_height[0]) * 4 * 4 // 3  # RGBA, smaller copies
+        self.memory = faces * int(model.tex_width[0]) * int(model.tex_height[0]) * 4 * 4 // 3  # RGBA, with mipmaps
         gl_context().make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         self.number = int(self._context.texture[0])
@@ -55,11 +57,11 @@ class Texture:
 
 
 _LOADED: WeakValueDictionary[str, Texture] = WeakValueDictionary()
-"""By XML: those that scenes of this process show."""
+"""XML -> texture, for the textures that scenes of this process use."""
 
 
 def textures(pictures: Sequence[str | None], kept: Kept) -> list[Texture | None]:
-    """By texture number."""
+    """Return the textures of a scene, indexed by texture number; None where the scene's own XML describes it."""
     wanted = {xml for xml in pictures if xml is not None}
     found = {xml: texture for xml, texture in _LOADED.items() if xml in wanted}
     missing = sorted(wanted - found.keys())
@@ -70,19 +72,20 @@ def textures(pictures: Sequence[str | None], kept: Kept) -> list[Texture | None]
 
 
 class CameraModel:
-    """Draws one model as robosuite does: visual meshes only."""
+    """Renders one model as robosuite does: visual meshes only."""
 
     def __init__(
         self, model: mujoco.MjModel, shown: Sequence[Texture | None], largest: int, simple: bool = False
     ) -> None:
-        """
+        """Create a renderer.
+
         Args:
-            shown: by texture number; None: the model's own.
-            largest: height or width of the largest picture.
+            shown: textures, indexed by texture number; None: the model's own.
+            largest: height or width of the largest image in pixels.
             simple: draw simplified meshes.
         """
         if not model.light_castshadow.any():
-            model.vis.quality.shadowsize = 0  # its map would take 64 MiB
+            model.vis.quality.shadowsize = 0  # else its shadow map would take 64 MiB
         model.vis.global_.offwidth = model.vis.global_.offheight = largest
         gl_context().make_current()
         self._model, self.textures = model, tuple(texture for texture in shown if texture is not None)
@@ -100,7 +103,7 @@ class CameraModel:
         self._pointer = mujoco.MjvPerturb()
 
     def picture(self, data: mujoco.MjData, name: str, size: int) -> Array:
-        """uint8 [H, W, 3], as OpenGL has it: the lowest line first."""
+        """Return an image uint8 [H, W, 3] in OpenGL's order: bottom line first."""
         gl_context().make_current()
         frame, picture = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
         self._view.fixedcamid = self._model.camera(name).id
@@ -113,6 +116,6 @@ class CameraModel:
 
     def close(self) -> None:
         gl_context().make_current()
-        self._context.texture[:] = self._own  # those of others stay
+        self._context.texture[:] = self._own  # shared textures are not freed
         self._context.free()
         self.textures = ()

@@ -1,4 +1,4 @@
-"""On which graphics card MuJoCo draws."""
+"""Selects the graphics card on which MuJoCo draws."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ VARIABLE = "MUJOCO_EGL_DEVICE_ID"
 
 
 def egl_device(device: str, visible: str | None) -> str | None:
-    """The value of MUJOCO_EGL_DEVICE_ID that has MuJoCo draw on a torch device; None for a processor.
+    """Return the value of MUJOCO_EGL_DEVICE_ID that makes MuJoCo draw on a torch device; None for a CPU.
 
-    Torch counts the cards that CUDA_VISIBLE_DEVICES lets through, EGL all of the machine. Where cards differ, torch
-    counts in EGL's order only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    Torch counts only the cards that CUDA_VISIBLE_DEVICES lets through, EGL counts all of the machine. Where cards
+    differ, torch counts in EGL's order only with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
     Args:
         device: "cuda:1", "cuda", "cpu".
@@ -35,7 +35,8 @@ def egl_device(device: str, visible: str | None) -> str | None:
 
 
 def draw_on(device: str) -> None:
-    """Choose for this process; to be called before its first scene. A MUJOCO_EGL_DEVICE_ID that is set stays."""
+    """Select the card for this process; call it before the first scene is built. A MUJOCO_EGL_DEVICE_ID that is already
+    set stays."""
     if VARIABLE in os.environ:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,6 +1,6 @@
-"""A scripted demonstrator: reach, descend, grasp, lift, carry, lower, open, retreat.
+"""Scripted expert for LIBERO: reach, descend, grasp, lift, carry, lower, open, retreat.
 
-It reads the simulator's object poses, which a policy never sees, and answers with the actions a policy would give.
+It reads the simulator's object poses, which a policy never sees, and returns actions as a policy would.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from vla_rl.core.types import Array
 Vector = tuple[float, float, float]
 
 METRES_PER_UNIT = 0.05
-"""An action of 1 moves the hand's set point by 5 cm (OSC_POSE)."""
+"""Displacement of the hand's set point for an action of 1, in metres (OSC_POSE)."""
 GAIN = 2.0
-"""Set point ahead of the goal, since the hand follows with a lag."""
+"""Factor by which the set point is ahead of the goal, since the hand follows with a delay."""
 UP = np.array([0.0, 0.0, 1.0])
 CLOSE_ENOUGH = 0.012
-"""Metres."""
+"""Distance in metres at which a goal counts as reached."""
 
 
 @frozen(kw_only=True)
 class ExpertRecipe:
-    """How to move one thing onto or into another; metres, in world axes."""
+    """Recipe for moving one object onto or into another; metres, in world axes."""
 
     thing: str
     target: str
     grasp: Vector
-    """From the thing's origin to where the hand closes."""
+    """Offset from the object's origin to where the hand closes."""
     release: Vector
-    """From the target's origin to where the thing's origin is let go."""
+    """Offset from the target's origin to where the object's origin is released."""
     hover: float = 0.12
-    """Height above the grasp at which the hand arrives."""
+    """Height above the grasp point at which the hand arrives, in metres."""
     lift: float = 0.25
 
 
@@ -50,11 +50,11 @@ SOLVED = {
     "libero_spatial": (0, 1, 2, 3, 8, 9),
     "libero_object": (0, 2, 3, 4, 5, 6, 7, 8, 9),
 }
-"""Tasks on which the expert succeeds at least four times in five."""
+"""Tasks on which the expert succeeds in at least four of five episodes."""
 
 
 def recipe(suite: str, index: int, instruction: str) -> ExpertRecipe:
-    """The recipe of a task. Raises NotOffered, with those that have one, for a task without."""
+    """Return the recipe of a task. Raise NotOffered for a task without one; the message names those that have one."""
     if index not in SOLVED.get(suite, ()):
         solved = "; ".join(f"{name} {', '.join(map(str, tasks))}" for name, tasks in SOLVED.items())
         raise NotOffered(
@@ -67,6 +67,8 @@ def recipe(suite: str, index: int, instruction: str) -> ExpertRecipe:
 
 
 class Phase(IntEnum):
+    """Phase of the expert, in order."""
+
     REACH = 0
     DESCEND = 1
     GRASP = 2
@@ -78,8 +80,8 @@ class Phase(IntEnum):
 
 
 class Expert:
-    """Closed loop: `act` is called once for each observation of an episode, whatever action is executed then.
-    A thing that slips away, or a miss, is tried again."""
+    """Closed-loop expert: `act` is called once per observation of an episode, whichever action is executed then. A
+    missed grasp or a dropped object is tried again."""
 
     def __init__(self, recipe: ExpertRecipe) -> None:
         self._recipe = recipe
@@ -92,7 +94,7 @@ class Expert:
         self._steps = 0
 
     def act(self, observation: Mapping[str, Array]) -> Array:
-        """The action for this observation (the simulator's own), float64 [7] in [-1, 1]."""
+        """Return the action for an observation of the simulator, float64 [7] in [-1, 1]."""
         recipe, hand = self._recipe, observation["robot0_eef_pos"]
         thing = observation[f"{recipe.thing}_pos"]
         release = observation[f"{recipe.target}_pos"] + np.array(recipe.release)
@@ -108,7 +110,7 @@ class Expert:
         return np.clip(action, -1.0, 1.0)
 
     def _goal(self, hand: Array, thing: Array, release: Array) -> tuple[Array, bool]:
-        """Where the hand shall go in this phase, and whether the phase is over."""
+        """Return the hand's goal in this phase, and whether the phase is over."""
         recipe = self._recipe
         grasp = thing + np.array(recipe.grasp)
         match self.phase:
@@ -125,7 +127,7 @@ class Expert:
             case Phase.LIFT:
                 goal = self._grasped_at + UP * recipe.lift
                 return goal, bool(abs(goal[2] - hand[2]) < 0.03) or self._steps > 40
-            case Phase.CARRY:  # the thing, not the hand, over the target
+            case Phase.CARRY:  # the object, not the hand, moves over the target
                 goal = release + hand - thing
                 goal[2] = self._grasped_at[2] + recipe.lift
                 return goal, bool(np.linalg.norm((goal - hand)[:2]) < CLOSE_ENOUGH) or self._steps > 90

@@ -1,5 +1,5 @@
-"""Simpler meshes for pictures: two 64-pixel ones of a LIBERO scene are 600,000 triangles, on which a processor spends
-nine tenths of their time."""
+"""Simplified meshes for rendering: two 64-pixel images of a LIBERO scene have 600,000 triangles, which take nine tenths
+of a CPU's rendering time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CHANGED = ("mesh_vert", "mesh_face", "mesh_facenormal", "mesh_facetexcoord", "me
 
 @contextmanager
 def simplified(model: mujoco.MjModel, cells: int) -> Iterator[None]:
-    """Meanwhile the model's meshes are simpler, for whoever copies them to a graphics card; what is simulated with it
-    afterwards is as before. Corners keep their normals and their places in textures.
+    """Replace the model's meshes by simpler ones inside the context, for code that copies them to a graphics card. The
+    physics afterwards is as before. Corners keep their normals and texture coordinates.
 
     Args:
-        cells: as `clustered` takes them.
+        cells: resolution, as `clustered` takes it.
     """
     whole = {name: getattr(model, name).copy() for name in CHANGED}
     try:

@@ -1,4 +1,4 @@
-"""LIBERO as a batch of rows: which tasks and states there are, and one row of them."""
+"""LIBERO as a batch of env instances: its tasks and reset states, and one instance."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from vla_rl.toolkit.envs.rows import RowsEnv
 ACTION_DIM, STATE_DIM = 7, 8
 OFFICIAL_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 IDS_PER_SUITE, IDS_PER_TASK, FIRST_TRAIN = 1_000_000, 1000, 500
-"""An id is 1,000,000 times the suite's number, plus 1000 times the task's, plus 0 to 499 for official states or 500 to
-999 for drawn ones."""
+"""State ids: 1,000,000 times the suite's number, plus 1000 times the task's, plus 0 to 499 for official states or 500
+to 999 for drawn ones."""
 TRIES = 10
-"""Draws from which a train state is chosen."""
+"""Number of draws from which a train state is chosen."""
 DIFFERENT = 1e-3
-"""Metres, summed over all things, by which it differs from every official state at least."""
+"""Least distance of a train state from every official state: metres, summed over all objects."""
 
 
 def suite_numbers(config: LiberoConfig) -> dict[str, int]:
-    """Name -> number of the suites of a run; the official ones have always the same."""
+    """Return name -> number of the suites of a run; official suites always have the same number."""
     names = [config.suite] if config.suites is None else list(config.suites)
     others = sorted(name for name in names if name is not None and name not in OFFICIAL_SUITES)
     return {
@@ -43,7 +43,7 @@ def suite_numbers(config: LiberoConfig) -> dict[str, int]:
 
 
 def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
-    """Raises UserError for a suite or a task that is not there."""
+    """Return the env instances of a spec. Raise UserError for a suite or a task that does not exist."""
     os.environ.setdefault("MUJOCO_GL", "egl")
     wanted = config.suites or {config.suite or "": config.tasks}
     numbers = suite_numbers(config)
@@ -79,8 +79,10 @@ def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
 
 @frozen
 class MakeLiberoEnv:
+    """Factory that creates env instances in their processes."""
+
     scenes: SceneCache
-    """Of the process in which the rows are made."""
+    """Scenes of the process in which the env instances live."""
     config: LiberoConfig
 
     def __call__(self, number: int) -> LiberoRow:
@@ -88,7 +90,7 @@ class MakeLiberoEnv:
 
 
 class LiberoRow(Row):
-    """Takes turns with the other rows of its process, in the scene of its task."""
+    """Env instance that shares its process's scene of the task with the other instances, in turns."""
 
     def __init__(self, number: int, scenes: SceneCache, config: LiberoConfig) -> None:
         self._number, self._scenes, self._config = number, scenes, config
@@ -96,7 +98,7 @@ class LiberoRow(Row):
 
     @property
     def _scene(self) -> Any:
-        """As this row left it."""
+        """Scene of the current task, in the state in which this instance left it."""
         return self._scenes.of(self._number)
 
     @cached_property
@@ -104,7 +106,7 @@ class LiberoRow(Row):
         return {number: Suite(name) for name, number in suite_numbers(self._config).items()}
 
     def reset(self, state_id: int, seed: int) -> None:
-        """A state id fixes everything; `seed` changes nothing."""
+        """Start an episode. The state id determines everything; `seed` has no effect."""
         number, within = divmod(state_id, IDS_PER_SUITE)
         index, state = divmod(within, IDS_PER_TASK)
         self._suite = self._suites[number]
@@ -118,7 +120,7 @@ class LiberoRow(Row):
     def step(self, action: Array) -> Outcome:
         scene = self._scene
         if self._expert is not None:
-            self._expert.act(scene.observation)  # follows what really happens
+            self._expert.act(scene.observation)  # the expert tracks the executed actions
         reward, success = scene.step(np.asarray(action, np.float64))
         return Outcome(reward, success, terminated=success)
 
@@ -127,7 +129,7 @@ class LiberoRow(Row):
         return View(scene.images(), scene.state())
 
     def expert_chunk(self, length: int) -> Array:
-        """What the closed-loop expert does in the next steps if nothing disturbs it."""
+        """Return the actions that the closed-loop expert takes in the next steps if nothing disturbs it."""
         scene = self._scene
         if self._expert is None:
             self._expert = Expert(recipe(self._suite.name, scene.task.index, scene.task.instruction))
@@ -143,7 +145,8 @@ class LiberoRow(Row):
         self._scenes.leave(self._number)
 
     def _drawn(self, state_id: int) -> int:
-        """The seed of a train state: a function of the task's name and the number alone. Never an official state."""
+        """Return the seed of a train state, which depends on the task's name and the state's number only. Its placement
+        is never that of an official state. Raise UserError where no draw differs from all official states."""
         known, scene = self._scenes.seeds, self._scene
         if state_id not in known:
             purpose, number = f"libero/{scene.task.name}", state_id % IDS_PER_TASK

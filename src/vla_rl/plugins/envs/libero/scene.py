@@ -1,7 +1,7 @@
-"""One task in one simulator: exact resets, steps, pictures, and looking ahead without a trace.
+"""One LIBERO task in one simulator: exact resets, steps, images, and look-ahead without side effects.
 
-Imports MuJoCo, so `MUJOCO_GL` is set before. robosuite draws from NumPy's global generator, and what exact resets and
-rehearsals need has no public name there, hence the private ones below.
+Imports MuJoCo, so `MUJOCO_GL` is set before. robosuite draws from NumPy's global generator, and has no public names
+for what exact resets and look-ahead need, hence the private ones below.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The packages below print progress and complain of a missing private settings file."""
+    """Silence the packages imported below, which print progress and warn about a missing private settings file."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -55,22 +55,22 @@ except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and Mu
     raise mujoco_error(error) from error
 
 XYZW = [1, 2, 3, 0]
-"""MuJoCo's quaternions have w first, robosuite's last."""
+"""Index that reorders quaternions from MuJoCo's order (w first) to robosuite's (w last)."""
 NO_MOTION = np.array([0.0] * 6 + [-1.0])
-"""The action of the settling steps: stay, gripper open."""
+"""Action of the settling steps: stay, gripper open."""
 CALM = 0.06
-"""Metres that things may slide while a drawn scene settles, as they do in (almost all) official states."""
+"""Most metres that an object may slide while a drawn scene settles; (almost all) official states stay below."""
 REMEMBERED = 1000
-"""Beginnings of episodes that are not worked out again, of each task; about 10 kB each."""
+"""Most episode starts per task that are cached instead of computed again; about 10 kB each."""
 KEPT_BYTES = 8 * 2**30
-"""On disk, where nothing else is said."""
+"""Default size of the cache of compiled models on disk, in bytes."""
 OTHER_BYTES = 30 * 2**20
-"""Of Python's objects and two sets of simulation data."""
+"""Estimated memory of a scene's Python objects and two sets of simulation data, in bytes."""
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """NumPy's global generator, from which placements are drawn, with this seed; as it was afterwards."""
+    """Seed NumPy's global generator, from which placements are drawn, and restore it afterwards."""
     before = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -81,8 +81,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def loading(kept: Kept) -> Iterator[list[str | None]]:
-    """Where robosuite would compile a model it gets one that was compiled before, if there is one. The list will name
-    its pictures."""
+    """Make robosuite load compiled models from the cache instead of compiling them. The list that is yielded receives
+    the XML of the scene's textures."""
     pictures: list[str | None] = []
 
     def load(xml: str) -> MjSim:
@@ -98,16 +98,16 @@ def loading(kept: Kept) -> Iterator[list[str | None]]:
 
 
 class LiberoScene:
-    """A task's simulator. Building takes seconds, a reset milliseconds.
+    """Simulator of one task. Building it takes seconds, a reset milliseconds.
 
-    Several rows may take turns: `save` and `load` hold and bring back all that the future of a row depends on.
+    Several env instances may take turns: `save` and `load` store and restore all that the future depends on.
 
     Args:
         cameras: name -> height and width in pixels.
         fast_render: no reflections, simplified meshes.
         fast_physics: one solver pass in each sub-step, see `stepping`.
-        device: torch's name of the device on which the first scene of a process has all of them drawn.
-        kept: where compiled models are.
+        device: torch device on which the first scene of a process makes all scenes of the process draw.
+        kept: cache of compiled models.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LiberoScene:
                 ignore_done=True,
             )
         self._env = self._control.env
-        # The official reset loads the model anew, which adds drawers and knobs to the list of things to draw once more.
+        # The official reset loads the model again, which adds the samplers of drawers and knobs to the list once more.
         self._env.object_property_initializers *= 2
         self._robot = self._env.robots[0]
         self._model = self._env.sim.model._model
@@ -152,28 +152,28 @@ class LiberoScene:
 
     @property
     def memory(self) -> int:
-        """About what it takes, in bytes, textures apart: the model, its meshes as they are drawn, Python's objects."""
+        """Estimated memory in bytes without textures: the model, its meshes as they are drawn, Python objects."""
         return 2 * int(mujoco.mj_sizeModel(self._model)) + OTHER_BYTES
 
     @property
     def textures(self) -> Sequence[Texture]:
-        """Those that it shows."""
+        """Textures that this scene uses."""
         return () if self._camera is None else self._camera.textures
 
     # ------------------------------------------------------------------------------------------------ resets
 
     def _loaded_pose(self, body: str) -> tuple[int, Array, Array]:
-        """Number, position and orientation of a body as its model file gives them."""
+        """Return number, position and orientation of a body as its model file gives them."""
         element = self._env.model.root.find(f".//body[@name='{body}']")
         position = np.array((element.get("pos") or "0 0 0").split(), np.float64)
         orientation = np.array((element.get("quat") or "1 0 0 0").split(), np.float64)
         return self._env.sim.model.body_name2id(body), position, orientation
 
     def _reset_simulator(self) -> None:
-        """Put model and data exactly where loading the model anew would.
+        """Reset model and data to exactly what loading the model again would give.
 
         A reset that keeps the model leaves fixtures where the last episode had them and skips two forward passes,
-        whose solver state would go into the next one. With both put right every number of an episode equals
+        whose solver state would leak into the next episode. With both corrected every number of an episode equals
         that of the slow official reset.
         """
         for body, position, orientation in self._fixtures:
@@ -185,10 +185,11 @@ class LiberoScene:
         self._env.sim.forward()
 
     def calm_seed(self, seeds: Iterable[int]) -> int:
-        """The first of these seeds whose scene is sound, or else the one that comes closest. ValueError without any.
+        """Return the first of these seeds whose scene is stable, else the one that comes closest. Raise ValueError for
+        no seeds.
 
-        The samplers sometimes put things into or onto one another; these fly off or come to lie where the task
-        cannot be done. In a sound scene nothing slides further than `CALM` while it settles.
+        The samplers sometimes place objects into or onto one another; these fly off, or come to rest where the task
+        cannot be done. In a stable scene no object slides further than `CALM` while it settles.
         """
         moves: dict[int, float] = {}
         for seed in seeds:
@@ -202,8 +203,8 @@ class LiberoScene:
         return min(moves, key=lambda seed: moves[seed])
 
     def distance(self, seed: int, states: Array) -> float:
-        """How far the placement of this seed is from the nearest of these states (float64 [states, D], flattened
-        simulator states): Euclidean over the positions of all things, the robot apart."""
+        """Return the Euclidean distance, over the positions of all objects without the robot, from the placement of
+        this seed to the nearest of these states (float64 [states, D], flattened simulator states)."""
         self.place(seed, None, 0)
         joints = len(self._robot._ref_joint_pos_indexes) + len(self._robot._ref_gripper_joint_pos_indexes)
         things = slice(1 + joints, 1 + self._model.nq)  # after the time and the robot
@@ -211,13 +212,14 @@ class LiberoScene:
         return float(np.linalg.norm(states[:, things] - placed, axis=1).min())
 
     def _things(self) -> Array:
-        """Where all movable things are on the table, float64 [things, 2], metres."""
+        """Return the positions of all movable objects on the table, float64 [objects, 2], in metres."""
         bodies = [self._env.obj_body_id[name] for name in self._env.objects_dict]
         return np.array(self._data.xpos[bodies, :2])
 
     def place(self, seed: int, state: Array | None, settle_steps: int) -> None:
-        """Start an episode: placements drawn with `seed`; then, if given, the movable things as in `state`
-        (float64, flattened simulator state); then steps without motion. Asked for again, it costs next to nothing."""
+        """Start an episode: placements drawn with `seed`; then, if given, the movable objects as in `state` (float64,
+        flattened simulator state); then settling steps. A repeated start comes from a cache and costs next to
+        nothing."""
         self._loop.load(
             self._start(seed, None if state is None else np.asarray(state, np.float64).tobytes(), settle_steps)
         )
@@ -235,13 +237,13 @@ class LiberoScene:
         return self._loop.save()
 
     def _drawn(self, seed: int) -> SavedStep:
-        """robosuite's own reset, which places what the task does not fix."""
+        """Run robosuite's own reset, which places what the task does not fix."""
         with seeded(seed):
             while True:
                 try:
                     self._env.reset()
                     break
-                except RandomizationError:  # objects did not fit: draw on
+                except RandomizationError:  # objects did not fit: draw again
                     continue
         return self._loop.save()
 
@@ -254,12 +256,12 @@ class LiberoScene:
     # ----------------------------------------------------------------------------------- steps and pictures
 
     def step(self, action: Array) -> tuple[float, bool]:
-        """Apply one action, float64 [7]. -> reward, success."""
+        """Apply one action, float64 [7]. Return reward and success."""
         reward, success = self._loop.step(action)
         return float(reward), bool(success)
 
     def _develop(self) -> mujoco.MjData:
-        """Poses of all things as the official environment sees them now."""
+        """Return simulation data with the poses of all bodies as the official environment sees them now."""
         if self._developed is not self._loop.seen:
             self._film.qpos[:] = self._loop.seen.geometry
             for stage in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight):
@@ -269,7 +271,8 @@ class LiberoScene:
 
     @property
     def observation(self) -> dict[str, Array]:
-        """The hand, the fingers and all movable things, under the official names: `robot0_eef_pos`, `plate_1_quat`."""
+        """Poses of the hand, the fingers and all movable objects, under the official names: `robot0_eef_pos`,
+        `plate_1_quat`."""
         film, robot = self._develop(), self._robot
         bodies = {f"{thing.name}_": self._env.obj_body_id[thing.name] for thing in self._env.objects}
         seen = {f"{name}pos": film.xpos[body].copy() for name, body in bodies.items()}
@@ -281,13 +284,14 @@ class LiberoScene:
         return seen
 
     def state(self) -> Array:
-        """Proprioception, float32 [8]: position of the hand [m], its rotation vector [rad], two finger joints [m]."""
+        """Return proprioception, float32 [8]: position of the hand [m], its rotation vector [rad], two finger joints
+        [m]."""
         seen = self.observation
         rotation = transforms.quat2axisangle(seen["robot0_eef_quat"])
         return np.concatenate([seen["robot0_eef_pos"], rotation, seen["robot0_gripper_qpos"]]).astype(np.float32)
 
     def images(self) -> dict[str, Array]:
-        """Pictures that belong to the current observation: camera -> uint8 [H, W, 3], turned by 180 degrees."""
+        """Return the images of the current observation: camera -> uint8 [H, W, 3], rotated by 180 degrees."""
         if self._camera is None:
             return {}
         film = self._develop()
@@ -300,19 +304,19 @@ class LiberoScene:
         return pictures
 
     def simulator_state(self) -> Array:
-        """Time, positions and velocities, flattened as in the official initial states, float64."""
+        """Return time, positions and velocities, float64, flattened as in the official initial states."""
         return np.asarray(self._control.get_sim_state())
 
     def rehearsal(self) -> AbstractContextManager[None]:
-        """What is stepped inside has not happened afterwards, to the last bit."""
+        """Undo all steps made inside the context, to the last bit."""
         return self._loop.rehearsal()
 
     def close(self) -> None:
-        """Free the memory. Nothing can be asked of the scene afterwards."""
+        """Free the memory. The scene cannot be used afterwards."""
         if self._camera is not None:
             self._camera.close()
         self._control.close()
         vars(self).clear()
-        gc.collect()  # robosuite's objects refer to one another
-        with suppress(OSError, AttributeError):  # a C library without it
+        gc.collect()  # robosuite's objects form reference cycles
+        with suppress(OSError, AttributeError):  # C libraries without malloc_trim
             ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Scenes that the rows of a process share: one simulator a task, in which they take turns."""
+"""Scenes that the env instances of a process share: one simulator per task, used in turns."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ MIB = 2**20
 
 @define(eq=False)
 class SceneEpisode:
-    """What a row plays."""
+    """Episode of one env instance."""
 
     task: LiberoTask
     moment: SavedStep | None = None
-    """Where it stands, while another is played in its scene."""
+    """State of the episode while another one uses its scene."""
 
 
 class SceneCache:
-    """Those that rows play in, and of the others those that were used last, as many as fit into memory."""
+    """Cache of scenes: those in use, and as many of the most recently used others as fit into memory."""
 
     def __init__(self, config: LiberoConfig, device: str) -> None:
         self._config, self._device = config, device
-        self._built: dict[LiberoTask, LiberoScene] = {}  # the one used last is the last
+        self._built: dict[LiberoTask, LiberoScene] = {}  # in order of use, the most recent one last
         self._there: dict[LiberoTask, SceneEpisode] = {}
         self._played: dict[int, SceneEpisode] = {}
         self._kept: Kept | None = None
         self.seeds: dict[int, int] = {}
-        """Of train states that were drawn: id -> seed."""
+        """State id -> seed, for the train states drawn so far."""
 
     def begin(self, row: int, task: LiberoTask) -> LiberoScene:
-        """A row turns to an episode of this task. -> Its scene, in any state."""
+        """Start an episode of this task in an env instance. Return its scene, in any state."""
         self._played[row] = SceneEpisode(task)
         return self.of(row)
 
     def of(self, row: int) -> LiberoScene:
-        """The scene that a row plays in, as it left it."""
+        """Return the scene of an env instance, in the state in which the instance left it."""
         episode = self._played[row]
         scene = self._built.pop(episode.task, None) or self._build(episode.task)
         self._built[episode.task] = scene
@@ -58,7 +58,8 @@ class SceneCache:
         return scene
 
     def leave(self, row: int) -> None:
-        """A row is given up, perhaps because it broke: so its scene, if it stands as the row left it, is built anew."""
+        """Give up an env instance, perhaps because it broke. If its scene is in the state in which the instance left
+        it, the scene is closed and built again for the next use."""
         episode = self._played.pop(row, None)
         if episode is not None and self._there.get(episode.task) is episode:
             self._close(episode.task)
@@ -83,11 +84,11 @@ class SceneCache:
             device=self._device,
             kept=self._kept,
         )
-        before.clear()  # some of those that went are shown again
+        before.clear()  # some of the textures of closed scenes may be used again
         return scene
 
     def _make_room(self) -> None:
-        """For one more of the usual size."""
+        """Close unused scenes until one more of the usual size fits into memory."""
         played = {episode.task for episode in self._played.values()}
         for task in [task for task in self._built if task not in played]:
             textures = {texture for scene in self._built.values() for texture in scene.textures}

@@ -1,9 +1,10 @@
-"""robosuite's control step without what nobody reads.
+"""robosuite's control step without the work whose result nobody reads.
 
 The official step runs 25 sub-steps. In each it computes all of the physics three times from equal positions and
 velocities (for itself, for the controller, to integrate), asks every observable whether it is due, looks names up,
-and measures contacts pair by pair in Python. Here positions and velocities are worked out once a sub-step. What hangs
-on the solver's warm start is computed as often and in the same order as there, so every bit of the state is equal.
+and measures contacts pair by pair in Python. Here positions and velocities are computed once per sub-step. What
+depends on the solver's warm start is computed as often and in the same order as there, so every bit of the state is
+equal.
 """
 
 from __future__ import annotations
@@ -19,35 +20,36 @@ import numpy as np
 from vla_rl.core.types import Array
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-"""All that the future depends on, the solver's warm start included."""
+"""State components that the future depends on, the solver's warm start included."""
 CHANGING = ("body_pos", "body_quat", "site_rgba")
-"""What resets and steps change in the model: fixtures are placed, burners light up."""
+"""Model arrays that resets and steps change: fixtures are placed, burners light up."""
 LASTING = ("sim", "update")
-"""What a controller has of its simulator, which is not part of a moment."""
+"""Attributes of a controller that refer to its simulator and are not saved."""
 ALL_BUT_SOLVER = mujoco.mjtStage.mjSTAGE_VEL
 """Stages to skip where positions and velocities have not changed since the last pass."""
 OLD_MASSES = tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < (3, 4)
-"""`mj_fullM` takes other arguments since."""
+"""Whether MuJoCo is older than 3.4, where `mj_fullM` takes other arguments."""
 OPENING = np.array([-1.0, 1.0])
-"""Directions of the two fingers."""
+"""Opening directions of the two fingers."""
 
 
 class SensorView(NamedTuple):
-    """What the official environment's sensors and cameras see: one sub-step, usually the last but one of a step.
+    """State that the official environment's sensors and cameras see: that of one sub-step, usually the last but one of
+    a step.
 
-    They look after it was integrated, so joints are new, and all that follows from them is as it was before.
+    Sensors are read after integration, so joint positions are new, and all that is derived from them is as before.
     """
 
     geometry: Array
-    """float64 [nq]: joint positions before the sub-step; poses of bodies, sites and cameras belong to these."""
+    """float64 [nq]: joint positions before the sub-step, to which poses of bodies, sites and cameras belong."""
     positions: Array
-    """float64 [nq], after it."""
+    """float64 [nq]: joint positions after the sub-step."""
     colours: Array
-    """float32 [sites, 4]: some sites light up, like a stove's burner."""
+    """float32 [sites, 4]: RGBA of sites, some of which light up, like a stove's burner."""
 
 
 class SavedStep(NamedTuple):
-    """A moment to return to, in this simulator or another of the same task."""
+    """Saved state to return to, in this simulator or another one of the same task."""
 
     state: Array
     model: dict[str, Array]
@@ -60,8 +62,8 @@ class ControlLoop:
 
     Args:
         env: the robosuite environment.
-        fast_physics: solve once a sub-step instead of three times. Bit-identical only where the extra passes leave no
-            trace in the solver, as in newer versions of MuJoCo; there it is done in any case.
+        fast_physics: solve once per sub-step instead of three times. Bit-identical only where the extra passes leave no
+            trace in the solver, as in newer versions of MuJoCo; with those it is done in any case.
     """
 
     def __init__(self, env: Any, fast_physics: bool) -> None:
@@ -86,7 +88,7 @@ class ControlLoop:
         self.restart()
 
     def _passes_differ(self) -> bool:
-        """Whether a forward pass leaves its solution as the next one's warm start, as in older versions of MuJoCo."""
+        """Return whether a forward pass changes the warm start of the next one, as in older versions of MuJoCo."""
         mark = self._data.qacc_warmstart[0] = 1.0
         mujoco.mj_forward(self._model, self._data)
         return bool(self._data.qacc_warmstart[0] != mark)
@@ -94,7 +96,8 @@ class ControlLoop:
     # ------------------------------------------------------------------------------------------------ episodes
 
     def restart(self) -> None:
-        """Take over from robosuite what its reset has left. Its sensors look after a reset and after a placement."""
+        """Take over the state that robosuite's reset has left. Its sensors are read after a reset and after a
+        placement."""
         self._controller = self._robot.controller
         self._controller.update = self._read_arm
         self._grip = np.zeros(1)
@@ -104,7 +107,7 @@ class ControlLoop:
         self.seen = self._look(self._data.qpos.copy())
 
     def save(self) -> SavedStep:
-        """All that the future depends on."""
+        """Return all that the future depends on."""
         state = np.zeros(mujoco.mj_stateSize(self._model, STATE))
         mujoco.mj_getState(self._model, self._data, state, STATE)
         model = {name: getattr(self._model, name).copy() for name in CHANGING}
@@ -113,18 +116,18 @@ class ControlLoop:
         return SavedStep(state, model, controller, loop)
 
     def load(self, saved: SavedStep) -> None:
-        """Go on as if nothing had happened since, to the last bit."""
+        """Continue from a saved state as if nothing had happened since, to the last bit."""
         for name, values in saved.model.items():
             getattr(self._model, name)[:] = values
         mujoco.mj_setState(self._model, self._data, saved.state, STATE)
-        mujoco.mj_forward(self._model, self._data)  # positions of bodies, contacts
+        mujoco.mj_forward(self._model, self._data)  # derived quantities: positions of bodies, contacts
         mujoco.mj_setState(self._model, self._data, saved.state, STATE)
         vars(self._robot.controller).update(saved.controller)
         vars(self).update(saved.loop)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """What is stepped inside has not happened afterwards."""
+        """Undo all steps made inside the context."""
         saved = self.save()
         try:
             yield
@@ -134,7 +137,7 @@ class ControlLoop:
     # --------------------------------------------------------------------------------------------------- steps
 
     def step(self, action: Array) -> tuple[float, bool]:
-        """Apply one action, float64 [7]. -> reward, success."""
+        """Apply one action, float64 [7]. Return reward and success."""
         model, data, controller, control = self._model, self._data, self._controller, self._data.ctrl
         opening = OPENING * self._robot.gripper.speed * np.sign(action[6:])
         low, high = self._torque_limits
@@ -160,7 +163,8 @@ class ControlLoop:
         return SensorView(geometry, self._data.qpos.copy(), self._model.site_rgba.copy())
 
     def _observed(self) -> bool:
-        """Whether the sensors are read in this sub-step: the clock of robosuite's observables, rounding included."""
+        """Return whether the sensors are read in this sub-step. Reproduces the clock of robosuite's observables,
+        rounding included."""
         self._since += self._env.model_timestep
         due = not self._sampled
         self._sampled = True
@@ -170,7 +174,8 @@ class ControlLoop:
         return due
 
     def _read_arm(self) -> None:
-        """The controller's `update`, with arrays laid out as there: the order of sums follows from the layout."""
+        """Replace the controller's `update`. Arrays have the same memory layout as there, since the order of sums
+        depends on it."""
         arm, data = self._controller, self._data
         if not arm.new_update:
             return
@@ -191,12 +196,13 @@ class ControlLoop:
     # ------------------------------------------------------------------------------------------------- contacts
 
     def _touch(self, one: Any, other: Any) -> bool:
-        """robosuite's `check_contact`, for two of its models: whether any geom of one touches any of the other."""
+        """Replace robosuite's `check_contact` for two of its models: return whether any geom of one touches any of the
+        other."""
         pairs = self._data.contact.geom
         of_one, of_other = self._geoms_of(one)[pairs], self._geoms_of(other)[pairs]
         return bool((of_one & of_other[:, ::-1]).any())
 
     def _geoms_of_model(self, model: Any) -> Array:
-        """bool [ngeom]."""
+        """Return which geoms are contact geoms of a robosuite model, bool [ngeom]."""
         names, name_of = set(model.contact_geoms), self._env.sim.model.geom_id2name
         return np.array([name_of(geom) in names for geom in range(self._model.ngeom)])

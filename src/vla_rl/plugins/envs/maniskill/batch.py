@@ -1,4 +1,5 @@
-"""Rows as copies of one task in a single simulator, all stepped together: for a GPU. Tensors stay on its device."""
+"""GPU backend: env instances are copies of one task in a single simulator and step together. Tensors stay on its
+device."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
 
 
 class BatchEnv(SimEnv):
-    """Physics moves every row at each step. Rows that shall stand still are put back to where they were."""
+    """Batched simulator of one task. Physics moves every env instance at each step; instances that have to stay still
+    are restored afterwards."""
 
     def __init__(
         self,
@@ -27,10 +29,11 @@ class BatchEnv(SimEnv):
         place: Place,
         chunk: int,
     ) -> None:
-        """
+        """Create the batched simulator.
+
         Args:
             states: split -> its reset states.
-            place: that of `scene`, for a second one in which the expert tries out what it does.
+            place: devices of `scene`, also for a second scene in which the expert plans.
         """
         self.num_envs, self.info = scene.num_envs, info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
@@ -41,8 +44,8 @@ class BatchEnv(SimEnv):
         return self._states[split]
 
     def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        """A state id fixes the scene. What a few tasks draw while they are played is shared by all rows, and keyed by
-        the `seed` of the row that was reset last."""
+        """Start episodes. A state id fixes the scene. Random numbers that a few tasks draw during an episode are shared
+        by all instances, and depend on the `seed` of the instance that was reset last."""
         rows = to_numpy(rows)
         for row, state, key in zip(rows, to_numpy(state_ids), to_numpy(seed), strict=True):
             self._scene.reset(int(row), int(state) % IDS_PER_TASK, int(key))
@@ -80,7 +83,7 @@ class BatchEnv(SimEnv):
         )
 
     def expert_chunk(self) -> Tensor:
-        """Raises NotOffered for a task without an expert."""
+        """Return the expert's next chunk. Raise NotOffered for a task without an expert."""
         if self._twin is None:
             self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place, self.num_envs)
         return rehearsed(self._twin, self._scene.save(), self._chunk)
@@ -97,7 +100,7 @@ class BatchEnv(SimEnv):
 
 
 def _merged(old: SavedScene | None, new: SavedScene, rows: Tensor) -> SavedScene:
-    """The old state with these rows (bool [N]) of the new one."""
+    """Return the old state with these rows (bool [N]) replaced by those of the new one."""
     return (
         new
         if old is None

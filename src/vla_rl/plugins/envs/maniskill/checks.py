@@ -1,4 +1,4 @@
-"""What can be said of the settings before a simulator is built."""
+"""Checks of the settings of `maniskill` that need no running simulator."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 NAME_OF_A_TASK = re.compile(r"""["']([\w{}.-]+-v\d+)["']""")
 WRIST_CAMERA = "panda_wristcam"
-"""A Panda arm with a camera in its hand."""
+"""Robot: a Panda arm with a camera in its hand."""
 SHOWN = 5
-"""Names in a message before it says how many more there are."""
+"""Most names that a message lists before it says how many more there are."""
 
 
 def chosen_tasks(config: Any) -> tuple[str, ...]:
@@ -54,14 +54,14 @@ def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> N
 
 
 def action_dim(config: Any) -> int | None:
-    """Numbers of an action where the tasks are known to have one Panda arm, else None."""
+    """Return the number of action dimensions where the tasks are known to have one Panda arm, else None."""
     if config.robot in (None, "panda", WRIST_CAMERA) and all(task in PANDA_TASKS for task in chosen_tasks(config)):
         return PANDA_ACTIONS.get(config.control_mode)
     return None
 
 
 def check(config: Any, context: Context) -> None:
-    """Raise UserError for a task that ManiSkill does not have, or has no words for."""
+    """Raise UserError for a task that ManiSkill does not have."""
     for i, task in enumerate(chosen_tasks(config)):
         with at("tasks", i) if config.tasks else at("task"):
             if task not in INSTRUCTIONS and not any(fnmatchcase(task, name) for name in written_tasks()):
@@ -69,7 +69,8 @@ def check(config: Any, context: Context) -> None:
 
 
 def written_tasks() -> list[str]:
-    """Names of tasks in the package's source, `*` for what it fills in; read without importing SAPIEN."""
+    """Return the names of tasks in the package's source, with `*` for what it fills in; read without importing
+    SAPIEN."""
     (folder,) = find_spec("mani_skill").submodule_search_locations  # type: ignore[union-attr,misc]
     texts = (file.read_text(encoding="utf-8") for file in sorted(Path(folder, "envs").rglob("*.py")))
     return [re.sub(r"\{.*?\}", "*", name) for text in texts for name in NAME_OF_A_TASK.findall(text)]
@@ -81,12 +82,13 @@ def no_task(task: str, there: Iterable[str]) -> UserError:
 
 
 def rows_apart(config: Any) -> bool:
-    """Lanes of single rows need `backend: cpu`: a GPU simulates all rows as one batch."""
+    """Whether env instances can step one by one (lanes of single envs): it needs `backend: cpu`, since a GPU simulates
+    all instances as one batch."""
     return bool(config.backend == "cpu" and config.processes.apart is not False)
 
 
 def preflight(config: Any) -> None:
-    """Raise UserError unless SAPIEN can draw here and the tasks can be built as the settings say."""
+    """Raise UserError unless SAPIEN can draw on this machine and the tasks can be built as the settings say."""
     if find_spec("mani_skill") is None:
         raise UserError("maniskill needs the package 'mani_skill'; try: pip install 'vla-rl[maniskill]'")
     use_unpacked_driver()
@@ -97,7 +99,7 @@ def preflight(config: Any) -> None:
 
 
 def check_task(task: str, instructions: Mapping[str, str]) -> None:
-    """Raise UserError for a task that does not exist, has no words, or lacks files."""
+    """Raise UserError for a task that does not exist, has no instruction, or lacks files."""
     registry = registered()
     if task not in registry:
         raise no_task(task, registry)
@@ -120,10 +122,10 @@ def check_task(task: str, instructions: Mapping[str, str]) -> None:
 
 
 def registered() -> Mapping[str, Any]:
-    """Task -> how ManiSkill registered it. Imports SAPIEN."""
+    """Return task -> how ManiSkill registered it. Imports SAPIEN."""
     use_unpacked_driver()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SAPIEN tells which loader of Vulkan it takes
+        warnings.simplefilter("ignore")  # SAPIEN prints which Vulkan loader it uses
         from mani_skill import envs, logger  # noqa: F401 - the first registers tasks
         from mani_skill.utils import download_asset
         from mani_skill.utils.registration import REGISTERED_ENVS
@@ -135,7 +137,7 @@ def registered() -> Mapping[str, Any]:
 
 
 def missing_assets(groups: Iterable[str]) -> list[str]:
-    """Sources of files that are not on this machine."""
+    """Return the data sources in these asset groups that are not on this machine."""
     from mani_skill.utils import assets
 
     sources: list[str] = []
@@ -146,11 +148,11 @@ def missing_assets(groups: Iterable[str]) -> list[str]:
 
 
 def download(name: str) -> str:
-    """The command that downloads what a task or robot needs."""
+    """Return the command that downloads what a task or robot needs."""
     return f"python -m mani_skill.utils.download_asset {name} -y"
 
 
 def refuse(question: str) -> bool:
-    """In place of a question on the terminal, which nobody might be there to answer."""
+    """Raise UserError instead of ManiSkill's question on the terminal, which nobody might be there to answer."""
     robot = question.split()[1] if question.startswith("Robot ") else "NAME"
     raise UserError(f"ManiSkill lacks files and asks: {question!r}\n  download them with: {download(robot)}")

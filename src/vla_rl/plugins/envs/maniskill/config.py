@@ -1,4 +1,4 @@
-"""Keys of the spec."""
+"""Spec keys of `maniskill`."""
 
 from __future__ import annotations
 
@@ -12,40 +12,45 @@ from vla_rl.toolkit.envs.settings import SharedProcesses
 
 @frozen(kw_only=True)
 class ManiSkillConfig:
+    """Spec keys of the simulator `maniskill`."""
+
     task: str | None = None
-    """A task as ManiSkill registers it, such as PickCube-v1; or give `tasks`."""
+    """Task as ManiSkill registers it, such as PickCube-v1. Give either `task` or `tasks`."""
     tasks: tuple[str, ...] = field(default=(), validator=checks.one_or_more)
-    """Several tasks whose robots have the same actions and joints; on processors only."""
+    """Several tasks whose robots have the same actions and joints; with the CPU backend only."""
     instructions: dict[str, str] = field(factory=dict, validator=checks.known_instructions)
-    """Task -> what the policy is told, for tasks that docs/simulators/maniskill.md does not list, or in other words."""
+    """Instructions: task -> what the policy is told, for tasks that docs/simulators/maniskill.md does not list, or to
+    reword those."""
     cameras: dict[str, int] = field(factory=lambda: {"base_camera": 224}, validator=checks.some_cameras)
-    """Camera -> height and width in pixels, in the order in which a model sees them; every task has to have them."""
+    """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them; every task has
+    to have them."""
     control_mode: str = "pd_ee_delta_pose"
-    """What an action is: pd_ee_delta_pose (change of the hand's pose, and the gripper), pd_ee_delta_pos, or another
-    that the robot offers."""
+    """Controller, which defines an action: pd_ee_delta_pose (change of the hand's pose, and the gripper),
+    pd_ee_delta_pos, or another that the robot offers."""
     reward: Literal["sparse", "dense"] = "sparse"
-    """sparse: 1 at an action after which the task is solved, else 0. dense: ManiSkill's normalized_dense, up to 1."""
+    """Reward. `sparse`: 1 at an action after which the task is solved, else 0. `dense`: ManiSkill's normalized_dense,
+    up to 1."""
     backend: Literal["cpu", "gpu", "auto"] = "auto"
-    """cpu: a simulator for each row. gpu: one batched simulator whose tensors stay on the device; only a GPU can.
-    auto: gpu where the rows' device is one."""
+    """Backend. `cpu`: one simulator per env instance. `gpu`: one batched simulator whose tensors stay on the device;
+    needs a GPU. `auto`: gpu if the device of the sim worker is one."""
     max_steps: int | None = field(
         default=None, validator=validators.optional(validators.and_(validators.ge(1), validators.le(10_000_000)))
     )
-    """Step limit of every task; null: ManiSkill's."""
+    """Step limit of every task, 1 to 10,000,000 actions; null: ManiSkill's own."""
     train_states: int = field(default=1000, validator=[validators.ge(1), validators.le(900_000)])
-    """Initial states per task in the train split."""
+    """Number of initial states per task in the train split, 1 to 900,000."""
     show_goals: bool = True
-    """Draw goals that ManiSkill hides from cameras (PickCube's green sphere): a policy without them cannot know where
-    to go. false: the pixels of ManiSkill's own benchmarks."""
+    """Draw goal markers that ManiSkill hides from cameras (PickCube's green sphere): without them a policy cannot know
+    where to go. false: the pixels of ManiSkill's own benchmarks."""
     fast_render: bool = False
-    """Draw simplified meshes: several times as fast where a processor draws, and slightly other pixels, so not for
-    reported results."""
+    """Draw simplified meshes: several times as fast where a CPU draws, but pixels differ slightly, so not for reported
+    results. For `backend: cpu` only."""
     goals_in_state: bool = False
-    """The state ends with the place of the goal, x, y and z in metres, as in the observations of ManiSkill's own visual
-    baselines: how far away a green sphere in the air is, one camera hardly shows. 0 for tasks whose observations have
-    none."""
+    """Append the goal's position (x, y and z in metres) to the state, as ManiSkill's own visual baselines do: one
+    camera hardly shows how far away a green sphere in the air is. Zeros for tasks whose observations have no goal."""
     robot: str | None = None
-    """In place of the tasks' own, by ManiSkill's name: panda_wristcam is a Panda arm with a `hand_camera`."""
+    """Robot to use instead of the tasks' own, by ManiSkill's name: panda_wristcam is a Panda arm with a `hand_camera`;
+    null: the tasks' own."""
     processes: SharedProcesses = field(factory=SharedProcesses)
-    """Processes of the rows, with `backend: cpu`."""
+    """Processes of the env instances, with `backend: cpu`."""
     rows_apart = property(checks.rows_apart)

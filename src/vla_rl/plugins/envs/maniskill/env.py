@@ -1,4 +1,4 @@
-"""ManiSkill as a simulator component: what the chosen tasks offer, and rows on processors or a batch on a GPU."""
+"""ManiSkill as a simulator plugin: properties of the chosen tasks, and env instances on CPUs or a batch on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vla_rl.toolkit.envs.rows import RowsEnv
 
 @frozen(kw_only=True)
 class TaskProperties:
-    """A task, as a look at its simulator told."""
+    """Properties of a task, read from its simulator."""
 
     recipe: SceneRecipe
     info: TaskInfo
@@ -36,9 +36,10 @@ class TaskProperties:
     low: tuple[float, ...]
     high: tuple[float, ...]
     chooses_things: bool
-    """Whether things, not only their places, differ between episodes: they are loaded when the scene is built."""
+    """Whether the objects, not only their positions, differ between episodes: such objects are loaded when the scene is
+    built."""
     goals_drawn: bool
-    """Whether there are goals that ManiSkill would hide."""
+    """Whether the task has goal markers that ManiSkill would hide."""
 
 
 def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
@@ -63,24 +64,26 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
         raise UserError(
             "maniskill: fast_render is for scenes of one row, on processors; leave it out with backend: gpu"
         )
-    info = evolve(info, deterministic=False)  # PhysX on a GPU adds up in any order
+    info = evolve(info, deterministic=False)  # PhysX on a GPU sums in any order
     return BatchEnv(info, states, ManiSkillScene(recipes[0], place, context.num_envs), place, context.chunk)
 
 
 def look_over(config: ManiSkillConfig) -> None:
-    """Raise UserError for settings that cannot be met, without leaving SAPIEN in this process."""
+    """Raise UserError for settings that cannot be met, without loading SAPIEN into this process."""
     _info(_examine_apart(config, _place("cpu", on_gpu=False)))
 
 
 def _place(device: str, on_gpu: bool) -> Place:
-    """Physics and drawing on this device; drawing on a GPU wherever there is one, since SAPIEN then knows no other."""
+    """Return the devices of physics and rendering. Rendering is on a GPU wherever there is one, since SAPIEN offers
+    nothing else then."""
     index = device.removeprefix("cuda") if device.startswith("cuda") else ""
     drawing = f"sapien_cuda{index}" if torch.cuda.is_available() else "cpu"
     return Place(physics=f"physx_cuda{index}" if on_gpu else "physx_cpu", render=drawing)
 
 
 def _examine_apart(config: ManiSkillConfig, place: Place) -> list[TaskProperties]:
-    """In a process that ends then, and frees what it took. PhysX on a GPU also has to be the first in its process."""
+    """Return the properties of the tasks, read in a subprocess whose end frees all memory. PhysX on a GPU also has to
+    be the first simulator of its process."""
     forkserver = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, mp_context=forkserver) as pool:
         try:
@@ -93,7 +96,8 @@ def _examine_apart(config: ManiSkillConfig, place: Place) -> list[TaskProperties
 
 
 def examine(config: ManiSkillConfig, place: Place) -> list[TaskProperties]:
-    """Build every task once, without drawing, and look. Raises UserError for settings that it does not offer."""
+    """Build every task once, without rendering, and return its properties. Raise UserError for settings that it does
+    not offer."""
     found = []
     for name in chosen_tasks(config):
         check_task(name, config.instructions)
@@ -151,7 +155,8 @@ def _examine(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProperties:
 
 
 def _camera(env: Any, task: str, camera: str, size: int) -> dict[str, Any]:
-    """What to change in ManiSkill's settings of a camera: the resolution, and with it a calibrated camera's matrix."""
+    """Return the changes to ManiSkill's settings of a camera: the resolution, and with it a calibrated camera's
+    matrix."""
     _demand(camera, env._sensor_configs, f"camera of {task}")
     own = env._sensor_configs[camera]
     change: dict[str, Any] = {"width": size, "height": size}
@@ -161,7 +166,8 @@ def _camera(env: Any, task: str, camera: str, size: int) -> dict[str, Any]:
 
 
 def _robots(task: str) -> list[str]:
-    """That a task is made for; where that is a Panda arm, one with a camera in its hand serves as well."""
+    """Return the robots that a task is made for; a Panda arm with a camera in its hand counts where a Panda arm
+    does."""
     from mani_skill.agents.registration import REGISTERED_AGENTS
 
     made_for = registered()[task].cls.SUPPORTED_ROBOTS or REGISTERED_AGENTS

@@ -1,6 +1,6 @@
-"""Scripted demonstrators for a Panda arm. They read the simulator's poses, which a policy never sees.
+"""Scripted experts for a Panda arm. They read the simulator's poses, which a policy never sees.
 
-Each is a function of the present state alone, so that it goes on from wherever a row is, slips included.
+Each is a function of the current state alone, so that it continues from any state, slips included.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SavedScene
 
 METRES_PER_UNIT = 0.1
-"""An action of 1 asks for 10 cm, in both control modes."""
+"""Displacement in metres for an action of 1, in both control modes."""
 ACTION_DIMS = {"pd_ee_delta_pos": 4, "pd_ee_delta_pose": 7}
 OPEN, CLOSED = 1.0, -1.0
 CUBE = 0.04
-"""Edge in metres."""
+"""Edge of a cube in metres."""
 
 Move = tuple[Tensor, Tensor]
-"""Where the hand shall go, in metres [N, 3]; the gripper's action [N]."""
+"""Goal of the hand in metres [N, 3], and the gripper's action [N]."""
 
 
 def rehearsed(twin: ManiSkillScene, start: SavedScene, length: int) -> Tensor:
-    """The next actions [N, length, A] from a state, tried out in a simulator of its own. Raises NotOffered for a task
-    or control mode without expert."""
+    """Return the next actions [N, length, A] from a state, found by stepping a separate simulator. Raise NotOffered for
+    a task or control mode without an expert."""
     task, mode = twin.recipe.task, twin.recipe.control_mode
     if task not in EXPERTS or mode not in ACTION_DIMS:
         raise NotOffered(
@@ -47,7 +47,7 @@ def rehearsed(twin: ManiSkillScene, start: SavedScene, length: int) -> Tensor:
 
 
 def pick_cube(env: Any) -> Move:
-    """Grasp, then carry the cube, not the hand, to the goal."""
+    """Grasp the cube, then move the cube, not the hand, to the goal."""
     hand, cube = _hand(env), env.cube.pose.p
     held = env.agent.is_grasping(env.cube)
     goal, gripper = _grasp(hand, cube)
@@ -55,7 +55,7 @@ def pick_cube(env: Any) -> Move:
 
 
 def stack_cube(env: Any) -> Move:
-    """Grasp the first cube, lift it over the second, lower it and let go."""
+    """Grasp the first cube, lift it over the second, lower it and release it."""
     hand, cube = _hand(env), env.cubeA.pose.p
     place = env.cubeB.pose.p + _up(hand, CUBE)
     held, offset = env.agent.is_grasping(env.cubeA), place - cube
@@ -72,7 +72,7 @@ def stack_cube(env: Any) -> Move:
 
 
 def push_cube(env: Any) -> Move:
-    """Go behind the cube with a closed hand, down, and push it along x until it lies in the target."""
+    """Move the closed hand behind the cube and down, then push the cube along x until it lies in the target."""
     hand, cube = _hand(env), env.obj.pose.p
     behind = cube - torch.tensor([0.09, 0.0, 0.0], device=cube.device)
     in_line = ((hand - behind)[:, 1].abs() < 0.015) & (hand[:, 0] < cube[:, 0] - 0.015)
@@ -91,7 +91,7 @@ EXPERTS: dict[str, Callable[[Any], Move]] = {
 
 
 def _grasp(hand: Tensor, cube: Tensor) -> Move:
-    """Over the cube, down, and close."""
+    """Move over the cube, down to it, and close the gripper."""
     near = _flat(cube - hand) < 0.015
     there = (cube - hand).norm(dim=1) < 0.015
     goal = _where(near, cube, cube + _up(hand, 0.08))

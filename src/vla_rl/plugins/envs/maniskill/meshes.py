@@ -1,5 +1,5 @@
-"""Simpler meshes in the place of those that are drawn: a Panda arm has 135,000 triangles, on which a processor spends
-nine tenths of a small picture."""
+"""Simplified meshes for rendering: a Panda arm has 135,000 triangles, which take nine tenths of a CPU's rendering time
+of a small image."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from vla_rl.core.types import Array
 from vla_rl.toolkit.envs.meshes import MANY, clustered, normals_of
 
 _MADE: dict[tuple[str, tuple[float, ...], int, int], tuple[Array, Array, Array]] = {}
-"""By file, scale, part and cells: scenes are built anew at each reset."""
+"""Cache of simplified meshes by file, scale, part and cells: scenes are built again at each reset."""
 _HEAVY: dict[str, bool] = {}
-"""By file."""
+"""Cache by file: whether its mesh has many triangles and no textures."""
 
 
 def simplify(scene: Any, cells: int) -> None:
-    """What a SAPIEN scene draws. Shapes with textures stay as they are, and so does what collides.
+    """Simplify the meshes that a SAPIEN scene draws. Shapes with textures and collision shapes stay as they are.
 
     Args:
-        cells: as `clustered` takes them.
+        cells: resolution, as `clustered` takes it.
     """
     from sapien import render
 

@@ -1,4 +1,4 @@
-"""A row on processors: one simulator of the task that is played."""
+"""CPU backend: an env instance with one simulator of the current task."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from vla_rl.toolkit.envs.row import Outcome, Row, View
 
 @frozen
 class MakeManiSkillEnv:
+    """Factory that creates env instances in their processes."""
+
     recipes: tuple[SceneRecipe, ...]
-    """In the order of the tasks."""
+    """Recipes of the tasks, in the order of the spec."""
     place: Place
     home: int
-    """Process id of the batch's owner."""
+    """Process id of the process that owns the batch."""
 
     def __call__(self, number: int) -> ManiSkillRow:
         if os.getpid() != self.home:
-            torch.set_num_threads(1)  # rows are many, and their tensors tiny
+            torch.set_num_threads(1)  # envs are many, and their tensors tiny
         return ManiSkillRow(self.recipes, self.place)
 
 
 class ManiSkillRow(Row):
-    """Builds a task's simulator at its first reset, and again when the task changes. In inference mode, all of it: a
-    step is hundreds of operations on tiny tensors."""
+    """Env instance that builds a task's simulator at its first reset, and again when the task changes. Everything runs
+    in inference mode: a step is hundreds of operations on tiny tensors."""
 
     def __init__(self, recipes: Sequence[SceneRecipe], place: Place) -> None:
         self._recipes, self._place = recipes, place
@@ -41,12 +43,12 @@ class ManiSkillRow(Row):
 
     @torch.inference_mode()
     def reset(self, state_id: int, seed: int) -> None:
-        """A state id fixes the scene; `seed` keys what a few tasks draw while they are played."""
+        """Start an episode. The state id fixes the scene; `seed` determines what a few tasks draw during an episode."""
         index, number = divmod(state_id, IDS_PER_TASK)
         if self._scene is None or self._scene.recipe != self._recipes[index]:
             scene = ManiSkillScene(
                 self._recipes[index], self._place
-            )  # before the old one goes, and its compiled shaders with it
+            )  # built before the old one is closed, which would discard the compiled shaders
             self.close()
             self._scene = scene
         self._scene.reset(0, number, seed)
@@ -65,8 +67,8 @@ class ManiSkillRow(Row):
 
     @torch.inference_mode()
     def expert_chunk(self, length: int) -> Array:
-        """What the closed-loop expert does in the next steps if nothing disturbs it, tried out in a second simulator:
-        going back to an earlier state leaves traces in PhysX."""
+        """Return the actions that the closed-loop expert takes in the next steps if nothing disturbs it. They are found
+        in a second simulator: going back to an earlier state leaves traces in PhysX."""
         if self._twin is None:
             self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place)
         actions: Array = to_numpy(rehearsed(self._twin, self._scene.save(), length))[0]

@@ -1,4 +1,4 @@
-"""N copies of one task as a batch of torch tensors: one copy on a processor, many on a GPU."""
+"""N copies of one task as a batch of torch tensors: one copy on a CPU, many on a GPU."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ from vla_rl.toolkit.envs.meshes import cells_for
 
 @frozen(kw_only=True)
 class SceneRecipe:
-    """What it takes to build a task. Picklable."""
+    """Settings from which a task's simulator is built. Picklable."""
 
     task: str
     control_mode: str | None = None
-    """None: the robot's first."""
+    """Controller; None: the robot's first."""
     cameras: Mapping[str, Mapping[str, Any]] = field(factory=dict)
-    """Camera -> what to change in ManiSkill's settings of it; others are not drawn."""
+    """Camera -> changes to ManiSkill's settings of it; other cameras are not rendered."""
     dense: bool = False
-    """Whether steps give ManiSkill's normalized_dense reward, else success as 0 or 1."""
+    """Whether the reward is ManiSkill's normalized_dense, else success as 0 or 1."""
     show_goals: bool = True
     fast_render: bool = False
     goals_in_state: bool = False
     robot: str | None = None
-    """None: the task's own."""
+    """Robot by ManiSkill's name; None: the task's own."""
     placements: int = 0
-    """Fixed placements of things among which the task chooses, rather than drawing them at random; 0: it draws."""
+    """Number of fixed placements among which the task chooses; 0: it draws placements at random."""
 
 
 @frozen
 class Place:
-    """Where a simulator runs, in ManiSkill's words."""
+    """Devices of a simulator, by ManiSkill's names."""
 
     physics: str = "physx_cpu"
     render: str = "cpu"
 
 
 class PlannedEpisode(NamedTuple):
-    """What one action led to in each row."""
+    """Result of one action in each env instance."""
 
     reward: Tensor
     """float32 [N]."""
     success: Tensor
     """bool [N]."""
     ended: Tensor
-    """bool [N]: by success or failure."""
+    """bool [N]: the episode ended, by success or failure."""
 
 
 class SavedScene(NamedTuple):
-    """State of all rows."""
+    """Saved state of all env instances."""
 
     bodies: dict[str, Any]
-    """As ManiSkill's `get_state_dict`: poses and velocities of things, joints of robots."""
+    """State in the form of ManiSkill's `get_state_dict`: poses and velocities of objects, joints of robots."""
     kept: tuple[dict[str, Tensor], ...]
-    """What the task and the robots' controllers keep for each row."""
+    """Tensors that the task and the robots' controllers keep for each env instance."""
 
 
 class ManiSkillScene:
-    """Pictures are drawn when they are asked for and at no other time."""
+    """Simulator of N copies of one task. Images are rendered only when they are asked for."""
 
     def __init__(self, recipe: SceneRecipe, place: Place, num_envs: int = 1) -> None:
         spec = _registered()[recipe.task]
@@ -90,20 +90,20 @@ class ManiSkillScene:
 
     @property
     def agents(self) -> list[Any]:
-        """The robots, in the order of their parts in an action."""
+        """Robots, in the order of their parts in an action."""
         return getattr(self.env.agent, "agents", None) or [self.env.agent]
 
     def bounds(self) -> tuple[list[float], list[float]]:
-        """Of an action: lower and upper ones."""
+        """Return the lower and the upper bounds of an action."""
         spaces = [agent.single_action_space for agent in self.agents]
         return [float(x) for s in spaces for x in s.low], [float(x) for s in spaces for x in s.high]
 
     def reset(self, row: int, number: int, seed: int) -> None:
-        """Start row `row` anew as ManiSkill's seed (or the placement) `number` says, whatever the rows did before.
-        `seed` keys what the task draws in later steps, such as the noise of a camera.
+        """Start instance `row` again from ManiSkill's seed (or the placement) `number`, whatever happened before.
+        `seed` determines what the task draws in later steps, such as the noise of a camera.
 
-        On a processor the scene is built anew: PhysX remembers contacts, so that an episode in a scene that was used
-        differs now and then. On a GPU rows share the scene, which has this trait.
+        On a CPU the scene is built again: PhysX remembers contacts, so that an episode in a used scene differs now and
+        then. On a GPU the instances share the scene, and such differences remain.
         """
         options: dict[str, Any] = {"reconfigure": True}
         if self.device.type != "cpu":
@@ -113,13 +113,13 @@ class ManiSkillScene:
         gymnasium.Env.reset(self.env, seed=number)  # ManiSkill leaves out this generator, which some tasks draw from
         others = [i for i in range(self.num_envs) if i != row]
         kept = self._kept()
-        # One row at a time with one seed for all: ManiSkill draws for a batch from the seed of its first row.
+        # One instance at a time with one seed for all: ManiSkill draws for a batch from the seed of its first instance.
         self.env.reset(seed=[number] * self.num_envs, options=options)
         self._stream.seed(seed)
-        self._put_back(kept, others)  # it sets up the controllers of all rows, whichever are reset
+        self._put_back(kept, others)  # a reset sets up the controllers of all instances
 
     def step(self, actions: Tensor) -> PlannedEpisode:
-        """Apply one action to each row, float32 [N, A]."""
+        """Apply one action to each instance, float32 [N, A]."""
         with self._stream.drawn_from():
             _, reward, _, _, info = self.env.step(self._for_agents(actions.to(self.device)))
         success = info["success"].reshape(self.num_envs).bool()
@@ -127,13 +127,13 @@ class ManiSkillScene:
         return PlannedEpisode(reward.float() if self.recipe.dense else success.float(), success, success | failed)
 
     def images(self) -> dict[str, Tensor]:
-        """Camera -> uint8 [N, H, W, 3]."""
+        """Return the images: camera -> uint8 [N, H, W, 3]."""
         data = self.env._get_obs_sensor_data()
         return {name: data[name]["rgb"].clone() for name in self.recipe.cameras}
 
     def state(self) -> Tensor:
-        """Proprioception, float32 [N, S]: of each robot the positions of its joints [rad, m], then of those that have a
-        hand its position [m] and quaternion (w first) in the world; with `goals_in_state` the place of the goal [m]."""
+        """Return proprioception, float32 [N, S]: joint positions of each robot [rad, m]; then, of those with a hand,
+        its position [m] and quaternion (w first) in the world; with `goals_in_state` the goal's position [m]."""
         joints = [agent.robot.get_qpos() for agent in self.agents]
         hands = [getattr(agent, "tcp_pose", None) for agent in self.agents]
         parts = joints + [hand.raw_pose for hand in hands if hand is not None]
@@ -143,7 +143,7 @@ class ManiSkillScene:
         return torch.cat(parts, dim=1).float()
 
     def instructions(self) -> list[str] | None:
-        """In the task's own words, if it has any: one a row."""
+        """Return the task's own instructions, one per instance, or None if it has none."""
         told = getattr(self.env, "get_language_instruction", None)
         return None if told is None else list(told())
 
@@ -151,7 +151,7 @@ class ManiSkillScene:
         return SavedScene(_cloned(self.env.get_state_dict()), self._kept())
 
     def restore(self, saved: SavedScene, rows: Sequence[int]) -> None:
-        """Put rows back, or into the state of another simulator of the same task."""
+        """Put instances (`rows`) back into a saved state, which may come from another simulator of the same task."""
         index = torch.tensor(list(rows), device=self.device)
         self.env.set_state_dict(_rows_of(saved.bodies, index), index)
         self._put_back(saved.kept, rows)
@@ -169,7 +169,7 @@ class ManiSkillScene:
         return dict(zip(named, actions.split(sizes, dim=1), strict=True))
 
     def _keepers(self) -> Iterator[Any]:
-        """Objects that keep something for each row."""
+        """Yield the objects that keep state for each instance."""
         yield self.env
         for agent in self.agents:
             yield from getattr(agent.controller, "controllers", {"": agent.controller}).values()
@@ -193,8 +193,8 @@ class ManiSkillScene:
 
 @lru_cache(maxsize=1)
 def _registered() -> Mapping[str, Any]:
-    """As `registered`, and keep what was imported out of garbage collections, which ManiSkill asks for whenever it
-    builds a scene: a quarter of a second each with torch loaded."""
+    """Return `registered()` once, and exclude what was imported from garbage collection: ManiSkill collects whenever it
+    builds a scene, which takes a quarter of a second with torch loaded."""
     found = registered()
     gc.collect()
     gc.freeze()
@@ -202,7 +202,7 @@ def _registered() -> Mapping[str, Any]:
 
 
 def _quiet(kind: Any, recipe: SceneRecipe) -> Any:
-    """The task's class without observations of its own and without cameras that nobody wants."""
+    """Return the task's class without its own observations and without cameras that are not asked for."""
 
     class Quiet(kind):
         def get_obs(self, info: Any = None, unflattened: bool = False) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _quiet(kind: Any, recipe: SceneRecipe) -> Any:
 
 
 def _pictures(modes: Sequence[str]) -> str:
-    """The observation mode that draws colours and as little else as the task allows."""
+    """Return the observation mode that renders colours and as little else as the task allows."""
     if "any_textures" in modes or "rgb" in modes:
         return "rgb"
     return next(mode for mode in modes if mode.startswith("rgb"))
@@ -236,7 +236,8 @@ def _rewards(modes: Sequence[str], dense: bool) -> str:
 
 
 def _row_tensors(keeper: Any, num_envs: int) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
-    """What an object keeps for each row, in dictionaries and poses too: name, tensor and how to replace it."""
+    """Yield the tensors that an object keeps for each instance, in dictionaries and poses too: name, tensor, and a
+    function that replaces it."""
     for name, value in vars(keeper).items():
         if isinstance(value, dict):
             found = [(f"{name}/{part}", tensor, partial(value.__setitem__, part)) for part, tensor in value.items()]

@@ -1,4 +1,4 @@
-"""Random numbers that a task draws from torch's global generators: a stream of its own, the global ones unchanged."""
+"""Private random stream for tasks that draw from torch's global generators, which stay unchanged."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 
 class Stream:
+    """Random stream for the CPU and, on a GPU, the device's generator."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.seed(0)
@@ -21,7 +23,7 @@ class Stream:
 
     @contextmanager
     def drawn_from(self) -> Iterator[None]:
-        """What draws from the global generators inside draws from this stream."""
+        """Make the global generators draw from this stream inside the context."""
         host = torch.get_rng_state()
         torch.set_rng_state(self._host)
         if self._gpu is not None:

@@ -1,4 +1,4 @@
-"""What a policy is told in ManiSkill's manipulation tasks, most of which come without words."""
+"""Instructions for ManiSkill's manipulation tasks, most of which come without any."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INSTRUCTIONS = {
     **{f"TriFingerRotateCubeLevel{level}-v1": _CUBE_TO_GOAL for level in range(5)},
     "UnitreeG1PlaceAppleInBowl-v1": "put the apple into the bowl",
     "UnitreeG1TransportBox-v1": "carry the box to the other table",
-    # with things to download
+    # with assets to download
     "PutCarrotOnPlateInScene-v1": "put carrot on plate",
     "PutSpoonOnTableClothInScene-v1": "put the spoon on the towel",
     "PutEggplantInBasketScene-v1": "put eggplant into yellow basket",
@@ -49,7 +49,7 @@ INSTRUCTIONS = {
     "OpenCabinetDoor-v1": "open the door of the cabinet",
     "InsertFlower-v1": "insert the flower into the vase",
 }
-"""Task -> what the policy is told, unless the task words it itself or the spec does."""
+"""Task -> instruction of the policy, unless the task or the spec gives another one."""
 
 PANDA_TASKS = frozenset(
     f"{name}-v1"
@@ -60,4 +60,4 @@ PANDA_TASKS = frozenset(
 )
 """Tasks of one Panda arm with its gripper."""
 PANDA_ACTIONS = {"pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4, "pd_joint_delta_pos": 8, "pd_joint_pos": 8}
-"""Control mode of such an arm -> numbers of an action."""
+"""Control mode of a Panda arm -> number of action dimensions."""

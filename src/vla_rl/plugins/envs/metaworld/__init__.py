@@ -1,4 +1,5 @@
-"""`metaworld`: the fifty tasks of Meta-World on MuJoCo. Light part; see docs/simulators/metaworld.md."""
+"""`metaworld`: the fifty tasks of Meta-World on MuJoCo. Settings only, light to import; see
+docs/simulators/metaworld.md."""
 
 from __future__ import annotations
 
@@ -13,25 +14,28 @@ from vla_rl.toolkit.envs.settings import Processes
 
 @frozen(kw_only=True)
 class MetaWorldConfig:
+    """Spec keys of the simulator `metaworld`."""
+
     benchmark: str | None = field(default=None, validator=known_benchmark)
-    """MT10, MT25 or MT50, which name their tasks; or MT1 with one of `tasks`."""
+    """Benchmark: MT10, MT25 or MT50, which name their tasks; or MT1 with one of `tasks`."""
     tasks: tuple[str, ...] | None = field(default=None, validator=one_choice_of_tasks)
-    """Instead: names of tasks, such as push-v3."""
+    """Task names, such as push-v3, instead of a benchmark."""
     cameras: dict[str, int] = field(factory=lambda: {"corner2": 224}, validator=known_cameras)
-    """Camera -> height and width in pixels, in the order in which a model sees them."""
+    """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""
     fast_render: bool = False
-    """Leave out shadows, reflections and multisampling: about ten times as fast, and other pixels."""
+    """Leave out shadows, reflections and multisampling: about ten times as fast, with other pixels."""
     reward: Literal["sparse", "dense"] = "sparse"
-    """sparse: 1 at an action after which the task is solved, else 0. dense: Meta-World's own, 0 to 10 an action."""
+    """Reward. `sparse`: 1 at an action after which the task is solved, else 0. `dense`: Meta-World's own, 0 to 10 per
+    action."""
     max_steps: int = field(default=500, validator=[validators.ge(1), validators.le(10_000_000)])
-    """Step limit of every task; the benchmarks have 500."""
+    """Step limit of every task, 1 to 10,000,000 actions; 500 as in the benchmarks."""
     train_states: int = field(default=200, validator=[validators.ge(1), validators.le(9000)])
-    """Initial states per task in the train split."""
+    """Number of initial states per task in the train split, 1 to 9000."""
     keep_tasks: int = field(default=4, validator=validators.ge(1))
-    """Tasks whose simulators a row keeps built, about 70 MB each with `fast_render` and 140 MB without. Those over it
-    are built anew when their turn comes, in half a second."""
+    """Number of tasks whose simulators an env instance keeps built, 1 or more: about 70 MB each with `fast_render`, 140
+    MB without. Others are built again when needed, in half a second."""
     processes: Processes = field(factory=Processes)
-    """Processes of the rows."""
+    """Processes of the env instances."""
 
 
 def build(config: MetaWorldConfig, context: Context) -> Any:

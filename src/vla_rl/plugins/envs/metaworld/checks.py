@@ -1,4 +1,4 @@
-"""What can be said of the settings without a simulator."""
+"""Checks of the settings of `metaworld` that need no simulator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAMERAS = {
     "behindGripper": False,
     "gripperPOV": False,
 }
-"""Camera of the model -> whether it hangs upside down, so that its frames are turned by 180 degrees."""
+"""Camera of the model -> whether it hangs upside down, so that its images are rotated by 180 degrees."""
 
 
 def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> None:
@@ -56,5 +56,5 @@ def one_choice_of_tasks(instance: Any, attribute: Any, tasks: tuple[str, ...] | 
 
 
 def preflight(config: Any) -> None:
-    """Raise UserError unless MuJoCo can draw here."""
+    """Raise UserError unless MuJoCo can draw on this machine."""
     require_mujoco("metaworld")

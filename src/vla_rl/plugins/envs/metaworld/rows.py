@@ -1,4 +1,4 @@
-"""Meta-World as a batch of rows: which tasks and states there are, and one row of them."""
+"""Meta-World as a batch of env instances: its tasks and reset states, and one instance."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from vla_rl.toolkit.envs.rows import RowsEnv
 
 ACTION_DIM, STATE_DIM = 4, 4
 IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
-"""An id is 10,000 times the task's number in the official order, plus 0 to 49 for "eval" or 1000 to 9999 for "train".
-"""
+"""State ids: 10,000 times the task's number in the official order, plus 0 to 49 for "eval" or 1000 to 9999 for
+"train"."""
 
 
 def make_env(config: MetaWorldConfig, context: Context) -> RowsEnv:
-    if find_spec("metaworld") is None:  # say so here, and not in a row's process
+    if find_spec("metaworld") is None:  # fail here, not in an env's process
         raise ModuleNotFoundError("No module named 'metaworld'", name="metaworld")
     os.environ.setdefault("MUJOCO_GL", "egl")
     names = BENCHMARKS.get(config.benchmark or "", config.tasks or ())
@@ -48,6 +48,8 @@ def make_env(config: MetaWorldConfig, context: Context) -> RowsEnv:
 
 @frozen
 class MakeMetaWorldEnv:
+    """Factory that creates env instances in their processes."""
+
     config: MetaWorldConfig
 
     def __call__(self, number: int) -> MetaWorldRow:
@@ -55,14 +57,14 @@ class MakeMetaWorldEnv:
 
 
 class MetaWorldRow(Row):
-    """Builds a task's simulator when it is first needed and keeps those that were needed last."""
+    """Env instance that builds a task's simulator when it is first needed and keeps the most recently used ones."""
 
     def __init__(self, config: MetaWorldConfig) -> None:
         self._config = config
         self._scenes: OrderedDict[str, Any] = OrderedDict()
 
     def reset(self, state_id: int, seed: int) -> None:
-        """A state id fixes everything; `seed` changes nothing."""
+        """Start an episode. The state id determines everything; `seed` has no effect."""
         index, number = divmod(state_id, IDS_PER_TASK)
         task = list(INSTRUCTIONS)[index]
         self._scene = self._enter(task)
@@ -77,7 +79,7 @@ class MetaWorldRow(Row):
         return View(self._scene.images(), self._scene.state())
 
     def expert_chunk(self, length: int) -> Array:
-        """What the official scripted policy does in the next steps if nothing disturbs it."""
+        """Return the actions that the official scripted policy takes in the next steps if nothing disturbs it."""
         actions = np.zeros((length, ACTION_DIM), np.float32)
         with self._scene.rehearsal():
             for i in range(length):
@@ -90,7 +92,7 @@ class MetaWorldRow(Row):
             self._scenes.popitem()[1].close()
 
     def _enter(self, task: str) -> Any:
-        """The simulator of this task."""
+        """Return the simulator of this task."""
         from vla_rl.plugins.envs.metaworld.scene import MetaWorldScene
 
         if task not in self._scenes:

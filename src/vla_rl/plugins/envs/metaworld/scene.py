@@ -1,4 +1,4 @@
-"""One Meta-World task in one simulator: exact resets, steps, pictures, and looking ahead without a trace.
+"""One Meta-World task in one simulator: exact resets, steps, images, and look-ahead without side effects.
 
 Imports MuJoCo, so `MUJOCO_GL` is set before. A scene is fixed by a vector that Meta-World draws at each reset and can
 be told to repeat, which is how its own benchmarks fix their tasks; the switches for that have no public names.
@@ -49,13 +49,13 @@ NEVER = 2**62
 
 
 class MetaWorldScene:
-    """A task's simulator. Building takes a fifth of a second, a reset 20 ms."""
+    """Simulator of one task. Building it takes a fifth of a second, a reset 20 ms."""
 
     def __init__(self, task: str, cameras: Mapping[str, int], fast_render: bool) -> None:
         self.task = task
         self._cameras = dict(cameras)
         self._env: Any = ALL_V3_ENVIRONMENTS[task]()
-        self._env.max_path_length = NEVER  # step limits are core's; the simulator refuses to go on after its own
+        self._env.max_path_length = NEVER  # core enforces step limits; the simulator raises after its own
         make_policy: Any = ENV_POLICY_MAP[task]
         self._policy = make_policy()
         self._renderers: dict[int, mujoco.Renderer] = {}
@@ -67,10 +67,10 @@ class MetaWorldScene:
             model.light_castshadow[:] = 0
             model.mat_reflectance[:] = 0
             model.vis.quality.offsamples = 0
-            model.vis.quality.shadowsize = 0  # its map takes 64 MiB
+            model.vis.quality.shadowsize = 0  # its shadow map takes 64 MiB
 
     def place(self, seed: int) -> None:
-        """Start an episode in the scene that is drawn with this seed, whatever went before."""
+        """Start an episode in the scene that is drawn with this seed, whatever happened before."""
         env = self._env
         env._set_task_called = True
         env._freeze_rand_vec, env.seeded_rand_vec = False, True
@@ -81,16 +81,16 @@ class MetaWorldScene:
         self.observation, _ = env.reset()
 
     def step(self, action: Array) -> tuple[float, bool]:
-        """Apply one action, float [4]. -> Meta-World's dense reward, success."""
+        """Apply one action, float [4]. Return Meta-World's dense reward, and success."""
         self.observation, reward, _, _, info = self._env.step(action)
         return float(reward), bool(info["success"])
 
     def state(self) -> Array:
-        """Proprioception, float32 [4]: position of the hand [m] and how far the gripper is open, 0 to 1."""
+        """Return proprioception, float32 [4]: position of the hand [m] and opening of the gripper, 0 to 1."""
         return self.observation[:STATE_DIM].astype(np.float32)
 
     def images(self) -> dict[str, Array]:
-        """Camera -> uint8 [H, W, 3], upright."""
+        """Return the images: camera -> uint8 [H, W, 3], upright."""
         pictures = {}
         for name, size in self._cameras.items():
             if size not in self._renderers:
@@ -102,15 +102,15 @@ class MetaWorldScene:
         return pictures
 
     def demonstrate(self) -> Array:
-        """The official scripted policy's action for the present state, float32 [4] in [-1, 1]."""
+        """Return the official scripted policy's action for the current state, float32 [4] in [-1, 1]."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of what is clipped here
+            warnings.simplefilter("ignore")  # it warns about values that are clipped here
             action = self._policy.get_action(self.observation)
         return np.asarray(np.clip(action, -1, 1), np.float32)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """What is stepped inside has not happened afterwards, to the last bit."""
+        """Undo all steps made inside the context, to the last bit."""
         env, observation = self._env, self.observation
         attributes = dict(vars(env))
         env.data = copy(env.data)

@@ -1,4 +1,4 @@
-"""Meta-World's tasks, what a policy is told of each, and its benchmarks; known without importing the simulator."""
+"""Meta-World's tasks, their instructions and its benchmarks; known without importing the simulator."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ INSTRUCTIONS = {
     "window-open-v3": "slide the window open",
     "window-close-v3": "slide the window closed",
 }
-"""Task -> instruction, in the official order, which numbers the reset states. "The goal" is a ball in the picture."""
+"""Task -> instruction, in the official order, which numbers the reset states. "The goal" is a ball in the image."""
 
 MT10 = (
     "reach-v3",

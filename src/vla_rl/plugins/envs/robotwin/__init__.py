@@ -1,4 +1,5 @@
-"""`robotwin`: RoboTwin 2.0, tasks for two arms on SAPIEN. Light part; see docs/simulators/robotwin.md."""
+"""`robotwin`: RoboTwin 2.0, two-arm tasks on SAPIEN. Settings only, light to import; see
+docs/simulators/robotwin.md."""
 
 from __future__ import annotations
 
@@ -15,31 +16,35 @@ from vla_rl.toolkit.envs.settings import Processes
 
 @frozen(kw_only=True)
 class RobotwinConfig:
+    """Spec keys of the simulator `robotwin`."""
+
     tasks: str | tuple[str, ...] = field(validator=checks.known_tasks)
-    """Name of a task, or a list of names: beat_block_hammer, place_empty_cup, ..."""
+    """Task name, or a list of names: beat_block_hammer, place_empty_cup, ..."""
     api: Literal["auto", "vector", "classic"] = "auto"
-    """vector: `VectorEnv` of the runtime wheel or the branch RLinf_support, rows in threads and a chunk a call;
-    classic: `setup_demo` and `take_action` of main or stable_2.0, rows in processes; auto: vector if it is there."""
+    """API of RoboTwin. `vector`: `VectorEnv` of the runtime wheel or the branch RLinf_support, one thread per env and
+    one call per chunk; `classic`: `setup_demo` and `take_action` of main or stable_2.0, envs in processes; `auto`:
+    vector if available."""
     checkout: Path | None = field(default=None, converter=converters.optional(absolute))
     """Folder of a RoboTwin checkout to import; null: what the interpreter finds, such as the runtime wheel."""
     assets: Path | None = field(default=None, converter=converters.optional(absolute))
-    """Folder with `assets/` in it; null: ROBOTWIN_ASSETS_ROOT, ASSETS_PATH or `checkout`, whichever is complete."""
+    """Folder that contains `assets/`; null: ROBOTWIN_ASSETS_ROOT, ASSETS_PATH or `checkout`, whichever is complete."""
     task_config: str | dict[str, Any] = field(default="demo_clean", converter=checks.task_config)
     """RoboTwin's task settings: a name (demo_clean, demo_randomized), a .yml file, or the settings themselves."""
     cameras: tuple[str, ...] = field(default=("head", "left_wrist", "right_wrist"), validator=checks.known_cameras)
-    """In the order in which a model sees them. `task_config` sets their size: 240 x 320 with its D435."""
+    """Cameras, in the order in which a model sees them. `task_config` sets their size: 240 x 320 with its D435."""
     seeds: Seeds = field(factory=Seeds)
-    """Which scenes there are for training and evaluation, and what is done about those that do not work."""
+    """Scenes of training and evaluation, and the treatment of seeds that do not work."""
     instruction_type: Literal["seen", "unseen"] = "seen"
-    """Which of RoboTwin's wordings of a task are used."""
+    """Set of RoboTwin's wordings of a task from which instructions are taken."""
     planner: Literal["mplib", "curobo"] | None = None
-    """vector API: who plans the expert's motions; null: as task_config says, else mplib."""
+    """Motion planner of the expert, with the vector API; null: as task_config says, else mplib."""
     processes: Processes = field(default=Processes(apart=True, deadline_s=900.0), validator=checks.processes_apart)
-    """Processes of the classic API's rows; the vector API obeys `deadline_s` alone."""
+    """Processes of the classic API's env instances; the vector API uses `deadline_s` alone."""
 
     @property
     def rows_apart(self) -> bool:
-        """Lanes of single rows need the rows in processes of `api: classic`."""
+        """Whether env instances can step one by one (lanes of single envs): it needs `api: classic`, whose instances
+        are in processes."""
         return self.api == "classic"
 
 

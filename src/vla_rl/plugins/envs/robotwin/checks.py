@@ -1,4 +1,4 @@
-"""What can be said of the settings without a simulator."""
+"""Checks of the settings of `robotwin` that need no simulator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.toolkit.envs.settings import Processes
 
 ACTION_DIM = STATE_DIM = 14
-"""Left arm 6, left gripper, right arm 6, right gripper."""
+"""Number of action and state dimensions: left arm 6, left gripper, right arm 6, right gripper."""
 CAMERAS = {"head": "head_camera", "left_wrist": "left_camera", "right_wrist": "right_camera"}
-"""Name in specs and observations -> name in the simulator."""
+"""Camera name in specs and observations -> name in the simulator."""
 CAMERA_SIZES = {"D435": (240, 320), "Large_D435": (480, 640), "L515": (180, 320), "Large_L515": (360, 640)}
 """Camera type in a task's settings -> height and width in pixels (`_camera_config.yml`)."""
 ASSET_FOLDERS = ("assets/background_texture", "assets/embodiments/aloha-agilex", "assets/objects")
@@ -29,7 +29,7 @@ DOWNLOAD = (
 
 
 def is_file(name: str) -> bool:
-    """Whether `task_config` names a file, and not one of RoboTwin's own settings."""
+    """Return whether `task_config` names a file rather than one of RoboTwin's own settings."""
     return name.endswith((".yml", ".yaml"))
 
 
@@ -66,7 +66,7 @@ def processes_apart(instance: Any, attribute: Any, processes: Processes) -> None
 
 
 def camera_sizes(cameras: tuple[str, ...], settings: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Camera -> height and width, as the task's settings have it. Raises UserError for a type that nobody knows."""
+    """Return camera -> height and width, as the task's settings have it. Raise UserError for an unknown camera type."""
     types = settings.get("camera") or {}
     sizes = {}
     for name in cameras:
@@ -79,7 +79,8 @@ def camera_sizes(cameras: tuple[str, ...], settings: Mapping[str, Any]) -> dict[
 
 
 def asset_root(config: Any) -> Path:
-    """The folder with `assets/` in it. Raises UserError when none is complete, with the way to get them."""
+    """Return the folder that contains `assets/`. Raise UserError when none is complete; the message says how to get
+    them."""
     places = {"assets": config.assets}
     if config.assets is None:
         places = {name: absolute(os.environ[name]) for name in ASSET_VARIABLES if os.environ.get(name)}
@@ -103,14 +104,15 @@ def check(config: Any, context: Context) -> None:
 
 
 def lacks() -> str | None:
-    """RoboTwin itself, which no extra installs: its packages do not go with those of the models."""
+    """Return what is missing to use the plugin, or None: RoboTwin itself, which no extra installs, since its packages
+    conflict with those of the models."""
     from vla_rl.plugins.envs.robotwin.installation import WHERE, offers
 
     return None if offers(None) else f"needs RoboTwin: {WHERE}"
 
 
 def preflight(config: Any) -> None:
-    """Raise UserError for assets or files that are missing, and for seeds of both splits."""
+    """Raise UserError for assets or files that are missing, and for seeds that are in both splits."""
     asset_root(config)
     if isinstance(config.task_config, str) and is_file(config.task_config) and not Path(config.task_config).is_file():
         raise UserError(f"task_config: there is no file {config.task_config}")

@@ -1,4 +1,5 @@
-"""The classic API: a task's object with `setup_demo`, `take_action` and `get_obs`; one row a process."""
+"""Classic API of RoboTwin: a task object with `setup_demo`, `take_action` and `get_obs`; one env instance per
+process."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from vla_rl.toolkit.envs.row import Outcome, Row, View
 
 @frozen(kw_only=True)
 class MakeRobotwinEnv:
+    """Factory that creates env instances in their processes."""
+
     robotwin: Installation
     book: SeedBook
 
@@ -27,7 +30,7 @@ class MakeRobotwinEnv:
 
 
 class RobotwinRow(Row):
-    """Imports RoboTwin at the first reset, and keeps a task's object until another task is asked for."""
+    """Env instance that imports RoboTwin at its first reset, and keeps a task object until another task is needed."""
 
     def __init__(self, robotwin: Installation, book: SeedBook) -> None:
         self._robotwin, self._book = robotwin, book
@@ -38,13 +41,13 @@ class RobotwinRow(Row):
         self._scenes = 0
 
     def reset(self, state_id: int, seed: int) -> None:
-        """A state id fixes everything, also the wording; `seed` changes nothing."""
+        """Start an episode. The state id determines everything, the wording too; `seed` has no effect."""
         with quiet():
             self._enter(self._book.task(state_id))
             self._place(state_id)
 
     def step(self, action: Array) -> Outcome:
-        """A row that solved its task moves no more: RoboTwin ignores what it is told then."""
+        """Execute an action. After success the robot moves no more: RoboTwin ignores further actions."""
         with quiet():
             self._task.take_action(np.asarray(action, np.float64), action_type="qpos")
         solved = bool(self._task.eval_success)
@@ -65,12 +68,12 @@ class RobotwinRow(Row):
             self._task = None
 
     def _enter(self, name: str) -> None:
-        """Have the object of this task."""
+        """Load the object of this task."""
         if name == self._name and self._task is not None:
             return
         self.close()
         self._robotwin.enter()
-        os.chdir(self._robotwin.assets)  # RoboTwin names its assets relative to its checkout
+        os.chdir(self._robotwin.assets)  # RoboTwin's asset paths are relative to its checkout
         self._name, self._task, self._arguments = name, self._robotwin.task(name), self._robotwin.arguments(name)
 
     def _place(self, state_id: int) -> None:
@@ -103,7 +106,8 @@ class RobotwinRow(Row):
         self._task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **self._arguments)
 
     def _expert_solves(self, seed: int, unstable: type[Exception]) -> dict[str, str] | None:
-        """What the expert found in the scene, placeholder -> thing; None when it did not solve it."""
+        """Return the objects of the scene that the expert's solution reports, placeholder -> object; None when it did
+        not solve the scene."""
         key = self._name, seed
         if key not in self._things:
             try:
@@ -116,6 +120,6 @@ class RobotwinRow(Row):
     def _play_expert(self) -> dict[str, str] | None:
         try:
             info = self._task.play_once()
-        except Exception:  # its planner gives up in many ways; RoboTwin's evaluation takes all of them for a bad seed
+        except Exception:  # planners fail in many ways; RoboTwin's evaluation counts all as a bad seed
             return None
         return dict(info["info"]) if self._task.plan_success and self._task.check_success() else None

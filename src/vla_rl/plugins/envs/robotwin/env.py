@@ -1,4 +1,4 @@
-"""The simulator that the settings mean."""
+"""Builds the RoboTwin simulator from the settings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
 from vla_rl.toolkit.envs.rows import RowsEnv
 
 ARM, GRIPPER = (-10.0, 10.0), (0.0, 1.0)
-"""Of a joint: radians, as the aloha-agilex's robot description has it (RoboTwin itself clips nothing). Of a gripper: 0
-is closed, 1 open."""
+"""Bounds of a joint in radians, as in the aloha-agilex's robot description (RoboTwin itself clips nothing); bounds of a
+gripper: 0 is closed, 1 open."""
 BOUNDS = 2 * (6 * (ARM,) + (GRIPPER,))
 
 
 def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
-    """Raises UserError when there is no RoboTwin, no assets, or something in the settings that it does not have."""
+    """Return the simulator. Raise UserError when there is no RoboTwin, no assets, or when the settings ask for
+    something that it does not have."""
     robotwin = find(config)
     tasks = task_names(config.tasks)
     book = SeedBook(config.seeds, tasks)

@@ -1,4 +1,4 @@
-"""Which RoboTwin is there, and what it is told: found without importing it, since that loads SAPIEN and CUDA."""
+"""Locates RoboTwin and calls it. It is found without importing it, since that loads SAPIEN and CUDA."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
 from vla_rl.toolkit.json_files import read_record
 
 NO_LIMIT = 10**9
-"""Step limit that RoboTwin is told: core ends episodes, and a spec may allow more steps than RoboTwin would."""
+"""Step limit given to RoboTwin, out of reach: core ends episodes, and a spec may allow more steps than RoboTwin
+would."""
 ARM_JOINTS = 6
 WHERE = (
     "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
@@ -33,38 +34,40 @@ WHERE = (
 
 @frozen(kw_only=True)
 class Installation:
+    """A RoboTwin installation with the settings to use it with."""
+
     api: Literal["vector", "classic"]
     package: str
-    """In which the tasks are modules: "robotwin.envs" (runtime wheel), or "envs" (a checkout)."""
+    """Package with the task modules: "robotwin.envs" (runtime wheel), or "envs" (a checkout)."""
     root: Path | None
-    """Of the checkout; None: the wheel."""
+    """Root of the checkout; None: the runtime wheel."""
     assets: Path
     config: RobotwinConfig
     settings: Mapping[str, Any] = field(repr=False)
-    """The task's settings, as `task_config` has them."""
+    """Task settings, as `task_config` has them."""
 
     def enter(self) -> None:
-        """Make it importable in this process, and tell it where its assets are."""
+        """Make RoboTwin importable in this process, and tell it where its assets are."""
         if self.root is not None and str(self.root) not in sys.path:
             sys.path.insert(0, str(self.root))
         if self.api == "vector":
             os.environ["ROBOTWIN_ASSETS_ROOT"] = os.environ["ASSETS_PATH"] = str(self.assets)
 
     def vector_env(self) -> Any:
-        """The class `VectorEnv`."""
+        """Return the class `VectorEnv`."""
         return importlib.import_module("robotwin.envs.vector_env").VectorEnv
 
     def task(self, name: str) -> Any:
-        """A task's object, before `setup_demo`."""
+        """Return a task object, before `setup_demo`."""
         return getattr(importlib.import_module(f"{self.package}.{name}"), name)()
 
     def unstable_error(self) -> type[Exception]:
-        """What `setup_demo` raises for a seed whose things do not come to rest."""
+        """Return the exception that `setup_demo` raises for a seed whose objects do not come to rest."""
         error: type[Exception] = importlib.import_module(f"{self.package}.utils.create_actor").UnStableError
         return error
 
     def task_settings(self, task: str) -> dict[str, Any]:
-        """`task_config` with what the plugin decides: only the cameras and the joints are read, nothing is written."""
+        """Return `task_config` with what the plugin decides: only cameras and joints are read, nothing is written."""
         wrists = any(name != "head" for name in self.config.cameras)
         settings = {"save_path": "./data", "clear_cache_freq": 8, **deepcopy(dict(self.settings))}
         settings |= {
@@ -81,7 +84,8 @@ class Installation:
         return settings
 
     def arguments(self, task: str) -> dict[str, Any]:
-        """Keyword arguments of `setup_demo` beside the seed, as RoboTwin's evaluation makes them of the settings."""
+        """Return the keyword arguments of `setup_demo` besides the seed, as RoboTwin's evaluation derives them from the
+        settings."""
         settings = self.task_settings(task)
         embodiment = settings.get("embodiment")
         if not isinstance(embodiment, list) or len(embodiment) not in (1, 3):
@@ -110,11 +114,11 @@ class Installation:
         return settings
 
     def robotwin_yaml(self, name: str) -> dict[str, Any]:
-        """One of RoboTwin's own files of settings."""
+        """Return one of RoboTwin's own settings files."""
         return _robotwin_yaml(self.root, name)
 
     def full_description(self, task: str) -> str:
-        """The task in a sentence, for all episodes alike."""
+        """Return the task's description in one sentence, the same for all episodes."""
         if self.root is None:
             found = importlib.import_module("robotwin.description.instructions").load_task_instructions(task)
         else:
@@ -122,11 +126,12 @@ class Installation:
         return str(found["full_description"]).replace("<", "").replace(">", "").strip()
 
     def instruction(self, task: str, things: Mapping[str, str], key: int) -> str:
-        """One of the task's wordings with an episode's things in it; where no wording fits, the task's description.
+        """Return one of the task's wordings with an episode's objects filled in; where none fits, the task's
+        description.
 
         Args:
             things: placeholder -> file of an object's names, or an arm.
-            key: keys the choice.
+            key: seed of the choice.
         """
         self.enter()
         wheel, checkout = "robotwin.description.instructions", "description.utils.generate_episode_instructions"
@@ -134,14 +139,15 @@ class Installation:
         generate: Callable[..., Any] = module.generate_episode_descriptions
         own = {"seed": key} if "seed" in signature(generate).parameters else {}
         with kept_randomness():
-            random.seed(key)  # for those that draw from the global generator, which other threads may use as well
+            random.seed(key)  # some versions draw from the global generator, which other threads may use as well
             found = generate(task, [dict(things)], max_descriptions=1, **own)
         texts = found[0][self.config.instruction_type] if found else []
         return str(texts[0]) if texts else self.full_description(task)
 
 
 def find(config: RobotwinConfig) -> Installation:
-    """The RoboTwin that the settings mean. Raises UserError when there is none, or not the one that is asked for."""
+    """Return the RoboTwin installation that the settings mean. Raise UserError when there is none, or not the requested
+    one."""
     found = offers(config.checkout)
     if not found:
         where = f"in {config.checkout}" if config.checkout else f"for {sys.executable}"
@@ -159,7 +165,7 @@ def find(config: RobotwinConfig) -> Installation:
 
 
 def offers(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
-    """API -> (package of the tasks, root of the checkout), best first."""
+    """Return the available APIs, best first: API -> (package of the tasks, root of the checkout)."""
     package = checkout / "robotwin" if checkout is not None else _package("robotwin")
     tasks = checkout / "envs" if checkout is not None else _package("envs")
     found: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
@@ -178,7 +184,8 @@ def _package(name: str) -> Path | None:
 
 
 def _assets_of_classic(config: RobotwinConfig, root: Path) -> Path:
-    """The classic API finds everything below its checkout, and its planner is its own choice."""
+    """Return the asset folder of the classic API, which finds everything below its checkout. Raise UserError for
+    `planner` and `assets` keys, which have no effect there, and for missing assets."""
     if config.planner is not None:
         raise UserError(f"planner: {config.planner} has no effect with the classic API; leave it out")
     if config.assets is not None and config.assets.resolve() != root.resolve():

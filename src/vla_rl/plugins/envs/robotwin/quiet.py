@@ -1,4 +1,4 @@
-"""RoboTwin prints its progress and seeds the global generators: neither may reach the rest of a process."""
+"""Keeps RoboTwin's prints and its seeding of the global generators away from the rest of the process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class _Nowhere(io.TextIOBase):
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Nothing is printed meanwhile, by any thread of the process; one calling thread at a time."""
+    """Suppress prints of all threads of the process inside the context; one calling thread at a time."""
     with _lock, redirect_stdout(_Nowhere()):
         yield
 
 
 @contextmanager
 def kept_randomness() -> Generator[None]:
-    """The global generators of Python, NumPy and torch (where that is loaded) go on afterwards as if nothing was."""
+    """Restore the global generators of Python, NumPy and torch (where that is loaded) after the context."""
     torch = sys.modules.get("torch")
     own, arrays = random.getstate(), np.random.get_state()
     tensors = torch.get_rng_state() if torch is not None else None

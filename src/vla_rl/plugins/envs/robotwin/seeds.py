@@ -1,4 +1,4 @@
-"""Which scenes there are: a reset state is a task and a seed, and seeds that do not work are replaced."""
+"""Scenes of RoboTwin: a reset state is a task and a seed, and seeds that do not work are replaced."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ from vla_rl.toolkit.json_files import read_record
 
 SPLITS = ("eval", "train")
 RANGE = 100_000
-"""Split k has the seeds from RANGE * (1 + k), as RoboTwin's evaluation number k has."""
+"""Number of seeds per split: split k has the seeds from RANGE * (1 + k), as in RoboTwin's evaluation number k."""
 IDS_PER_TASK, IDS_PER_SPLIT = 1_000_000, 500_000
-"""An id is the task's number, times the first; plus the split's, times the second; plus the state's."""
+"""Composition of state ids: the task's number times IDS_PER_TASK, plus the split's times IDS_PER_SPLIT, plus the
+state's."""
 
 
 def absolute(path: str | Path) -> Path:
-    """Workers run in other folders, so paths are fixed when the spec is read."""
+    """Return the path as an absolute one. Done when the spec is read, since workers run in other folders."""
     return Path(path).expanduser().absolute()
 
 
 @frozen(kw_only=True)
 class Seeds:
-    """The scenes of the two splits."""
+    """Scenes of the two splits."""
 
     train: Path | None = field(default=None, converter=converters.optional(absolute))
     """File of seeds that work, `{task: {success_seeds: [...]}}`; null: seeds from 200000 on."""
     eval: Path | None = field(default=None, converter=converters.optional(absolute))
-    """The same for evaluation; null: seeds from 100000 on."""
+    """File of seeds for evaluation, in the same form; null: seeds from 100000 on."""
     train_states: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Scenes a task for training; null: all of the file, or 200."""
+    """Number of training scenes per task, 1 or more; null: all of the file, or 200."""
     eval_states: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Scenes a task for evaluation; null: all of the file, or 100."""
+    """Number of evaluation scenes per task, 1 or more; null: all of the file, or 100."""
     tries: int = field(default=10, validator=[v.ge(1), v.le(100)])
-    """Seeds that are tried for a scene before the run stops."""
+    """Number of seeds that are tried for a scene before the run stops, 1 to 100."""
     check: bool | None = None
-    """Take a seed only when RoboTwin's own expert solves it, which takes an episode of planning; null: with the vector
-    API for seeds that are not from a file, with the classic API always (there the expert also tells which things the
+    """Take a seed only when RoboTwin's own expert solves it, which takes an episode of planning. Null: with the vector
+    API for seeds that are not from a file, with the classic API always (there the expert also tells which objects the
     instruction has to name)."""
 
 
 class SeedBook:
-    """Reset states and their seeds, of the tasks of a run. No two states share a seed, whatever has to be replaced.
+    """Reset states of a run's tasks and their seeds. No two states share a seed, whatever has to be replaced.
 
-    Raises UserError for a file that cannot be used, and for a seed that both splits have.
+    Raises UserError for a file that cannot be used, and for a seed that is in both splits.
     """
 
     def __init__(self, seeds: Seeds, tasks: tuple[str, ...]) -> None:
@@ -92,7 +93,8 @@ class SeedBook:
         return SPLITS[state_id % IDS_PER_TASK // IDS_PER_SPLIT]
 
     def candidates(self, state_id: int) -> tuple[int, ...]:
-        """Seeds for this state in the order in which they are tried: that of the file, then those set apart for it."""
+        """Return the seeds for this state in the order in which they are tried: the one of the file, then those
+        reserved for it."""
         task, split, number = self.task(state_id), self.split(state_id), state_id % IDS_PER_SPLIT
         listed = {*self._of_file(task, "train"), *self._of_file(task, "eval")}
         first = RANGE * (1 + SPLITS.index(split)) + number * self._seeds.tries
@@ -100,17 +102,17 @@ class SeedBook:
         return (*self._of_file(task, split)[number : number + 1], *own)[: self._seeds.tries]
 
     def checked(self, state_id: int, without_file: bool) -> bool:
-        """Whether a seed has to be solved by the expert first.
+        """Return whether the expert has to solve a seed before it is used.
 
         Args:
-            without_file: whether only seeds that come from no file are.
+            without_file: check only seeds that come from no file.
         """
         if self._seeds.check is not None:
             return self._seeds.check
         return not (without_file and self._of_file(self.task(state_id), self.split(state_id)))
 
     def unusable(self, state_id: int, tried: list[int], why: str) -> UserError:
-        """What to say when a state has no seed that works."""
+        """Return the error for a state none of whose seeds work."""
         task, split = self.task(state_id), self.split(state_id)
         return UserError(
             f"none of the seeds {', '.join(map(str, tried))} of RoboTwin task {task} can be used ({why}), so {split} "
@@ -136,7 +138,7 @@ def _some(seeds: list[int]) -> str:
 
 
 def _read(file: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
-    """Task -> the seeds that this file has of it."""
+    """Return task -> its seeds in this file. Raise UserError for a task that is missing or has invalid seeds."""
     data = read_record(file).data
     found = {}
     for task in tasks:

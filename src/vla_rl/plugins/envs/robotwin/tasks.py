@@ -54,9 +54,9 @@ STEP_LIMITS = {
     "stamp_seal": 400,
     "turn_switch": 400,
 }
-"""Task -> actions of an episode, as RoboTwin evaluates (`_eval_step_limit.yml`). The order numbers the tasks."""
+"""Task -> step limit of RoboTwin's evaluation, in actions (`_eval_step_limit.yml`). The order numbers the tasks."""
 
 
 def task_names(tasks: str | tuple[str, ...]) -> tuple[str, ...]:
-    """What the setting `tasks` names."""
+    """Return the task names in the key `tasks`."""
     return (tasks,) if isinstance(tasks, str) else tasks

@@ -1,8 +1,9 @@
-"""The vector API: `robotwin.envs.vector_env.VectorEnv`, whose rows are threads and whose call is a whole chunk.
+"""Vector API of RoboTwin: `robotwin.envs.vector_env.VectorEnv`, whose env instances are threads and whose call is a
+whole chunk.
 
-`VectorEnv.step` moves every row. So a row is stepped through the `SubEnv` that the vector environment holds for it, in
-its pool of threads, which is what `VectorEnv.step` does for all of them: rows that are not active stay as they are. It
-does not say at which action of a chunk success came, so what a chunk led to is written at its last action.
+`VectorEnv.step` moves every instance. So an instance is stepped through the `SubEnv` that the vector environment holds
+for it, in its thread pool, which is what `VectorEnv.step` does for all of them: inactive instances stay as they are.
+RoboTwin does not say at which action of a chunk success came, so a chunk's result is reported at its last action.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.row import View
 
 IMAGES = {"head": "full_image", "left_wrist": "left_wrist_image", "right_wrist": "right_wrist_image"}
-"""Name in specs and observations -> key of `VectorEnv`'s observation."""
+"""Camera name in specs and observations -> key of `VectorEnv`'s observation."""
 
 
 class VectorRobotwin(SimEnv):
-    """N rows. A task's `VectorEnv` is made at the first reset to one of its scenes, with N sub-environments, and row i
-    plays in its number i."""
+    """Vectorised RoboTwin with N env instances. A task's `VectorEnv` is created at the first reset to one of its
+    scenes, with N sub-environments; instance i uses sub-environment i."""
 
     def __init__(self, info: EnvInfo, book: SeedBook, robotwin: Installation, context: Context) -> None:
         self.num_envs, self.info = context.num_envs, info
@@ -51,8 +52,8 @@ class VectorRobotwin(SimEnv):
         return self._states[split]
 
     def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        """One row after the other: RoboTwin sets up one scene at a time. A state id fixes everything, also the wording;
-        `seed` changes nothing."""
+        """Start episodes, one instance after the other: RoboTwin sets up one scene at a time. The state id determines
+        everything, the wording too; `seed` has no effect."""
         rows = [int(row) for row in to_numpy(rows)]
         with quiet(), kept_randomness():
             for row, state in zip(rows, to_numpy(state_ids), strict=True):
@@ -62,7 +63,7 @@ class VectorRobotwin(SimEnv):
         return self._observation(rows)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        """A row that solved its task moves no more: RoboTwin ignores what it is told then."""
+        """Execute a chunk. After success the robot moves no more: RoboTwin ignores further actions."""
         actions = np.asarray(to_numpy(actions), np.float64)
         rewards = np.zeros(actions.shape[:2], np.float32)
         succeeded, truncated, executed = np.zeros((3, *rewards.shape), bool)
@@ -100,7 +101,7 @@ class VectorRobotwin(SimEnv):
     # --------------------------------------------------------------------------------------------------- inside
 
     def _play(self, rows: Array, actions: Array) -> dict[int, tuple[bool, bool]]:
-        """Row -> (success, truncated), of those that did not break."""
+        """Execute chunks and return instance -> (success, truncated), without the instances that broke."""
         outcomes: dict[int, tuple[bool, bool]] = {}
         with quiet(), kept_randomness():
             waiting = {}
@@ -133,7 +134,7 @@ class VectorRobotwin(SimEnv):
         self._faults.setdefault(row, []).append(f"row {self._first_row + row}: {what}")
 
     def _place(self, row: int, state_id: int) -> None:
-        """Set up a state's scene in a row, with the first of its seeds that can be used."""
+        """Set up a state's scene in an instance, with the first of its seeds that can be used."""
         task = self._book.task(state_id)
         seeds = self._book.candidates(state_id)
         venv = self._venv(task, seeds[0])
@@ -152,16 +153,16 @@ class VectorRobotwin(SimEnv):
                     continue
             try:
                 venv.reset(env_idx=[row], env_seeds=[seed])
-            except RuntimeError as exc:  # anything but a seed whose things do not come to rest
+            except RuntimeError as exc:  # any error but an unstable seed
                 raise UserError(f"RoboTwin cannot set up task {task} with seed {seed}: {exc}") from exc
             if sub.task.ep_num == seed:
                 break
-            self._usable[task, seed] = False  # `reset` goes on to the next seed by itself, which may be another state's
+            self._usable[task, seed] = False  # `reset` silently took another seed, perhaps of another state
         else:
             raise self._book.unusable(
                 state_id, list(seeds), "things do not come to rest, or the expert does not solve it"
             )
-        # `VectorEnv` words its instructions after the things of the seed that it was made with, not of this one.
+        # `VectorEnv` fills instructions with the objects of the seed that it was created with, not of this one.
         key = derived_seed(0, "robotwin/instruction", state_id)
         sub.instruction = self._robotwin.instruction(task, sub.task.get_info(), key)
         sub.task.set_instruction(sub.instruction)
@@ -180,7 +181,8 @@ class VectorRobotwin(SimEnv):
         return self._venvs[task]
 
     def _try_out(self, task: str, seed: int) -> None:
-        """Set up one scene. `VectorEnv` takes any failure for a bad seed and tries the next one for ever."""
+        """Set up one scene, to raise errors early: `VectorEnv` takes any failure for a bad seed and tries further seeds
+        for ever."""
         scene, unstable = self._robotwin.task(task), self._robotwin.unstable_error()
         try:
             scene.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **self._robotwin.arguments(task))

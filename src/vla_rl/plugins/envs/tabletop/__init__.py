@@ -1,4 +1,5 @@
-"""`tabletop`: the embedded simulator. Light part; see docs/simulators/tabletop.md."""
+"""`tabletop`: the built-in simulator, in plain torch. Settings only, light to import; see
+docs/simulators/tabletop.md."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ def _known(instance: Any, attribute: Any, names: tuple[str, ...]) -> None:
 
 @frozen(kw_only=True)
 class TabletopConfig:
+    """Spec keys of the simulator `tabletop`."""
+
     image_size: int = field(default=64, validator=[validators.ge(16), validators.le(1024)])
-    """Height and width of both cameras, in pixels."""
+    """Height and width of both cameras in pixels, 16 to 1024."""
     tasks: tuple[str, ...] = field(default=(), validator=_known)
-    """Names of the tasks to offer (`pick_red`, `put_blue`, ...); empty for all eight."""
+    """Tasks to offer, by name (`pick_red`, `put_blue`, ...); empty: all eight."""
     max_steps: int = field(default=16, validator=[validators.ge(1), validators.le(10_000_000)])
-    """Step limit of every task, in environment steps."""
+    """Step limit of every task, 1 to 10,000,000 environment steps."""
 
 
 def build(config: TabletopConfig, context: Context) -> Any:

@@ -1,7 +1,7 @@
-"""Batched rendering of the table: flat shapes painted in order, all rows and cameras at once, on any device.
+"""Batched rendering of the table: flat shapes painted in order, all envs and cameras at once, on any device.
 
-The table has about the mean colour that ImageNet-normalised vision encoders subtract, so that empty table becomes
-zeros and saturated things stand out.
+The table has about the mean colour that ImageNet-normalised vision encoders subtract, so that the empty table becomes
+zeros and saturated objects stand out.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ COLOURS = ((230, 30, 30), (20, 200, 40), (30, 60, 240), (245, 225, 20))
 TABLE = (124, 116, 106)
 DARK = (15, 15, 15)
 BLOCK = 0.13
-"""Half the edge of a block."""
+"""Half the edge of a block, in table units."""
 PLATE = 0.2
-"""Radius of a plate; its hub is a hole of the table's colour."""
+"""Radius of a plate, in table units; its hub is a hole of the table's colour."""
 HUB = 0.08
 WRIST_VIEW = 1.25
-"""Half the width of what the wrist camera sees around the gripper."""
+"""Half the width that the wrist camera sees around the gripper, in table units."""
 
 
 def packed(colour: tuple[int, int, int]) -> int:
-    """RGB as the int32 whose first three bytes in memory (little endian) are R, G and B."""
+    """Return RGB as the int32 whose first three bytes in memory (little endian) are R, G and B."""
     red, green, blue = colour
     return red | green << 8 | blue << 16
 
 
 class Renderer:
-    """Paints the overhead and the wrist camera of N rows."""
+    """Renders the overhead and the wrist camera of N envs."""
 
     def __init__(self, size: int, device: str):
         self.size = size
@@ -46,11 +46,11 @@ class Renderer:
         colour: torch.Tensor,
         is_plate: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two images uint8 [N, size, size, 3]: overhead and wrist.
+        """Return two images uint8 [N, size, size, 3]: overhead and wrist.
 
         Args:
             gripper: [N, 2]; closed: bool [N]; position: [N, K, 2]; colour: int64 [N, K]; is_plate: bool [N, K].
-            The last thing may be in the gripper; plates are painted first, then blocks, then the fingers.
+            The last object may be in the gripper; plates are painted first, then blocks, then the fingers.
         """
         rows = len(gripper)
         zeros = torch.zeros_like(gripper)
@@ -85,7 +85,8 @@ class Renderer:
 
     @staticmethod
     def _fingers(x: torch.Tensor, y: torch.Tensor, gripper: torch.Tensor, closed: torch.Tensor) -> torch.Tensor:
-        """Two upright bars beside the gripper's centre, nearer to each other when closed. bool [N, H, W]."""
+        """Return the mask of the fingers, bool [N, H, W]: two upright bars beside the gripper's centre, nearer to each
+        other when closed."""
         inner = torch.where(closed, 0.1, 0.17)[:, None]
         dx, dy = (x - gripper[:, :1]).abs(), (y - gripper[:, 1:]).abs()
         return ((dx >= inner) & (dx <= inner + 0.06))[:, None, :] & (dy <= 0.12)[:, :, None]

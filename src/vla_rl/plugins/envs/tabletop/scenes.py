@@ -1,8 +1,8 @@
-"""Scenes of the table: four things, a gripper and a task, drawn once for each split.
+"""Scenes of the table: four objects, a gripper and a task, drawn once for each split.
 
-The table is the square [-1, 1] x [-1, 1]; x points right and y up. Things 0-2 are what the task chooses from (three
-blocks to pick from, or three plates to put on, of different colours); thing 3 is a plate nobody asks for (`pick`) or
-the block in the gripper (`put`).
+The table is the square [-1, 1] x [-1, 1]; x points right and y up. Objects 0-2 are what the task chooses from (three
+blocks to pick from, or three plates to put on, of different colours); object 3 is a distractor plate (`pick`) or the
+block in the gripper (`put`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SPLITS = {"train": (0, 24_000), "eval": (1_000_000, 800)}
 """Split -> (first state id, number of states). State i of a split has task i modulo the number of tasks."""
 THINGS = 4
 REACH = 0.8
-"""Things lie within [-REACH, REACH]."""
+"""Bound of object positions: they lie within [-REACH, REACH]."""
 START = 0.35
-"""The gripper starts within [-START, START]."""
+"""Bound of the gripper's start: it lies within [-START, START]."""
 GAP = 0.42
-"""Least distance between two things, and between a thing and the start of the gripper (Chebyshev)."""
+"""Least distance between two objects, and between an object and the start of the gripper (Chebyshev)."""
 _TRIES = 8
 _BLOCK = 2000
 
@@ -34,19 +34,19 @@ class TabletopScenes:
     """A table of S scenes as NumPy arrays."""
 
     task: Array
-    """int64 [S], index into `TASKS`."""
+    """int64 [S]: index into `TASKS`."""
     gripper: Array
-    """float32 [S, 2]."""
+    """float32 [S, 2]: position of the gripper."""
     position: Array
-    """float32 [S, 4, 2]."""
+    """float32 [S, 4, 2]: positions of the objects."""
     colour: Array
-    """int64 [S, 4], index into `COLOURS`."""
+    """int64 [S, 4]: index into `COLOURS`."""
     is_plate: Array
-    """bool [S, 4]."""
+    """bool [S, 4]: plate, else block."""
     target: Array
-    """int64 [S], thing that the instruction names."""
+    """int64 [S]: object that the instruction names."""
     holding: Array
-    """bool [S]: thing 3 starts in the gripper."""
+    """bool [S]: object 3 starts in the gripper."""
 
     def __len__(self) -> int:
         return len(self.task)
@@ -82,12 +82,13 @@ def draw_scenes(rng: np.random.Generator, count: int) -> TabletopScenes:
 
 @cache
 def split_scenes(split: str) -> TabletopScenes:
-    """All scenes of a split, keyed by its name alone. Shared: not to be written to."""
+    """Return all scenes of a split, which depend on its name alone. The arrays are shared: do not write to them."""
     return draw_scenes(generator(0, f"tabletop/{split}"), SPLITS[split][1])
 
 
 def _places(rng: np.random.Generator, count: int, holding: Array) -> tuple[Array, Array]:
-    """Gripper [S, 2] and things [S, 4, 2], none closer than GAP: the first of many draws that fits."""
+    """Return positions of the gripper [S, 2] and of objects [S, 4, 2], none closer than GAP: the first of many draws
+    that fits."""
     gripper = np.empty((count, 2), np.float32)
     position = np.empty((count, THINGS, 2), np.float32)
     left = np.arange(count)

@@ -1,8 +1,8 @@
-"""The tabletop simulator: N rows at once in plain torch, on any device, without GL.
+"""The tabletop simulator: N envs at once in plain torch, on any device, without GL.
 
 An action is (right, up, grip) in [-1, 1]: the gripper moves by `SPEED` times the first two, then closes where the
 third is above 0 and opens otherwise. Closing catches the nearest block within `TOLERANCE`; a block falls at the second
-step in a row that opens.
+consecutive step that opens.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from vla_rl.plugins.envs.tabletop import TabletopConfig
 
 SPEED = 0.16
-"""Table units a step at full speed."""
+"""Table units per step at full speed."""
 LEVELS = 2
-"""The expert's speeds are multiples of 1 / LEVELS."""
+"""Number of speed levels of the expert: its speeds are multiples of 1 / LEVELS."""
 TOLERANCE = 0.16
-"""A block is caught within this distance of the gripper in x and in y."""
+"""Distance from the gripper, in x and in y, within which a block is caught."""
 ON_PLATE = 0.2
-"""A block lies on a plate when its centre is within this distance of the plate's in x and in y."""
+"""Distance of a block's centre from the plate's, in x and in y, within which it lies on the plate."""
 LIMIT = 0.95
-"""The gripper stays within [-LIMIT, LIMIT]."""
+"""Bound of the gripper's position: it stays within [-LIMIT, LIMIT]."""
 
 
 class Tabletop(SimEnv):
-    """Pick the block, or put the block on the plate, of the colour that the instruction names."""
+    """Tabletop tasks: pick the block, or put the block on the plate, of the colour that the instruction names."""
 
     def __init__(self, config: TabletopConfig, context: Context):
         self.num_envs = context.num_envs
@@ -70,7 +70,7 @@ class Tabletop(SimEnv):
         self._state = {name: tensor.to(self.device) for name, tensor in self._state.items()}
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
-        """The split's states of the configured tasks. Raises ValueError for a split other than train and eval."""
+        """Return the split's states of the configured tasks. Raise ValueError for a split other than train and eval."""
         if split not in SPLITS:
             raise ValueError(f"tabletop has no split {split!r}; splits: {', '.join(SPLITS)}")
         first, count = SPLITS[split]
@@ -78,7 +78,7 @@ class Tabletop(SimEnv):
         return tuple(ResetState(id=i, task=TASKS[task].name) for i, task in every if task in self._tasks)
 
     def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
-        """Nothing but the state id matters: `seed` is not used, since nothing else is random."""
+        """Start episodes. Only the state id matters: `seed` is unused, since nothing is random during an episode."""
         rows_ = torch.as_tensor(rows, dtype=torch.int64).cpu()
         ids = torch.as_tensor(state_ids, dtype=torch.int64).cpu().numpy()
         if rows_.shape != ids.shape or rows_.ndim != 1:
@@ -93,7 +93,7 @@ class Tabletop(SimEnv):
         return self.observe(rows_)
 
     def place(self, rows: torch.Tensor, scenes: TabletopScenes, which: Any) -> None:
-        """Put rows (int64 [R]) into scenes `which` (int64 [R]) of a table of scenes."""
+        """Put envs `rows` (int64 [R]) into the scenes `which` (int64 [R]) of a table of scenes."""
         state, rows_ = self._state, rows.to(self.device)
 
         def put(name: str, values: Any) -> None:
@@ -112,14 +112,14 @@ class Tabletop(SimEnv):
         state["rewarded"][rows_] = False
 
     def move_gripper(self, gripper: torch.Tensor, closed: torch.Tensor | None = None) -> None:
-        """Set the grippers (float32 [N, 2]) down elsewhere with what they hold, and open or close them."""
+        """Move the grippers (float32 [N, 2]) with what they hold, and open or close them."""
         self._state["gripper"] = gripper.clamp(-LIMIT, LIMIT).to(self.device)
         if closed is not None:
             self._state["closed"] = closed.to(self.device)
         self._carry(torch.ones_like(self._state["closed"]))
 
     def observe(self, rows: torch.Tensor | None = None) -> Observation:
-        """Render all rows, or those of int64 [R]."""
+        """Render all envs, or those numbered int64 [R]."""
         names = ("gripper", "closed", "position", "colour", "is_plate", "held")
         index = slice(None) if rows is None else rows.to(self.device)
         gripper, closed, position, colour, is_plate, held = (self._state[name][index] for name in names)
@@ -165,7 +165,7 @@ class Tabletop(SimEnv):
         )
 
     def expert_chunk(self) -> torch.Tensor:
-        """Straight to the named thing at full speed, then grasp, or let go."""
+        """Return the expert's next chunk: straight to the named object at full speed, then grasp or release."""
         state = self._state
         goal = state["position"][torch.arange(self.num_envs, device=self.device), state["target"]]
         gripper, actions = state["gripper"], []
@@ -178,7 +178,7 @@ class Tabletop(SimEnv):
         return torch.stack(actions, dim=1)
 
     def snapshot(self) -> Any:
-        """Everything `restore` needs; tensors are copies in host memory."""
+        """Return everything that `restore` needs; tensors are copies in host memory."""
         return {"task": self._task.copy(), **{name: tensor.cpu().clone() for name, tensor in self._state.items()}}
 
     def restore(self, snapshot: Any) -> None:
@@ -202,13 +202,13 @@ class Tabletop(SimEnv):
         self._carry(running)
 
     def _carry(self, running: torch.Tensor) -> None:
-        """What is held is where the gripper is."""
+        """Move held objects to where the gripper is."""
         state = self._state
         carried = (torch.arange(THINGS, device=self.device) == state["held"][:, None]) & running[:, None]
         state["position"] = torch.where(carried[..., None], state["gripper"][:, None], state["position"])
 
     def _distance(self) -> torch.Tensor:
-        """From the gripper to each thing, the larger of x and y. [N, 4]."""
+        """Return the distance from the gripper to each object, the larger of x and y: [N, 4]."""
         return (self._state["position"] - self._state["gripper"][:, None]).abs().amax(-1)
 
     def _success(self) -> torch.Tensor:
@@ -219,12 +219,12 @@ class Tabletop(SimEnv):
         return torch.where(state["puts"], placed & (state["held"] < 0), state["held"] == state["target"])
 
     def _failure(self) -> torch.Tensor:
-        """The wrong block is in the gripper, or the block lies somewhere else."""
+        """Return bool [N]: the wrong block is in the gripper, or the block was released elsewhere than on the plate."""
         state = self._state
         wrong = (state["held"] >= 0) & (state["held"] != state["target"])
         return torch.where(state["puts"], state["held"] < 0, wrong) & ~self._success()
 
 
 def _quantised(way: torch.Tensor) -> torch.Tensor:
-    """The expert's next move over a remaining way [N, 2]."""
+    """Return the expert's next move over a remaining distance [N, 2]."""
     return (way / SPEED * LEVELS).round().clamp(-LEVELS, LEVELS) / LEVELS

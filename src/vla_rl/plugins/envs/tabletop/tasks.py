@@ -1,4 +1,4 @@
-"""What can be asked for on the table: pure data, no torch."""
+"""Tasks of the table: pure data, no torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ COLOURS = ("red", "green", "blue", "yellow")
 
 @frozen(kw_only=True)
 class TabletopTask:
-    """One instruction. `pick` starts with an empty gripper, `put` with a block in it."""
+    """One task. `pick` starts with an empty gripper, `put` with a block in it."""
 
     verb: str
     colour: int
-    """Index into `COLOURS` of the block to pick or the plate to put on."""
+    """Index into `COLOURS`: colour of the block to pick or of the plate to put on."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Hook `console`: what the run is doing, on the terminal."""
+"""Hook `console`: shows the progress of a run on the terminal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class ConsoleConfig:
+    """Spec keys of the hook `console`."""
+
     mode: Literal["auto", "live", "plain"] = "auto"
-    """live: a panel that is redrawn; plain: a line for every step; auto: live on a terminal, else plain."""
+    """Display. `live`: a panel that is redrawn; `plain`: one line per step; `auto`: live on a terminal, else plain."""
     every_s: float = field(default=30.0, validator=[validators.gt(0), validators.le(86_400.0)])
-    """plain: seconds after which a line says how far a long rollout, evaluation or other phase is."""
+    """Seconds, above 0 and at most 86,400, between progress lines of a long rollout, evaluation or other phase in plain
+    mode."""
     metrics: tuple[str, ...] = ()
-    """Further metrics to show, such as an algorithm's own: names, or patterns as `mine/*`."""
+    """Further metrics to show, such as an algorithm's own: names, or patterns such as `mine/*`."""
 
 
 def _build(config: ConsoleConfig, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""How a status looks: the live panel, the plain line, the summary."""
+"""Rendering of a run's status: the live panel, the plain line, the summary."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ NUMBERS = {
 }
 UNITS = {"rollout": "chunk steps", "eval": "episodes", "warmup": "epochs", "demonstrations": "episodes"}
 UNITS |= {"starting rows": "rows", "loading the model": "MB"}
-"""Of what a phase has done."""
+"""Phase -> unit of its progress."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BAR, SPLIT = 30, 20
 BARRED = 24
-"""Letters of a task up to which the summary has bars beside its figures."""
+"""Longest task name, in characters, with which the summary draws bars beside its figures."""
 MAX_WIDTH = 92
 
 
 class LivePanel:
-    """Draws a status each time that rich asks, so that the clock runs on between events."""
+    """Renders a status each time that rich asks, so that the clock advances between events."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -61,7 +61,7 @@ class LivePanel:
 
 
 def step_line(status: Status) -> str:
-    """Everything of one step on one line, for logs."""
+    """Return everything about one step on one line, for logs."""
     metrics, success = status.metrics, status.success
     parts = [f"step {status.step}/{status.run.steps}"]
     if success is not None:
@@ -83,7 +83,7 @@ def step_line(status: Status) -> str:
 
 
 def progress_line(status: Status) -> str:
-    """How far a long phase is: `step 3 rollout: 48 of 128 chunk steps, 1:30`."""
+    """Return the progress of a long phase: `step 3 rollout: 48 of 128 chunk steps, 1:30`."""
     step = status.step if status.phase in ("eval", "demonstrations", "warmup") else status.step + 1
     unit = UNITS.get(status.phase, "")
     done = f"{status.done:,} of {status.total:,} {unit}".rstrip() + ", " if status.total else ""
@@ -92,14 +92,14 @@ def progress_line(status: Status) -> str:
 
 
 def warmup_line(metrics: Mapping[str, float]) -> str:
-    """What cloning the expert came to."""
+    """Return the result of behaviour cloning before RL on one line."""
     rest = {"warmup/expert_success": ", of an expert with success {:.0%}", "time/warmup": ", {:.0f} s"}
     tail = "".join(text.format(metrics[name]) for name, text in rest.items() if name in metrics)
     return f"warm-up: loss {metrics['warmup/loss']:.3g} on {metrics.get('warmup/samples', 0):,.0f} samples{tail}"
 
 
 def summary(run: Run, results: dict[str, Any]) -> RenderableType:
-    """Success before and after, task by task when there are several."""
+    """Return success before and after training, per task when there are several."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     tasks = results.get("tasks", {})
     rates = {"all": results.get("success"), **(tasks if len(tasks) > 1 else {})}
@@ -137,7 +137,7 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
 
 
 def _roles(roles: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Who worked and who waited for whom, of the time of all training iterations."""
+    """Return a table of each role's busy and waiting time, as shares of the time of all training iterations."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("role", no_wrap=True)
     table.add_column("workers", justify="right", style="dim")
@@ -169,7 +169,7 @@ def _rows(status: Status) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _ahead(metrics: Mapping[str, float]) -> dict[str, str]:
-    """How far rollouts are ahead of training, and what the learner waited for them; nothing where they are not."""
+    """Return the policy lag of asynchronous rollouts and the learner's waiting time; empty for synchronous runs."""
     if "rollout/playing_tickets" not in metrics:
         return {}
     found = {"age": f"{metrics.get('policy/lag_mean', 0.0):.2g} (most {metrics.get('policy/lag_max', 0.0):.0f})"}

@@ -1,4 +1,5 @@
-"""The terminal: a panel of six lines that is redrawn, or a line for every step where nobody can redraw."""
+"""Output of the console hook: a panel of six lines that is redrawn, or one line per step where the terminal cannot
+redraw."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """Shows a run. `console` is where to; by default standard output."""
+    """Shows a run on `console`, by default standard output."""
 
     def __init__(self, config: ConsoleConfig, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)

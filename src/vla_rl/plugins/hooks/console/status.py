@@ -1,4 +1,4 @@
-"""What the console shows, computed from events and independent of how it is drawn."""
+"""Status of a run for the console, computed from events and independent of how it is drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMOOTHING = 0.3
 
 
 def clock(seconds: float | None) -> str:
-    """3725 -> "1:02:05"; None -> "-"."""
+    """Return a time as text: 3725 -> "1:02:05"; None -> "-"."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -26,13 +26,13 @@ def percent(rate: Rate) -> str:
 
 
 def mood(rate: float, before: float | None) -> str:
-    """rich's style of a success rate: green where it is better than before, red where it is worse."""
+    """Return rich's style of a success rate: green if it is better than before, red if it is worse."""
     past = before or 0.0
     return "bold green" if rate > past else "bold red" if rate < past else "bold"
 
 
 class Status:
-    """The run as of now."""
+    """Current status of a run."""
 
     def __init__(self, run: Run, now: Callable[[], float] = time.monotonic, wanted: Sequence[str] = ()) -> None:
         self.run, self._now, self.wanted = run, now, wanted
@@ -57,35 +57,35 @@ class Status:
 
     @property
     def chosen(self) -> dict[str, str]:
-        """Name -> value of the further metrics that were asked for."""
+        """Metrics selected by the key `metrics`: name -> formatted value."""
         names = [name for pattern in self.wanted for name in self.metrics if fnmatchcase(name, pattern)]
         return {name: f"{self.metrics[name]:.3g}" for name in dict.fromkeys(names)}
 
     def unknown(self) -> list[str]:
-        """Those asked for of which there is none, once."""
+        """Return the selected metrics that do not exist, each one once."""
         missing = [p for p in self.wanted if not any(fnmatchcase(name, p) for name in self.metrics)]
         new = [pattern for pattern in missing if pattern not in self._told and "loss/policy" in self.metrics]
         self._told.update(new)
         return new
 
     def spoke(self) -> None:
-        """A line was printed."""
+        """Record that a line was printed."""
         self._last_line = self._now()
 
     @property
     def silent(self) -> float:
-        """Seconds since the last line, or since the phase began where that was later."""
+        """Seconds since the last line, or since the phase began if that was later."""
         return self._now() - max(self._last_line, self._phase_started)
 
     @property
     def in_phase(self) -> float:
-        """Seconds that the phase takes by now."""
+        """Seconds since the current phase began."""
         return self._now() - self._phase_started
 
     def updated(self, step: int, metrics: dict[str, float]) -> None:
         now = self._now()
         seconds, self._step_started = now - self._step_started, now
-        if step > self.run.first_step:  # step 0 is the warm-up
+        if step > self.run.first_step:  # step 0 is behaviour cloning before RL
             past, seconds = self._step_seconds, seconds / (step - self.step)
             self._step_seconds = seconds if past is None else (1 - SMOOTHING) * past + SMOOTHING * seconds
         self.step, self.metrics = step, metrics
@@ -100,7 +100,7 @@ class Status:
 
     @property
     def eval_mood(self) -> str:
-        """Style of the last evaluation's success, beside that of the first."""
+        """Style of the last evaluation's success, compared with the first one's."""
         assert self.first_eval is not None and self.last_eval is not None
         first = None if self.first_eval is self.last_eval else self.first_eval.success.rate
         return mood(self.last_eval.success.rate, first)
@@ -111,7 +111,7 @@ class Status:
 
     @property
     def eta(self) -> float | None:
-        """Seconds, at the pace of the last steps; None before the first one."""
+        """Estimated seconds to the end, at the speed of the last steps; None before the first step."""
         if self._step_seconds is None:
             return None
         left = (self.run.steps - self.step) * self._step_seconds
@@ -119,7 +119,7 @@ class Status:
 
     @property
     def success(self) -> Rate | None:
-        """Of the last rollout."""
+        """Success rate of the last rollout; None without finished episodes."""
         rate, n = self.metrics.get("env/success_rate"), self.metrics.get("rollout/episodes", 0)
         if rate is None or not n:
             return None
@@ -127,7 +127,7 @@ class Status:
 
     @property
     def split(self) -> dict[str, float]:
-        """Share of env, policy and learner in the time they used in the last step; empty when it is unknown."""
+        """Shares of env, policy and learner in their total time in the last step; empty when unknown."""
         seconds = {role: max(0.0, self.metrics.get(f"time/{role}", 0.0)) for role in ROLES}
         total = sum(seconds.values())
         return {role: s / total for role, s in seconds.items()} if total else {}

@@ -1,4 +1,4 @@
-"""Hook `jsonl`: metrics.jsonl in the run folder, one JSON object a line."""
+"""Hook `jsonl`: writes metrics.jsonl in the run folder, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from vla_rl.toolkit.hooks.files import file_in_run
 
 @frozen(kw_only=True)
 class JsonlConfig:
+    """Spec keys of the hook `jsonl`."""
+
     file: str = field(default="metrics.jsonl", validator=file_in_run)
-    """Name of the file within the run folder, which nothing else writes."""
+    """Name of the file in the run folder; nothing else may write to it."""
 
 
 def _build(config: JsonlConfig, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""An append-only file of metrics that a killed and resumed run leaves as if it had never been killed."""
+"""Append-only file of metrics that looks the same whether or not the run was killed and resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVAL = "eval/success_rate"
 class JsonlWriter:
     """Writes `{"step": n, metrics...}` after each update and `{"step": n, "eval/...": ...}` after each evaluation.
 
-    Every line is on the disk before the run goes on. NaN and infinities, which JSON lacks, are written as null.
+    Every line is on disk before the run continues. NaN and infinities, which JSON lacks, are written as null.
     """
 
     def __init__(self, config: JsonlConfig) -> None:
@@ -73,12 +73,13 @@ class JsonlWriter:
         os.fsync(self._file.fileno())
 
     def _forget(self, step: int, is_eval: bool) -> None:
-        """Drop what a killed run wrote of the step that this one starts from, if it is done again."""
+        """Drop lines of a killed run for the step that this run resumes from, when that step's line is written
+        again."""
         if step <= self._first_step:
             self._keep(lambda line: line["step"] != step or (EVAL in line) != is_eval)
 
     def _keep_copy(self) -> None:
-        """Of the steps of an attempt that left no checkpoint."""
+        """Copy the file of an earlier attempt that left no checkpoint."""
         if not self._path.exists():
             return
         lines = map(_parse, self._path.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -89,7 +90,7 @@ class JsonlWriter:
             logger.warning("the metrics of the attempt before are kept in %s", copy)
 
     def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the lines that are not wanted and what a kill left half written; write only if that changes the file."""
+        """Drop unwanted lines and a line that a kill left half written; write only if that changes the file."""
         if not self._path.exists():
             return
         text = self._path.read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Hook `lerobot`: episodes of rollouts and evaluations as a data set in LeRobot's format."""
+"""Hook `lerobot`: writes episodes of rollouts and evaluations to a data set in LeRobot's format."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from vla_rl.toolkit.data.recording import RecordSettings
 
 @frozen(kw_only=True)
 class LeRobotHookConfig(RecordSettings):
+    """Spec keys of the hook `lerobot`, with those of RecordSettings."""
+
     folder: Path | None = None
-    """Of the data set, to which episodes are appended; none: `lerobot` in the run's folder."""
+    """Folder of the data set, to which episodes are appended; null: `lerobot` in the run's folder."""
     fps: int = field(default=10, validator=[v.ge(1), v.le(1000)])
-    """Rows a second, as `meta/info.json` shall say: simulators do not say how long an action takes."""
+    """Rows (frames) per second in `meta/info.json`, 1 to 1000; a key because simulators do not say how long an action
+    takes."""
 
 
 def _build(config: LeRobotHookConfig, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""Writes what simulators recorded of a run, each episode once."""
+"""Writes the recorded episodes of a run to a data set, each episode once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class LeRobotRecorder:
-    """A run that is resumed plays some steps again; their episodes are known by what they are called."""
+    """Writer hook. A resumed run repeats some steps; their episodes are recognised by identity and not written
+    twice."""
 
     def __init__(self, config: LeRobotHookConfig) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""Hook `mlflow`: the run in MLflow."""
+"""Hook `mlflow`: logs the run to MLflow."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
 
 @frozen(kw_only=True)
 class MlflowConfig(TrackerSettings):
+    """Spec keys of the hook `mlflow`, with those of TrackerSettings."""
+
     tracking_uri: str | None = None
-    """Of a server, or a database such as sqlite:///mlflow.db; by default MLFLOW_TRACKING_URI, or mlflow.db beside the
-    run folder."""
+    """URI of a server, or of a database such as sqlite:///mlflow.db; null: MLFLOW_TRACKING_URI, else mlflow.db beside
+    the run folder."""
     experiment: str = "vla-rl"
-    """Of the runs that are compared."""
+    """Experiment that groups the runs to compare."""
     name: str | None = None
-    """Of the run there; by default the spec's."""
+    """Name of the run in MLflow; null: the spec's."""
     tags: Mapping[str, str] = Factory(dict)
-    """To find it by."""
+    """Tags of the run in MLflow, to search by."""
 
 
 def _build(config: MlflowConfig, context: Context) -> Any:

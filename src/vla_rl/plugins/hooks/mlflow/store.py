@@ -1,4 +1,4 @@
-"""How MLflow takes a run."""
+"""MLflow client of the `mlflow` hook."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vla_rl.plugins.hooks.mlflow import MlflowConfig
 
 BATCH, LONGEST = 100, 6000
-"""Of parameters in a request, and of one's value; servers refuse more."""
+"""Most parameters in a request, and most characters of a parameter's value; servers refuse more."""
 
 
 class MlflowStore:
-    """A run of theirs: parameters are the spec's keys, films and checkpoints are artifacts."""
+    """Run in MLflow: the spec's keys are parameters, videos and checkpoints are artifacts."""
 
     def __init__(self, config: MlflowConfig) -> None:
         self._config = config
@@ -34,7 +34,7 @@ class MlflowStore:
         self._id = ""
 
     def open(self, run: Run, known: str | None) -> tuple[str, str]:
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table that it makes
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it logs each table that it creates
         given = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         beside = Path(run.folder).resolve().parent
         uri = given or f"sqlite:///{beside / 'mlflow.db'}"
@@ -79,14 +79,14 @@ class MlflowStore:
             return str(found.experiment_id)
         try:
             return str(self._client.create_experiment(name, artifact_location=artifacts))
-        except MlflowException:  # another run made it meanwhile
+        except MlflowException:  # another run created it meanwhile
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 raise
             return str(found.experiment_id)
 
     def _describe(self, spec: Mapping[str, Any]) -> None:
-        """Each key as a parameter, and the whole as a file."""
+        """Log each key of the spec as a parameter, and the whole spec as a file."""
         parameters = [Param(_allowed(key), str(value)[:LONGEST]) for key, value in flat(spec).items()]
         for first in range(0, len(parameters), BATCH):
             self._client.log_batch(self._id, params=parameters[first : first + BATCH])
@@ -94,5 +94,5 @@ class MlflowStore:
 
 
 def _allowed(name: str) -> str:
-    """Letters, digits and a few signs; tasks may be called otherwise."""
+    """Return a name with only letters, digits and the few signs that MLflow allows; task names may have others."""
     return re.sub(r"[^\w.\-/ ]", "_", name, flags=re.ASCII)

@@ -1,4 +1,4 @@
-"""Hook `notebook`: curves that grow below the cell of a Jupyter notebook that runs the training."""
+"""Hook `notebook`: live curves below the cell of a Jupyter notebook that runs the training."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class NotebookConfig:
+    """Spec keys of the hook `notebook`."""
+
     metrics: tuple[str, ...] = field(default=("env/success_rate", "loss/policy"), converter=tuple)
-    """A panel each; evaluations stand in that of env/success_rate."""
+    """Metrics, one panel each; evaluations are drawn in the panel of env/success_rate."""
     every_s: float = field(default=2.0, validator=[validators.ge(0), validators.le(86_400.0)])
-    """Seconds between two pictures, at least."""
+    """Least seconds between two redraws, 0 to 86,400."""
 
 
 def _build(config: NotebookConfig, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""A picture that is replaced as the run goes on."""
+"""Plot that is replaced as the run progresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LiveCurves:
-    """Shows nothing outside of a notebook, so that a run that began in one may go on elsewhere."""
+    """Live curves. Shows nothing outside of a notebook, so that a run started in one can be resumed elsewhere."""
 
     def __init__(self, config: NotebookConfig) -> None:
         self._config = config
@@ -58,7 +58,7 @@ class LiveCurves:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of one."""
+    """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")

@@ -1,4 +1,4 @@
-"""Hook `swanlab`: the run on SwanLab."""
+"""Hook `swanlab`: logs the run to SwanLab."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
 
 @frozen(kw_only=True)
 class SwanlabConfig(TrackerSettings):
+    """Spec keys of the hook `swanlab`, with those of TrackerSettings."""
+
     project: str = "vla-rl"
-    """Of the runs that are compared."""
+    """Project that groups the runs to compare."""
     workspace: str | None = None
-    """User or organisation; by default that of the login."""
+    """User or organisation; null: that of the login."""
     name: str | None = None
-    """Of the run there; by default the spec's."""
+    """Name of the run on SwanLab; null: the spec's."""
     tags: tuple[str, ...] = field(default=(), converter=tuple)
-    """To find it by."""
+    """Tags of the run on SwanLab, to search by."""
     mode: Literal["online", "local", "offline"] | None = None
-    """local, offline: into the run folder, offline for `swanlab sync`; by default as SWANLAB_MODE, or online."""
+    """Mode. `local`, `offline`: write to the run folder, offline for `swanlab sync`; null: SWANLAB_MODE, else
+    online."""
 
 
 def _build(config: SwanlabConfig, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""How SwanLab takes a run."""
+"""SwanLab client of the `swanlab` hook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SwanlabStore:
-    """A run of theirs, with files in `swanlog` of the run folder."""
+    """Run on SwanLab, with files in `swanlog` of the run folder."""
 
     def __init__(self, config: SwanlabConfig) -> None:
         self._config = config
@@ -51,14 +51,14 @@ class SwanlabStore:
         self._run.log({name: float(value) for name, value in values.items()}, step=step)
 
     def film(self, step: int, file: Path) -> None:
-        """As GIF: they take no mp4."""
+        """Upload a video as GIF: SwanLab takes no mp4."""
         frames, fps = imageio.imread(file), imageio.immeta(file)["fps"]
         made = imageio.imwrite("<bytes>", frames, extension=".gif", duration=1000 / fps, loop=0)
-        name = file.stem.split("_")[2]  # of step_000020_ep0_success
+        name = file.stem.split("_")[2]  # "ep0" of step_000020_ep0_success
         self._run.log({f"videos/{name}": swanlab.Video(BytesIO(made), caption=file.stem)}, step=step)
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """Kept beside their files, to which it belongs until it is uploaded."""
+        """Copy a checkpoint beside SwanLab's files, where it has to stay until it is uploaded."""
         kept = Path(self._run.dir).resolve() / "checkpoints" / folder.name
         shutil.copytree(folder, kept, copy_function=link_or_copy)
         files = sorted(file for file in kept.rglob("*") if file.is_file())

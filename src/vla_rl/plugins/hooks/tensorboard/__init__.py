@@ -1,4 +1,4 @@
-"""Hook `tensorboard`: curves and the spec, in the run folder."""
+"""Hook `tensorboard`: writes curves and the spec to the run folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class TensorboardConfig:
+    """Spec keys of the hook `tensorboard`."""
+
     flush_seconds: int = field(default=30, validator=[validators.ge(1), validators.le(86_400)])
-    """Longest time that a written number stays in memory."""
+    """Longest time in seconds that a written number stays in memory, 1 to 86,400."""
 
 
 def _build(config: TensorboardConfig, context: Context) -> Any:

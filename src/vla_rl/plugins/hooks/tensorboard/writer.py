@@ -1,4 +1,4 @@
-"""Scalars of every step and evaluation as TensorBoard events."""
+"""Writes scalars of every step and evaluation as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class TensorboardWriter:
-    """One event file a start of the run; a resumed run purges what the killed one wrote after its checkpoint."""
+    """Writes one event file per start of the run; a resumed run purges what the killed one wrote after its
+    checkpoint."""
 
     def __init__(self, config: TensorboardConfig) -> None:
         self._config = config

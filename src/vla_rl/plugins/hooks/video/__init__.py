@@ -1,4 +1,4 @@
-"""Hook `video`: evaluation episodes as mp4 files."""
+"""Hook `video`: records evaluation episodes as mp4 files."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ logger = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class VideoConfig:
+    """Spec keys of the hook `video`."""
+
     every: int = field(default=0, validator=validators.ge(0))
     """Record evaluations at multiples of this many steps, and the last one; 0: every evaluation."""
     episodes: int = field(default=4, validator=[validators.ge(1), validators.le(10_000)])
-    """Episodes to record in an evaluation."""
+    """Number of episodes to record per evaluation, 1 to 10,000."""
     fps: float = field(default=5.0, validator=[validators.ge(0.1), validators.le(240.0)])
-    """Frames a second; a frame is taken after each chunk of actions."""
+    """Frames per second of the video, 0.1 to 240; one frame is taken after each chunk of actions."""
     min_height: int = field(default=224, validator=[validators.ge(16), validators.le(2160)])
-    """Enlarge cameras, by whole factors, to at least this many pixels."""
+    """Least height in pixels, 16 to 2160, to which camera images are enlarged, by whole factors."""
 
 
 @cache
 def encoder_missing() -> str:
-    """Return why films cannot be encoded here, which is also logged, once; empty where they can."""
+    """Return why videos cannot be encoded on this machine, and log it once; empty if they can."""
     try:
         import imageio_ffmpeg
 
@@ -48,7 +50,7 @@ def _build(config: VideoConfig, context: Context) -> Any:
 
 
 class NoVideos:
-    """Listens to nothing: a run is worth more than its films."""
+    """Hook that records nothing: a missing encoder does not stop a run."""
 
 
 plugin = Plugin(

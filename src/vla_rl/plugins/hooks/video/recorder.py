@@ -1,4 +1,4 @@
-"""Episodes as films: all cameras side by side over a caption that says what was asked and what came of it."""
+"""Evaluation videos: all cameras side by side above a caption with instruction and outcome."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Frames = np.ndarray[Any, Any]
 
 
 class VideoRecorder:
-    """Asks for frames of evaluations and writes `videos/step_000020_ep0_success.mp4`."""
+    """Requests frames of evaluations and writes `videos/step_000020_ep0_success.mp4`."""
 
     def __init__(self, config: VideoConfig) -> None:
         self._config = config
@@ -53,7 +53,7 @@ class VideoRecorder:
             file = folder / f"step_{step:06d}_ep{number}_{outcome}.mp4"
             try:
                 write_mp4(file, film, self._config.fps)
-            except OSError as exc:  # of the encoder too, with all that it printed
+            except OSError as exc:  # includes the encoder's errors, with all that it printed
                 file.unlink(missing_ok=True)
                 said = [line for line in str(exc).splitlines() if line.strip()]
                 logger.warning("hook video could not encode %s, the run goes on without: %s", file, said[:1] or exc)
@@ -61,7 +61,8 @@ class VideoRecorder:
 
 
 def compose(episode: EpisodeFrames, min_height: int) -> Frames:
-    """uint8 [frames, H, W, 3]: the cameras, enlarged to `min_height` by whole factors, over the caption. H, W even."""
+    """Return a video uint8 [frames, H, W, 3]: the cameras, enlarged to `min_height` by whole factors, above the
+    caption. H and W are even."""
     cameras = [_enlarge(to_numpy(images), min_height) for images in episode.images.values()]
     height = max(camera.shape[1] for camera in cameras)
     width = max(sum(camera.shape[2] for camera in cameras) + GAP * (len(cameras) - 1), MIN_WIDTH)
@@ -79,7 +80,7 @@ def compose(episode: EpisodeFrames, min_height: int) -> Frames:
 
 
 def write_mp4(path: Path, film: Frames, fps: float) -> None:
-    """H.264, playable everywhere; the last frame stays for a second."""
+    """Write H.264 that plays everywhere; the last frame is held for a second."""
     size = (film.shape[2], film.shape[1])
     options = ["-crf", "18", "-preset", "veryfast", "-movflags", "+faststart"]
     writer = imageio_ffmpeg.write_frames(
@@ -115,7 +116,7 @@ def _caption(episode: EpisodeFrames, width: int) -> Frames:
 
 
 def _wrap(text: str, font: Any, width: float) -> list[str]:
-    """Lines no longer than `width` pixels, broken at spaces where possible."""
+    """Return lines no longer than `width` pixels, broken at spaces where possible."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -131,6 +132,6 @@ def _wrap(text: str, font: Any, width: float) -> list[str]:
 
 
 def _progress_line(film: Frames, top: int, colour: tuple[int, int, int]) -> None:
-    """A thin line under the cameras that grows with the episode."""
+    """Draw a thin progress line under the cameras, in place."""
     for number, frame in enumerate(film):
         frame[top : top + 2, : film.shape[2] * (number + 1) // len(film)] = colour

@@ -1,4 +1,4 @@
-"""Hook `wandb`: the run on Weights & Biases."""
+"""Hook `wandb`: logs the run to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
 
 @frozen(kw_only=True)
 class WandbConfig(TrackerSettings):
+    """Spec keys of the hook `wandb`, with those of TrackerSettings."""
+
     project: str = "vla-rl"
-    """Of the runs that are compared."""
+    """Project that groups the runs to compare."""
     entity: str | None = None
-    """User or team; by default that of the login."""
+    """User or team; null: that of the login."""
     name: str | None = None
-    """Of the run there; by default the spec's."""
+    """Name of the run on Weights & Biases; null: the spec's."""
     group: str | None = None
-    """Of runs that belong together, such as seeds."""
+    """Group of runs that belong together, such as seeds of one spec."""
     tags: tuple[str, ...] = field(default=(), converter=tuple)
-    """To find it by."""
+    """Tags of the run on Weights & Biases, to search by."""
     mode: Literal["online", "offline"] | None = None
-    """offline: into the run folder, for `wandb sync`; by default as WANDB_MODE says, or online."""
+    """Mode. `offline`: write to the run folder, for `wandb sync`; null: WANDB_MODE, else online."""
 
 
 def _build(config: WandbConfig, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""How Weights & Biases takes a run."""
+"""Weights & Biases client of the `wandb` hook."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from vla_rl.plugins.hooks.wandb import WandbConfig
 
 STEP = "step"
-"""The axis of all curves. Theirs only grows, and refuses the steps that a killed run does again."""
+"""Metric that is the x axis of all curves. wandb's own step only grows, and refuses steps that a resumed run
+repeats."""
 
 
 class WandbStore:
-    """A run of theirs, with files in `wandb` of the run folder."""
+    """Run on Weights & Biases, with files in `wandb` of the run folder."""
 
     def __init__(self, config: WandbConfig) -> None:
         self._config = config
@@ -57,12 +58,12 @@ class WandbStore:
         self._run.log({**values, STEP: step})
 
     def film(self, step: int, file: Path) -> None:
-        name = file.stem.split("_")[2]  # of step_000020_ep0_success
+        name = file.stem.split("_")[2]  # "ep0" of step_000020_ep0_success
         self._run.log({f"videos/{name}": wandb.Video(str(file), caption=file.stem, format="mp4"), STEP: step})
 
     def checkpoint(self, step: int, folder: Path) -> None:
         artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint", metadata={STEP: step})
-        for file in sorted(file for file in folder.rglob("*") if file.is_file()):  # as add_dir, which prints
+        for file in sorted(file for file in folder.rglob("*") if file.is_file()):  # like add_dir, which prints
             artifact.add_file(str(file), name=str(file.relative_to(folder)))
         logged = self._run.log_artifact(artifact, aliases=["latest", folder.name])
         if not self._offline:

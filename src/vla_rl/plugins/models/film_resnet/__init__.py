@@ -1,4 +1,5 @@
-"""A small policy for debugging a simulator, and for learning on a CPU: a FiLM-conditioned residual network a camera."""
+"""`film_resnet`: a small policy for debugging a simulator and for training on a CPU, one FiLM-conditioned residual
+network per camera."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ __all__ = ["FilmResnetConfig", "FilmValueHeadConfig", "NetworkConfig", "build", 
 
 
 def build(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy:
-    """The policy of this spec on the device of this place in the run."""
+    """Return the spec's policy on this worker's device."""
     from vla_rl.plugins.models.film_resnet.builder import build_policy
 
     return build_policy(config, context)

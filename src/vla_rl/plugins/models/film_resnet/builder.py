@@ -1,4 +1,4 @@
-"""From a spec's config and a place in the run to a policy; everything that cannot fit is refused here."""
+"""Builds the policy from a spec's config and a worker's context; refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAME = "film_resnet"
 
 
 def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy:
-    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, NAME)
     folder = None if config.checkpoint is None else open_folder(config.checkpoint)
     setup = _new(config, context, env) if folder is None else _trained(folder, config, context, env)
@@ -41,7 +41,7 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy
     source = f"statistics of {folder if measured is None else 'the demonstrations'}"
     check_action_range(source, statistics.action.ranges(), env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
-    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
         module = _module(config, context, setup, folder, device, dtype)
     return FilmResnetPolicy(
         module=module.to(device),
@@ -85,7 +85,7 @@ def _trained(folder: Path, config: FilmResnetConfig, context: Context, env: EnvI
 
 
 def _plain(env: EnvInfo, setup: Setup) -> Statistics:
-    """Actions by the simulator's bounds, the state as it is."""
+    """Return statistics without demonstrations: actions scaled by the simulator's bounds, the state as it is."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     return Statistics(
         action=FeatureScale(mode="MIN_MAX", values=bounds, dim=setup.action_dim),
@@ -94,7 +94,8 @@ def _plain(env: EnvInfo, setup: Setup) -> Statistics:
 
 
 def _measured(context: Context, setup: Setup) -> Statistics | None:
-    """Of the demonstrations that the run scales by: quantiles of the actions, z-scores of the state."""
+    """Return the statistics of the demonstrations, if the run scales by them: quantiles of the actions, z-scores of the
+    state; else None."""
     found = context.scaling
     if found is None:
         return None
@@ -117,7 +118,8 @@ def _module(
     device: torch.device,
     dtype: torch.dtype,
 ) -> FilmResnet:
-    """Weights from the folder, or random ones that depend on the seed alone. The critic stays in float32."""
+    """Return the network with weights from the folder, or random ones that depend on the seed alone. The critic stays
+    in float32."""
     module = FilmResnet(setup.network, len(setup.cameras), setup.state_dim, setup.chunk, setup.action_dim)
     if folder is None:
         initialise(module, derived_seed(context.seed, "film_resnet/network"))

@@ -1,5 +1,5 @@
-"""A checkpoint's folder: config.json (sizes, and what the policy was trained for), statistics.json (how actions and
-state are scaled), model.safetensors, and value_head.safetensors where there is a critic. Light: a spec is checked with
+"""Folder of a checkpoint: config.json (sizes, and what the policy was trained for), statistics.json (scaling of actions
+and state), model.safetensors, and value_head.safetensors if there is a critic. Light to import: specs are checked with
 it."""
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ WANTED = ("*.json", "*.safetensors")
 
 @frozen(kw_only=True)
 class Setup:
-    """config.json: sizes, and what the policy was trained for."""
+    """Contents of config.json: sizes, and what the policy was trained for."""
 
     network: NetworkConfig
     cameras: tuple[str, ...]
     chunk: int
     action_dim: int
     state_dim: int
-    """0: it sees no state."""
+    """Number of state dimensions; 0: the policy does not see the state."""
 
 
 def open_folder(name: str, download: bool = True) -> Path:
@@ -45,7 +45,7 @@ def open_folder(name: str, download: bool = True) -> Path:
 
 
 def read_setup(folder: Path) -> Setup:
-    """Raises CheckpointError where config.json cannot be read, or is of another model."""
+    """Read config.json. Raise CheckpointError where it cannot be read, or is of another model."""
 
     def read(path: Path) -> Setup:
         raw = read_json(path)
@@ -60,7 +60,7 @@ def read_setup(folder: Path) -> Setup:
 
 
 def read_statistics(folder: Path) -> Statistics:
-    """Raises CheckpointError where they cannot be read."""
+    """Read statistics.json. Raise CheckpointError where it cannot be read."""
     return read_file(folder / STATISTICS, lambda path: cattrs.structure(read_json(path), Statistics))
 
 
@@ -74,7 +74,8 @@ def write_setup(folder: Path, setup: Setup, statistics: Statistics) -> None:
 
 
 def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int) -> None:
-    """The folder's network has the spec's sizes, and was trained for its chunk. Raises MismatchError."""
+    """Check that the folder's network has the spec's sizes and was trained for its chunk. Raise MismatchError
+    otherwise."""
     if setup.chunk != chunk:
         raise MismatchError(
             f"{folder} was trained for chunks of {setup.chunk}, the spec asks for {chunk}; "
@@ -90,7 +91,7 @@ def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int
 
 
 def check(config: FilmResnetConfig, context: Context) -> None:
-    """For `Plugin.check`: the folder is complete and of this model, of the spec's sizes and chunk."""
+    """Check, for `Plugin.check`, that the folder is complete, of this model, and of the spec's sizes and chunk."""
     if config.checkpoint is None:
         return
     with at("checkpoint"):
@@ -101,5 +102,6 @@ def check(config: FilmResnetConfig, context: Context) -> None:
 
 
 def action_dim(config: FilmResnetConfig) -> int | None:
-    """Numbers of an action that the checkpoint was trained for, where that is known (`known_action_dim`)."""
+    """Return the number of action dimensions that the checkpoint was trained for, where it is known
+    (`known_action_dim`)."""
     return known_action_dim(config.checkpoint, lambda folder: read_setup(folder).action_dim, WANTED, BUILTIN)

@@ -1,4 +1,4 @@
-"""Frames and instructions -> what the network takes."""
+"""Preprocessing of frames and instructions for the network."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 
 class Words:
-    """Instructions as bags of their words and pairs of neighbouring words, which tell "the bowl on the plate" from
-    "the plate on the bowl". Each is looked up by its hash, so there is no vocabulary to keep and no unknown word."""
+    """Bags of words and of pairs of neighbouring words, which distinguish "the bowl on the plate" from "the plate on
+    the bowl". Each is looked up by its hash, so there is no vocabulary to store and no unknown word."""
 
     def __init__(self, rows: int, device: torch.device, instructions: Iterable[str] = ()) -> None:
-        """
+        """Create the encoder.
+
         Args:
-            rows: of the table.   instructions: known ones, laid out at once.
+            rows: rows of the embedding table.   instructions: known ones, encoded at once.
         """
         self._rows = rows
         self._index: dict[str, int] = {}
@@ -33,7 +34,7 @@ class Words:
         self._learn(instructions)
 
     def __call__(self, instructions: Sequence[str]) -> Tensor:
-        """float32 [B, rows] of length about 1 each: by which the table is multiplied."""
+        """Return bags float32 [B, rows] of norm about 1 each, to multiply with the embedding table."""
         self._learn(text for text in instructions if text not in self._index)
         return self._bags[[self._index[text] for text in instructions]]
 
@@ -51,7 +52,8 @@ class Words:
 
 
 def pixels(images: ArrayOrTensor, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """uint8 [B, H, W, 3] -> [B, 3, S, S] in [-1, 1], channels last in memory, as CPUs convolve fastest."""
+    """Return images uint8 [B, H, W, 3] as [B, 3, S, S] in [-1, 1], in channels-last memory format, the fastest for
+    convolutions on CPUs."""
     x = as_tensor(images, device).permute(0, 3, 1, 2).float()
     if tuple(x.shape[2:]) != (size, size):
         x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
@@ -59,7 +61,7 @@ def pixels(images: ArrayOrTensor, size: int, device: torch.device, dtype: torch.
 
 
 def shifted(images: ArrayOrTensor, offsets: ArrayOrTensor, device: torch.device) -> Tensor:
-    """uint8 [B, H, W, 3], each moved by its offset (int64 [B, 2], down and right), the edge repeated."""
+    """Return images uint8 [B, H, W, 3], each shifted by its offset (int64 [B, 2], down and right), edges repeated."""
     x, move = as_tensor(images, device), as_tensor(offsets, device)
     rows, columns = (
         (torch.arange(size, device=device) - move[:, axis, None]).clamp(0, size - 1)

@@ -1,8 +1,8 @@
-"""The network: pictures, state and instruction -> logits of action bins, and values.
+"""Network: images, state and instruction -> logits of action bins, and values.
 
-Each camera has a residual ConvNet of its own, whose blocks are modulated by the instruction (FiLM, Perez et al. 2018).
-Of its last map the network reads where K features are (spatial softmax, Levine et al. 2016) and how strong all are.
-Channels are normalised in groups within one picture, so that rows of a batch know nothing of each other.
+Each camera has its own residual ConvNet, whose blocks are modulated by the instruction (FiLM, Perez et al. 2018).
+From its last feature map the network takes the positions of K features (spatial softmax, Levine et al. 2016) and the
+mean of all channels. Channels are normalised in groups within one image, so samples of a batch are independent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def norm(channels: int) -> nn.GroupNorm:
 
 
 class FilmBlock(nn.Module):
-    """x + relu(film(norm(conv(relu(norm(conv(x)))))))."""
+    """Residual block x + relu(film(norm(conv(relu(norm(conv(x)))))))."""
 
     def __init__(self, channels: int, instruction: int) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class FilmBlock(nn.Module):
         self.film = nn.Linear(instruction, 2 * channels)
 
     def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
-        """[B, K, H, W] and [B, E] -> [B, K, H, W]."""
+        """Return [B, K, H, W] for maps [B, K, H, W] and instruction embeddings [B, E]."""
         scale, shift = self.film(instruction)[:, :, None, None].chunk(2, dim=1)
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         return x + F.relu(y * (1 + scale) + shift)
 
 
 class Stage(nn.Module):
-    """Fewer and wider pixels, then residual blocks."""
+    """Strided convolution to fewer pixels and more channels, then residual blocks."""
 
     def __init__(self, inputs: int, channels: int, kernel: int, stride: int, config: NetworkConfig) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Stage(nn.Module):
 
 
 class CameraTower(nn.Module):
-    """Pictures of one camera -> features [B, 2 * keypoints + channels]."""
+    """Encoder of one camera's images: features [B, 2 * keypoints + channels]."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -72,14 +72,14 @@ class CameraTower(nn.Module):
         self.keypoints = nn.Conv2d(config.channels[-1], config.keypoints, 1)
 
     def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
-        """[B, 3, S, S] in [-1, 1] and [B, E] -> [B, D]."""
+        """Return features [B, D] of images [B, 3, S, S] in [-1, 1] and instruction embeddings [B, E]."""
         for stage in self.stages:
             x = stage(x, instruction)
         return torch.cat([places(self.keypoints(x)), x.mean((2, 3))], dim=1)
 
 
 def places(maps: Tensor) -> Tensor:
-    """Spatial softmax: [B, K, H, W] -> [B, 2 K], the mean x and then y of each map, in [-1, 1]."""
+    """Return the spatial softmax [B, 2 K] of maps [B, K, H, W]: the mean x, then y, of each map, in [-1, 1]."""
     height, width = maps.shape[2:]
     share = torch.softmax(maps.flatten(2).float(), dim=2).view(maps.shape)
     x = share.sum(2) @ torch.linspace(-1, 1, width, device=maps.device)
@@ -88,13 +88,14 @@ def places(maps: Tensor) -> Tensor:
 
 
 def waves(state: Tensor, count: int) -> Tensor:
-    """[B, D] -> [B, D (1 + 2 count)]: the state, and sines and cosines of each number of periods 2, 1, 1/2, ..."""
+    """Return the state [B, D] as [B, D (1 + 2 count)]: itself, and sines and cosines of each number with periods 2, 1,
+    1/2, ..."""
     angle = (state.float().unsqueeze(-1) * (math.pi * 2.0 ** torch.arange(count, device=state.device))).flatten(1)
     return torch.cat([state, angle.sin().to(state.dtype), angle.cos().to(state.dtype)], dim=1)
 
 
 class FilmValueHead(nn.Module):
-    """Critic on features [B, D] -> float32 [B] or, where `outputs` is a number, [B, outputs]. Its weights stay in
+    """Critic on features [B, D]: values float32 [B], or [B, outputs] where `outputs` is a number. Its weights stay in
     float32."""
 
     def __init__(self, dim: int, config: FilmValueHeadConfig, outputs: int | None, seed: int) -> None:
@@ -112,7 +113,7 @@ class FilmValueHead(nn.Module):
 
 
 class FilmResnet(nn.Module):
-    """All parameters of a policy."""
+    """Network with all parameters of a policy."""
 
     def __init__(self, config: NetworkConfig, cameras: int, state_dim: int, chunk: int, action_dim: int) -> None:
         super().__init__()
@@ -134,12 +135,11 @@ class FilmResnet(nn.Module):
     def forward(
         self, pixels: Sequence[Tensor], state: Tensor | None, bags: Tensor, act: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        """
+        """Return float32 logits [B, C, A, bins] (None unless `act`) and values [B] | [B, C] (None without a critic).
+
         Args:
             pixels: [B, 3, S, S] of each camera.   state: normalised [B, D] or None.   bags: [B, words], see `Words`.
             act: compute logits.
-        Returns:
-            float32 logits [B, C, A, bins] (None unless `act`) and values [B] | [B, C] (None without critic).
         """
         instruction = bags @ self.words.weight
         seen = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
@@ -154,7 +154,7 @@ class FilmResnet(nn.Module):
 
 
 def initialise(network: FilmResnet, seed: int) -> None:
-    """Random weights by `networks.initialise`; bins start nearly alike."""
+    """Initialise random weights with `networks.initialise`; all bins start nearly equally likely."""
 
     def other(name: str, module: nn.Module, normal: Normal) -> None:
         if isinstance(module, nn.Embedding):

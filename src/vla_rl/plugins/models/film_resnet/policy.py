@@ -1,4 +1,5 @@
-"""The policy: a chunk in one pass, its numbers drawn from bins independently of each other given the observation."""
+"""Policy of film_resnet: a chunk in one forward pass, its numbers sampled from bins independently of each other given
+the observation."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ CRITIC = "value_head."
 
 
 class FilmResnetPolicy(VLAModel):
-    """Made by `builder.build_policy`."""
+    """film_resnet's policy; `builder.build_policy` creates it."""
 
     module: FilmResnet
 
@@ -94,12 +95,12 @@ class FilmResnetPolicy(VLAModel):
 
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
-        """By a copy of the weights that the model was built with."""
+        """Return log-probs under the initial weights, of which the policy keeps a copy."""
         return _of(self._act(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device))
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        """Cross-entropy over the bins (temperature 1), mean over the batch and the chunk. Pictures are moved at random,
-        keyed by the demonstrated actions of the batch: other batches, and so other epochs, move them otherwise."""
+        """Return the cross-entropy over the bins (temperature 1), averaged over batch and chunk. Images are shifted at
+        random, keyed by the batch's demonstrated actions: other batches, and so other epochs, get other shifts."""
         logits, _ = self.module(*self._inputs(obs, self._offsets(actions)))
         if not self._smoothing:
             return F.cross_entropy(logits.flatten(0, 2), self.encode_actions(actions).flatten())
@@ -115,14 +116,15 @@ class FilmResnetPolicy(VLAModel):
         save_head(self.module.value_head, folder, VALUE_HEAD)
 
     def _act(self, module: FilmResnet, obs: Observation) -> tuple[Tensor, Tensor | None]:
-        """float32 log-probs [B, C, A, bins] at the temperature, and values."""
+        """Return float32 log-probs [B, C, A, bins] at the policy's temperature, and values."""
         logits, values = module(*self._inputs(obs))
         return torch.log_softmax(logits / self._temperature, dim=-1), values
 
     def _inputs(
         self, obs: Observation, offsets: ArrayOrTensor | None = None
     ) -> tuple[list[Tensor], Tensor | None, Tensor]:
-        """Pixels of each camera, normalised state and bags of words; pictures moved by int64 [cameras, B, 2]."""
+        """Return pixels of each camera, normalised state and bags of words; images are shifted by `offsets` int64
+        [cameras, B, 2]."""
         images = [obs.images[name] for name in self.setup.cameras]
         if offsets is not None:
             images = [shifted(image, move, self._device) for image, move in zip(images, offsets, strict=True)]
@@ -143,5 +145,5 @@ class FilmResnetPolicy(VLAModel):
 
 
 def _of(log_probs: Tensor, bins: Tensor) -> Tensor:
-    """[..., bins], int64 [...] -> [...]."""
+    """Return the log-probs [...] of bins int64 [...] from log_probs [..., bins]."""
     return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

@@ -1,4 +1,5 @@
-"""GR00T N1.5 and N1.7 (NVIDIA 2025, arXiv 2503.14734), trained as in pi_RL (Chen et al. 2025, arXiv 2510.25889)."""
+"""`gr00t`: GR00T N1.5 and N1.7 (NVIDIA 2025, arXiv 2503.14734), trained as in pi_RL (Chen et al. 2025, arXiv
+2510.25889)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ __all__ = ["GrootConfig", "LoRAConfig", "NoiseConfig", "PrefixHeadConfig", "buil
 
 
 def build(config: GrootConfig, context: Context) -> GrootPolicy:
-    """The policy of this spec on the device of this place in the run."""
+    """Return the spec's policy on this worker's device."""
     from vla_rl.plugins.models.gr00t.builder import build_policy
 
     return build_policy(config, context)

@@ -1,4 +1,4 @@
-"""From a spec's config and a place in the run to a policy; everything that cannot fit is refused here."""
+"""Builds the policy from a spec's config and a worker's context; refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "positions": 256,
 }  # fmt: skip
 TINY = {
-    "tiny": (N1_5, GrootSizes(**{**SMALL, "dit_depth": 2}, future_tokens=4)),  # clones faster than four deep
+    "tiny": (N1_5, GrootSizes(**{**SMALL, "dit_depth": 2}, future_tokens=4)),  # trains faster than with four
     "tiny_n1_7": (
         N1_7,
         QwenSizes(**{**SMALL, "patch_size": 8, "vision_positions": 16, "deepstack": (0,), "rope": (4, 2, 2)}),
@@ -45,7 +45,7 @@ TINY = {
 
 
 def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
-    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, "gr00t")
     device = torch.device(context.device)
     dtype = flow_fit.precision(config, device)
@@ -59,13 +59,14 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     told: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
     prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **seen, **told)
     images = _images(fit, env, device, dtype)
-    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
         module = _module(config, context, fit, prompts).to(device)
     return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
 
 
 def _as_groot(scales: Statistics, generation: Generation, measured: bool) -> Statistics:
-    """A number that never changed is 0; N1.7 clips actions, and a state that the demonstrations scale."""
+    """Return the statistics with GR00T's rules: a feature that never changes is scaled to 0; N1.7 clips actions, and
+    also the state if the demonstrations' statistics scale it."""
     action, state = evolve(scales.action, flat=True), scales.state and evolve(scales.state, flat=True)
     if generation == N1_7:
         action = evolve(action, clip=True)
@@ -89,13 +90,13 @@ def _images(fit: flow_fit.FlowIOAdapter, env: EnvInfo, device: torch.device, dty
 
 
 def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
-    """Random weights, no padding but of small states."""
+    """Return a preset: random weights, and no padding except of small states."""
     assert config.preset is not None
     generation, sizes = TINY[config.preset]
     sees = flow_fit.uses_state(config.use_state, env)
     shape = FlowShape(horizon=context.chunk, action_dim=env.action_dim, state_dim=max(env.state_dim, 1))
     scales = flow_fit.measured(context, quantiles=True) or flow_fit.preset_statistics(context, env, sees)
-    if scales.state is not None and not scales.state.values:  # as it is, in the layout's words
+    if scales.state is not None and not scales.state.values:  # the identity, expressed as a range
         ends = ((-1.0,) * env.state_dim, (1.0,) * env.state_dim)
         scales = evolve(scales, state=FeatureScale(mode="MIN_MAX", values=ends, dim=env.state_dim))
     formal = generation == N1_7
@@ -114,7 +115,7 @@ def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Flo
 
 
 def _small_tokenizer(generation: Generation, config: GrootConfig, env: EnvInfo) -> Tokenizer:
-    """A few words, and the tokens that a chat with images needs."""
+    """Return a tokenizer with a few words, and the special tokens of a chat with images."""
     chat = CHATS[generation.name]
     words = f"system\n{config.system or chat.system or ''}\nuser\n<image 1><image 2>"
     instructions = (task.instruction for task in env.tasks)
@@ -164,7 +165,7 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIO
 
 
 def _sizes(folder: Path, generation: Generation, robot: Robot) -> GrootSizes:
-    """Of the network. Raises CheckpointError for images that it does not take."""
+    """Return the sizes of the network. Raise CheckpointError for an image size that it does not take."""
     own = folder / ARCHITECTURE
     if own.is_file():
         sizes = read_sizes(own, generation.sizes)
@@ -180,7 +181,7 @@ def _sizes(folder: Path, generation: Generation, robot: Robot) -> GrootSizes:
 def _module(
     config: GrootConfig, context: Context, fit: flow_fit.FlowIOAdapter, prompts: ChatPrompts
 ) -> network.GrootModule:
-    """Weights from the folder, or random ones that depend on the seed alone."""
+    """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     assert isinstance(source, GrootCheckpoint)
     groot = network.empty_network(sizes, shape)
@@ -191,7 +192,7 @@ def _module(
     )
     if config.train_expert_only:
         groot.backbone.requires_grad_(False)
-    if fit.state is None:  # its input is zero
+    if fit.state is None:  # the state is fed as zeros
         groot.action_head.state_encoder.layer1.W.requires_grad_(False)
     flow_fit.add_adapters("gr00t", config, context, groot)
     place = (groot, (shape.horizon, shape.action_dim), source.robot.row)

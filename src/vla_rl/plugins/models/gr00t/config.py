@@ -1,4 +1,4 @@
-"""What a spec says about the model; light to import."""
+"""Spec keys of `gr00t`; light to import."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ class GrootConfig(FlowConfig):
     """Keys of `model:` in a spec with `type: gr00t`."""
 
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
-    """Random weights instead of a checkpoint: `tiny` (N1.5) or `tiny_n1_7`, both of 64 px, for tests and CPUs."""
+    """Random weights instead of a checkpoint: `tiny` (N1.5) or `tiny_n1_7`, both with images of 64 px, for tests and
+    CPUs."""
     embodiment: str | None = field(default=None, validator=for_checkpoints)
-    """Whose statistics (of metadata.json, N1.7: of statistics.json) scale actions and state, and whose layers read and
-    write them. None: the only one in the file."""
+    """Embodiment tag, which selects the statistics of actions and state (metadata.json; N1.7: statistics.json) and the
+    embodiment-specific layers. Null: the only one in the file."""
     state_keys: tuple[str, ...] | None = field(default=None, validator=for_checkpoints)
-    """Keys of these statistics that make up the simulator's state, in its order. None: all, in the file's order."""
+    """Keys of the statistics that make up the simulator's state, in its order. Null: all, in the file's order."""
     action_keys: tuple[str, ...] | None = field(default=None, validator=for_checkpoints)
-    """The same of an action."""
+    """Keys of the statistics that make up an action, in the simulator's order. Null: all, in the file's order."""
     gripper: str = field(default="as_is", validator=in_(GRIPPERS))
-    """How an action's last number reaches the simulator. `as_is`: as it was trained; `libero`: 0 for closed and 1 for
-    open becomes LIBERO's +1 and -1, as GR00T's models for LIBERO need."""
+    """Conversion of an action's last number. `as_is`: none; `libero`: 0 (closed) and 1 (open) become LIBERO's +1 and
+    -1, as GR00T's models for LIBERO need."""
     system: str | None = None
-    """The prompt's system line; it could not be compared with the original's. None: "You are a helpful assistant." in
-    N1.5, no such line in N1.7."""
+    """System message of the prompt; it could not be compared with the original's. Null: "You are a helpful assistant."
+    in N1.5, no system message in N1.7."""
     use_state: bool | None = None
-    """Feed the proprioceptive state; without it the model sees zeros. None: as the checkpoint was trained; a preset
-    does when there is a state."""
+    """Feed the proprioceptive state; without it the model sees zeros. Null: as the checkpoint was trained; a preset
+    does if there is a state."""
     value_head: PrefixHeadConfig = field(factory=PrefixHeadConfig)
-    """The critic, when the algorithm asks for one. On the prefix: the mean that the action head makes of images and
-    prompt, with the state's features beside it."""
+    """Critic, used when the algorithm asks for one. With `reads: prefix` it reads the mean of the refined image and
+    prompt tokens, concatenated with the state's features."""

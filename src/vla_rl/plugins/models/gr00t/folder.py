@@ -1,5 +1,5 @@
-"""A folder in NVIDIA's layout: which generation of GR00T config.json describes, its sizes, and whether this plugin has
-it. Light to import."""
+"""Reads config.json of a folder in NVIDIA's layout: the generation of GR00T, its sizes, and whether this plugin
+supports it. Light to import."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ OTHERS = {
     r"n1[d_.]*6": "N1.6, whose vision-language model is another, with code of its own; only a demo is public",
     r"groot": "lerobot's, which names tensors otherwise; take the folder in NVIDIA's layout that it was made from",
 }
-"""By what config.json calls them: why they are refused."""
+"""Pattern of `model_type` in config.json -> why such models are refused."""
 
 
 @frozen(kw_only=True)
 class GrootSizes:
-    """The towers and the head; the defaults are N1.5's public model's, of which config.json tells a part."""
+    """Sizes of the towers and the head. Defaults are those of N1.5's public model, since config.json gives only a
+    part."""
 
     text_width: int = 2048
     text_mlp: int = 6144
     text_depth: int = 12
-    """Layers of the language model, of Qwen3-1.7B's 28."""
+    """Layers of the language model, out of Qwen3-1.7B's 28."""
     heads: int = 16
     kv_heads: int = 8
     head_dim: int = 128
@@ -42,23 +43,23 @@ class GrootSizes:
     image_size: int = 224
     patch_size: int = 14
     mixer_depth: int = 4
-    """Blocks that refine the language model's output."""
+    """Transformer blocks that refine the language model's output."""
     mixer_heads: int = 32
     dit_depth: int = 16
     """Blocks of the diffusion transformer."""
     dit_heads: int = 32
     dit_head_dim: int = 48
     hidden: int = 1024
-    """Inside the layers on state and actions."""
+    """Hidden width of the MLPs on state and actions."""
     output: int = 1024
-    """Of the diffusion transformer."""
+    """Output width of the diffusion transformer."""
     future_tokens: int = 32
     positions: int = 1024
     embodiments: int = 32
 
     @property
     def width(self) -> int:
-        """Of the diffusion transformer's tokens."""
+        """Width of the diffusion transformer's tokens."""
         return self.dit_heads * self.dit_head_dim
 
     @property
@@ -74,7 +75,7 @@ class GrootSizes:
 
 @frozen(kw_only=True)
 class QwenSizes(GrootSizes):
-    """The same of N1.7, whose towers are Qwen3-VL-2B's (Cosmos-Reason2-2B)."""
+    """Sizes of N1.7, whose towers are Qwen3-VL-2B's (Cosmos-Reason2-2B)."""
 
     text_depth: int = 16
     vocab: int = 151936
@@ -86,15 +87,16 @@ class QwenSizes(GrootSizes):
     dit_depth: int = 32
     future_tokens: int = 0
     vision_positions: int = 2304
-    """Of a learnt square grid, which is interpolated to an image's."""
+    """Number of learnt position embeddings, on a square grid that is interpolated to an image's."""
     merge: int = 2
-    """Patches along a side that become one token."""
+    """Patches along a side that are merged into one token."""
     deepstack: tuple[int, ...] = field(default=(5, 11, 17), converter=tuple)
-    """Layers of the vision tower whose output is added behind the first layers of the language model."""
+    """Layers of the vision tower whose output is added after the first layers of the language model."""
     rope: tuple[int, ...] = field(default=(24, 20, 20), converter=tuple)
-    """Pairs of numbers that are turned by time, row and column."""
+    """Number of rotary pairs that encode time, row and column."""
     text_every: int = 2
-    """Of so many blocks that attend to images or prompt, one attends to the prompt."""
+    """Period of text attention: one of this many cross-attention blocks attends to the prompt, the others to the
+    images."""
 
     @property
     def side(self) -> int:
@@ -103,24 +105,24 @@ class QwenSizes(GrootSizes):
 
 @frozen(kw_only=True)
 class Generation:
-    """What is told apart by config.json's `model_type`."""
+    """Generation of GR00T, identified by `model_type` in config.json."""
 
     name: str
     model_type: str
     sizes: type[GrootSizes]
     section: str | None
-    """Of config.json, where the head is described; None: all of it."""
+    """Section of config.json that describes the head; None: the top level."""
     shape: Mapping[str, tuple[str, int]]
-    """Of `Shape`: its name there, and the public model's."""
+    """Field of `FlowShape` -> its name in config.json, and the public model's value."""
     fixed: Mapping[str, Any]
-    """Of config.json: what is not built otherwise."""
+    """Keys of config.json with the only value that is supported."""
 
     def shape_of(self, raw: Mapping[str, Any]) -> dict[str, int]:
         head = raw if self.section is None else raw[self.section]
         return {name: int(head.get(key, usual)) for name, (key, usual) in self.shape.items()}
 
     def written(self, shape: Any) -> dict[str, Any]:
-        """config.json of a preset."""
+        """Return the config.json of a preset."""
         head = {key: getattr(shape, name) for name, (key, _) in self.shape.items()}
         top = {"model_type": self.model_type, "architectures": [self.model_type]}
         return {**top, **(head if self.section is None else {self.section: head})}
@@ -172,7 +174,7 @@ GENERATIONS = {generation.model_type: generation for generation in (N1_5, N1_7)}
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], Generation]:
-    """config.json. Raises CheckpointError for another model, and for what is not supported."""
+    """Read config.json. Raise CheckpointError for another model, and for what is not supported."""
     path = folder / "config.json"
     raw = read_json(path)
     kind = str(raw.get("model_type", raw.get("type")))

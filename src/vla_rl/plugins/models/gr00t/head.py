@@ -1,10 +1,10 @@
-"""GR00T's action head: what the language model makes of images and prompt is refined, then a diffusion transformer
-denoises actions beside it.
+"""GR00T's action head: refines the language model's tokens of images and prompt, then denoises actions with a diffusion
+transformer that attends to them.
 
 Even blocks of the transformer attend to images and prompt, odd ones to the tokens of state and actions (and, in N1.5,
-to "future" tokens). Layers on state and actions have weights for each robot ("embodiment"); a policy uses one row of
-them. The original N1.5's head attends to padding; here it is masked, on the right of the prompt, so that a row gets
-what it gets alone.
+to "future" tokens). Layers on state and actions have weights for each robot ("embodiment"); a policy uses one set of
+them. The original N1.5's head attends to padding; here it is masked, on the right of the prompt, so that a sample's
+result does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 Pair = tuple[Tensor, Tensor]
 """Keys and values, [B, heads, T, D]."""
 Source = tuple[Tensor, Tensor | None]
-"""Tokens that a block attends to, [B, T, D], and which of them it sees: bool [B, 1, 1, T] (None: all)."""
+"""Tokens that a block attends to, [B, T, D], and which of them are visible: bool [B, 1, 1, T] (None: all)."""
 BUCKETS = 1000
 CLOCK = 256
-"""Numbers that tell the transformer the time."""
+"""Size of the timestep embedding's sinusoidal input."""
 
 
 class CategoryLinear(nn.Module):
-    """A linear layer with weights for each embodiment."""
+    """Linear layer with separate weights for each embodiment."""
 
     def __init__(self, count: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -42,6 +42,8 @@ class CategoryLinear(nn.Module):
 
 
 class CategoryMLP(nn.Module):
+    """Two-layer MLP with separate weights for each embodiment."""
+
     def __init__(self, count: int, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.layer1 = CategoryLinear(count, inputs, hidden)
@@ -52,6 +54,8 @@ class CategoryMLP(nn.Module):
 
 
 class ActionEncoder(nn.Module):
+    """Encodes noisy actions and the time as tokens, with separate weights for each embodiment."""
+
     def __init__(self, count: int, inputs: int, width: int) -> None:
         super().__init__()
         self.W1 = CategoryLinear(count, inputs, width)
@@ -59,7 +63,7 @@ class ActionEncoder(nn.Module):
         self.W3 = CategoryLinear(count, width, width)
 
     def forward(self, x: Tensor, bucket: Tensor, row: int) -> Any:
-        """[B, H, A] and [B] -> [B, H, D]."""
+        """Return tokens [B, H, D] of noisy actions [B, H, A] at time buckets [B]."""
         embed = self.W1(x, row)
         half = embed.shape[2] // 2
         sine, cosine = waves(bucket, half, half)
@@ -68,30 +72,31 @@ class ActionEncoder(nn.Module):
 
 
 def waves(bucket: Tensor, count: int, divisor: int) -> Pair:
-    """Sines and cosines float32 [B, count], of wavelengths up to 10,000."""
+    """Return sines and cosines float32 [B, count] of time buckets [B], with wavelengths up to 10,000."""
     angle = bucket[:, None] * _frequencies(count, divisor, bucket.device)
     return angle.sin(), angle.cos()
 
 
 @lru_cache
 def _frequencies(count: int, divisor: int, device: torch.device) -> Tensor:
-    """float32 [count] on the device."""
+    """Return frequencies float32 [count] on the device."""
     return torch.exp(-torch.arange(count, dtype=torch.float32, device=device) * (math.log(10_000.0) / divisor))
 
 
 def bucket_of(time: Tensor) -> Tensor:
-    """The original counts from noise (0) to actions, in whole thousandths. Float32 is off by less than is added."""
+    """Return the time bucket as the original counts it, from noise (0) to actions, in whole thousandths. 1e-3 is added
+    before rounding down, more than float32 may be off."""
     return ((1 - time.float()) * BUCKETS + 1e-3).floor()
 
 
 def normed(x: Tensor, norm: nn.LayerNorm | None = None, eps: float = 1e-5) -> Tensor:
-    """In float32, which it stays."""
+    """Return the layer norm of x, computed and returned in float32."""
     weight, bias = (None, None) if norm is None else (norm.weight, norm.bias)
     return F.layer_norm(x.float(), x.shape[-1:], weight, bias, eps)
 
 
 class HeadAttention(nn.Module):
-    """As diffusers names it."""
+    """Multi-head attention with diffusers' parameter names."""
 
     def __init__(self, width: int, source: int, heads: int) -> None:
         super().__init__()
@@ -111,6 +116,8 @@ class HeadAttention(nn.Module):
 
 
 class Projection(nn.Module):
+    """First layer of a feed-forward block: linear, then GELU."""
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.proj = nn.Linear(inputs, outputs)
@@ -125,7 +132,7 @@ def feed_forward(width: int) -> nn.ModuleDict:
 
 
 class HeadBlock(nn.Module):
-    """Attention and an MLP behind layer norms."""
+    """Self-attention and MLP block with pre-layer norms."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -139,6 +146,8 @@ class HeadBlock(nn.Module):
 
 
 class Modulation(nn.Module):
+    """Layer norm whose scale and shift depend on the time (AdaLN)."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, 2 * width)
@@ -149,7 +158,7 @@ class Modulation(nn.Module):
 
 
 class TimedBlock(nn.Module):
-    """The same, its first norm told the time, its second without weights."""
+    """Attention and MLP block whose first norm is modulated by the time (AdaLN); its second norm has no weights."""
 
     def __init__(self, width: int, source: int, heads: int) -> None:
         super().__init__()
@@ -157,13 +166,20 @@ class TimedBlock(nn.Module):
         self.attn1, self.ff = HeadAttention(width, source, heads), feed_forward(width)
 
     def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor | None, last: int) -> Any:
-        """pair: of images and prompt; None: the tokens attend to each other. last: so many tokens go on."""
+        """Return the block's output for the last tokens.
+
+        Args:
+            pair: keys and values of images and prompt; None: the tokens attend to each other.
+            last: number of tokens, from the end, that are computed.
+        """
         base = self.norm1(x, clock)
         x = x[:, -last:] + self.attn1(base[:, -last:], self.attn1.pair(base) if pair is None else pair, mask)
         return x + self.ff["net"](normed(x).to(x.dtype))
 
 
 class TimestepEmbedding(nn.Module):
+    """Sinusoidal embedding of the time, followed by an MLP."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear_1, self.linear_2 = nn.Linear(CLOCK, width), nn.Linear(width, width)
@@ -174,6 +190,8 @@ class TimestepEmbedding(nn.Module):
 
 
 class DiffusionTransformer(nn.Module):
+    """Transformer that denoises actions (DiT): cross-attention in even blocks, self-attention in odd ones."""
+
     def __init__(self, sizes: GrootSizes) -> None:
         super().__init__()
         width = sizes.width
@@ -184,12 +202,12 @@ class DiffusionTransformer(nn.Module):
         self.proj_out_1, self.proj_out_2 = nn.Linear(width, 2 * width), nn.Linear(width, sizes.output)
 
     def pairs(self, sources: list[Source]) -> list[Pair]:
-        """Keys and values of what each even block attends to, which are the same at every time."""
+        """Return keys and values of what each even block attends to; they are the same at every time step."""
         blocks: Any = self.transformer_blocks
         return [block.attn1.pair(seen) for block, (seen, _) in zip(blocks[::2], sources, strict=True)]
 
     def forward(self, x: Tensor, bucket: Tensor, pairs: list[Pair], masks: list[Tensor | None], last: int) -> Any:
-        """Tokens [B, T, D] -> float32 [B, last, D'], of the last ones."""
+        """Return the output float32 [B, last, D'] of the last of the tokens [B, T, D]."""
         clock = F.silu(self.timestep_encoder["timestep_embedder"](bucket))
         blocks = self.transformer_blocks
         for i, block in enumerate(blocks):
@@ -200,6 +218,8 @@ class DiffusionTransformer(nn.Module):
 
 
 class ActionHead(nn.Module):
+    """All parts of the action head, with the original's parameter names."""
+
     def __init__(self, sizes: GrootSizes, shape: FlowShape) -> None:
         super().__init__()
         count, width = sizes.embodiments, sizes.width
@@ -214,7 +234,7 @@ class ActionHead(nn.Module):
         self.position_embedding = nn.Embedding(sizes.positions, width)
 
     def mixed(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """What the transformer is shown of the language model's output [B, P, D]."""
+        """Return the refined tokens of the language model's output [B, P, D], to which the transformer attends."""
         x = normed(hidden, self.vlln).to(hidden.dtype)
         blocks: Any = self.vl_self_attention["transformer_blocks"]
         for block in blocks:

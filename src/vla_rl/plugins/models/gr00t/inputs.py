@@ -1,4 +1,4 @@
-"""What the towers are shown: a turn of a chat that holds the images, and frames as each generation scales them."""
+"""Model inputs of GR00T: a chat turn that holds the images, and frames scaled as in each generation."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from vla_rl.toolkit.models.prompts import PaddedPrompts
 
 @frozen(kw_only=True)
 class Chat:
-    """How a generation words its prompt."""
+    """Chat template of a generation."""
 
     image: str
-    """The token that stands for a part of an image."""
+    """Placeholder token of a part of an image."""
     picture: str
-    """All of an image: `number` counts from 1, `parts` are its tokens."""
+    """Template of an image: `number` counts from 1, `parts` are its tokens."""
     closing: str
     system: str | None
     special: tuple[str, ...]
     model: str
-    """Whose tokenizer it is."""
+    """Model to which the tokenizer belongs, for messages."""
 
     def opening(self, system: str | None, cameras: int, patches: int) -> str:
-        """All up to the instruction."""
+        """Return the prompt up to the instruction."""
         line = self.system if system is None else system
         images = (self.picture.format(number=i + 1, parts=self.image * patches) for i in range(cameras))
         before = "" if line is None else f"<|im_start|>system\n{line}<|im_end|>\n"
@@ -61,7 +61,7 @@ CHATS = {
 
 
 class ChatPrompts(PaddedPrompts):
-    """One turn of a chat: images, then the instruction, of which `max_length` tokens are kept."""
+    """Prompts of one chat turn: images, then the instruction, of which `max_length` tokens are kept."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ChatPrompts(PaddedPrompts):
         self._before, self._after = (tokenizer.encode(text, add_special_tokens=False).ids for text in parts)
         at = [i for i, token in enumerate(self._before) if token == self.image_token]
         self.starts = at[::patches]
-        """Where the tokens of each image begin, in every row."""
+        """Index of the first token of each image, the same in every prompt."""
         fixed = len(self._before) + len(self._after)
         super().__init__(tokenizer, max_length=fixed + max_length, **rest)
 
@@ -101,7 +101,7 @@ class ChatPrompts(PaddedPrompts):
 
 
 class AreaImages(ImageProcessor):
-    """As N1.7 sees square frames: scaled, their middle cut out, and scaled again, by OpenCV's areas."""
+    """Image preprocessing of N1.7 for square frames: resize, centre crop, resize again, with OpenCV's INTER_AREA."""
 
     def __init__(self, size: int, device: torch.device, dtype: torch.dtype, crop: float) -> None:
         super().__init__(size, device, dtype)
@@ -115,8 +115,8 @@ class AreaImages(ImageProcessor):
 
 
 def resize_by_area(pixels: Tensor, size: int) -> Tensor:
-    """Scale squares [..., S, S] of 0..255 as OpenCV's INTER_AREA does, to whole levels: the mean over the area of a
-    larger frame, and between the two next pixels of a smaller one."""
+    """Resize squares [..., S, S] of 0..255 as OpenCV's INTER_AREA does, rounded to whole levels: the mean over the area
+    when shrinking, and interpolation between the two nearest pixels when enlarging."""
     side = pixels.shape[-1]
     if side == size:
         return pixels
@@ -126,7 +126,7 @@ def resize_by_area(pixels: Tensor, size: int) -> Tensor:
 
 @lru_cache
 def _shares(side: int, size: int) -> Tensor:
-    """What each of `size` pixels takes of a line of `side`: [size, side], rows that sum to 1."""
+    """Return the weights [size, side] of a line of `side` pixels in each of `size` pixels; rows sum to 1."""
     step = side / size
     shares = torch.zeros(size, side, dtype=torch.float64)
     for i in range(size):

@@ -1,4 +1,4 @@
-"""GR00T's networks: towers that read images and prompt, from transformers, and the action head.
+"""GR00T's networks: towers for images and prompt, built from transformers' modules, and the action head.
 
 N1.5: SigLIP2, one linear layer, and the first layers of Qwen3. N1.7: Qwen3-VL (`qwen.py`).
 """
@@ -29,25 +29,25 @@ TIED = {
     f"{EAGLE}.lm_head.weight": f"{EAGLE}.model.embed_tokens.weight",
     "backbone.model.lm_head.weight": "backbone.model.model.language_model.embed_tokens.weight",
 }
-"""The same tensor; files have one of them or both."""
+"""Names of tied tensors, alias -> name used here; files have one of them or both."""
 
 
 @frozen(eq=False)
 class GrootPrefix:
-    """What the diffusion transformer needs."""
+    """Precomputed inputs of the diffusion transformer that do not change with time."""
 
     pairs: list[Pair]
-    """Of what each even block attends to."""
+    """Keys and values that each even block attends to."""
     masks: list[Tensor | None]
-    """bool [B, 1, 1, P] of each, False at padding; None: there is none."""
+    """bool [B, 1, 1, P] for each even block, False at padding; None: no padding."""
     state: Tensor
-    """float32 [B, 1, D]"""
+    """float32 [B, 1, D]: token of the state."""
     summary: Tensor | None
-    """float32 [B, P's width + D], for a critic that reads it."""
+    """float32 [B, P's width + D]: features for a critic that reads the prefix."""
 
 
 class EagleTowers(nn.ModuleDict):
-    """N1.5's."""
+    """Towers of N1.5: SigLIP2 and Qwen3."""
 
     def __init__(self, sizes: GrootSizes) -> None:
         vision = SiglipVisionConfig(
@@ -76,12 +76,12 @@ class EagleTowers(nn.ModuleDict):
         }
         super().__init__({"eagle_model": nn.ModuleDict(eagle)})
         tower: Any = eagle["vision_model"]
-        tower.head.requires_grad_(False)  # in the files, and not computed
+        tower.head.requires_grad_(False)  # in the files, but never used
         tower.use_head = False
 
 
 class Groot(nn.Module):
-    """What a checkpoint holds."""
+    """Network with the parameters that a checkpoint holds."""
 
     def __init__(self, sizes: GrootSizes, shape: FlowShape) -> None:
         super().__init__()
@@ -90,13 +90,14 @@ class Groot(nn.Module):
 
 
 def empty_network(sizes: GrootSizes, shape: FlowShape) -> Groot:
-    """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
+    """Return the network with uninitialised memory, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         return Groot(sizes, shape)
 
 
 class GrootModule(FlowModule):
-    """All parameters of a policy. A generation says how its towers `look` and what blocks attend to."""
+    """Network with all parameters of a policy. Subclasses define how a generation's towers run (`look`) and what blocks
+    attend to (`sources`)."""
 
     def __init__(
         self,
@@ -120,16 +121,17 @@ class GrootModule(FlowModule):
 
     @abstractmethod
     def look(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        """Run the language model: [B, cameras, 3, S, S] in [-1, 1] and int64 [B, P], padded on the right -> [B, P, D].
-        A token sees those before it, so that padding changes nothing."""
+        """Run the language model on [B, cameras, 3, S, S] in [-1, 1] and int64 [B, P], padded on the right; return [B,
+        P, D]. Attention is causal, so padding changes nothing."""
 
     def sources(self, mixed: Tensor, mask: Tensor, count: int) -> list[Source]:
-        """What each of so many even blocks attends to, of images and prompt [B, P, D]; mask: bool [B, 1, 1, P]."""
+        """Return what each of `count` even blocks attends to, from images and prompt [B, P, D]; mask: bool [B, 1, 1,
+        P]."""
         return [(mixed, mask)] * count
 
     def tell(self, hidden: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
-        """`look`'s output, bool [B, P] (False at padding) and the normalised state [B, S], through the head's part that
-        comes before denoising."""
+        """Return the prefix: `look`'s output, bool [B, P] (False at padding) and the normalised state [B, S], passed
+        through the part of the head that precedes denoising."""
         head, seen = self.groot.action_head, mask[:, None, None]
         mixed = head.mixed(hidden, seen)
         told = head.state_encoder(state[:, None], self.row)
@@ -140,7 +142,7 @@ class GrootModule(FlowModule):
         return GrootPrefix(head.model.pairs(sources), [shown for _, shown in sources], told, summary)
 
     def denoise(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
-        """The state is in the prefix."""
+        """Return the head's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
         head, horizon, bucket = self.groot.action_head, self.shape[0], bucket_of(time)
         tokens = [prefix.state, head.action_encoder(x, bucket, self.row) + head.position_embedding.weight[:horizon]]
         if head.future_tokens is not None:
@@ -148,20 +150,21 @@ class GrootModule(FlowModule):
         return head.model(torch.cat(tokens, dim=1).to(self._dtype), bucket, prefix.pairs, prefix.masks, horizon)
 
     def velocity(self, hidden: Tensor) -> Tensor:
-        """The original's goes from noise to actions."""
+        """Return the velocity in this code base's direction, from actions to noise; the original's goes from noise to
+        actions."""
         towards: Tensor = self.groot.action_head.action_decoder(hidden, self.row)
         return -towards
 
 
 class EagleModule(GrootModule):
-    """N1.5."""
+    """Network of N1.5."""
 
     def __init__(self, groot: Groot, shape: tuple[int, int], row: int, image_token: int, *heads: Any) -> None:
         super().__init__(groot, shape, row, *heads)
         self.image_token = image_token
 
     def embed_images(self, pixels: Tensor) -> Any:
-        """[N, 3, S, S] in [-1, 1] -> [N, tokens, D]."""
+        """Return tokens [N, tokens, D] of images [N, 3, S, S] in [-1, 1]."""
         eagle = self._towers["eagle_model"]
         return eagle["mlp1"](eagle["vision_model"](pixel_values=pixels).last_hidden_state)
 
@@ -169,12 +172,13 @@ class EagleModule(GrootModule):
         language = self._towers["eagle_model"]["language_model"]["model"]
         features = self.embed_images(pixels.flatten(0, 1))
         embeds = language.embed_tokens(ids).masked_scatter((ids == self.image_token)[..., None], features)
-        causal = {"full_attention": None}  # as sdpa takes it; else transformers looks at the numbers for packed prompts
+        causal = {"full_attention": None}  # as sdpa takes it; else transformers inspects values for packed prompts
         return language(inputs_embeds=embeds, attention_mask=causal, use_cache=False).last_hidden_state
 
 
 class QwenModule(GrootModule):
-    """N1.7. Images lie at the same places in all rows: `starts` says where each one's tokens begin.
+    """Network of N1.7. Image tokens are at the same positions in all prompts: `starts` gives the first one of each
+    image.
 
     Of the blocks that attend to images and prompt, every second one attends to the prompt, the others to the images.
     """
@@ -202,7 +206,7 @@ class QwenModule(GrootModule):
 
 
 def stays_float32(name: str) -> bool:
-    """Of the parameters: the head's norms, and its layers on state, time and actions."""
+    """Return whether a parameter stays in float32: the head's norms, and its layers on state, time and actions."""
     return name.startswith("action_head.") and (".transformer_blocks." not in name or ".norm" in name)
 
 
@@ -211,7 +215,7 @@ def public_name(name: str) -> str:
 
 
 def open_names(names: Collection[str]) -> Mapping[str, str]:
-    """Tensors of a checkpoint -> what `public_name` says."""
+    """Return tensor name -> name in a checkpoint, for tensors named as by `public_name`; tied tensors appear once."""
     opened = {name: name for name in names if name not in TIED}
     again = {name: TIED[name] for name in names if name in TIED and TIED[name] not in opened}
     return {**opened, **again}
@@ -219,7 +223,7 @@ def open_names(names: Collection[str]) -> Mapping[str, str]:
 
 @torch.no_grad()
 def initialise(network: Groot, seed: int) -> None:
-    """Random weights as a function of the seed alone; a velocity that starts near 0."""
+    """Initialise random weights as a function of the seed alone; the velocity starts near 0."""
     flow_network.initialise(network, seed, rms=1.0)
     rng = torch.Generator().manual_seed(seed)
     part: Any
@@ -228,5 +232,5 @@ def initialise(network: Groot, seed: int) -> None:
             gain = 0.02 if name.endswith("action_decoder.layer2") else math.sqrt(2 / sum(part.W.shape[1:]))
             part.W.copy_(torch.randn(part.W.shape, generator=rng) * gain)
             part.b.zero_()
-        elif name.endswith(("to_out.0", "net.2")):  # what blocks add: all of them together as much as one
+        elif name.endswith(("to_out.0", "net.2")):  # scales what blocks add: all of them together as much as one
             part.weight.mul_((2 * len(network.action_head.model.transformer_blocks)) ** -0.5)

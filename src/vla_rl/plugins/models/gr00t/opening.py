@@ -1,4 +1,4 @@
-"""A folder opened: which generation, which robot, and how long its chunks are. Light to import."""
+"""Opens a folder: finds its generation, its robot and the length of its chunks. Light to import."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 
 UNREAD = Statistics(action=FeatureScale(mode="IDENTITY", values=(), dim=0), state=None)
-"""In place of the data's, before they are read."""
+"""Placeholder for the data's statistics before they are read."""
 
 
 def read_folder(
     folder: Path, config: GrootConfig, measured: Statistics | None = None
 ) -> tuple[dict[str, Any], Generation, Robot]:
-    """config.json and the robot that the spec asks for. Raises CheckpointError.
+    """Return config.json, the generation, and the robot that the spec asks for. Raise CheckpointError.
 
     Args:
-        measured: of the data that the run scales by; the folder then needs no statistics of that robot.
+        measured: statistics of the data that the run scales by; the folder then needs none of that robot.
     """
     raw, generation = read_config(folder)
     return raw, generation, (read_metadata if generation == N1_5 else read_processor)(folder, config, measured)
 
 
 def longest_chunk(raw: dict[str, Any], generation: Generation, robot: Robot) -> int:
-    """Actions that can be executed of a denoised chunk."""
+    """Return how many actions of a denoised chunk can be executed."""
     return min(generation.shape_of(raw)["horizon"], robot.actions or 10**6)
 
 
 def check(config: GrootConfig, context: Context) -> None:
-    """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
+    """Check, for `Plugin.check`, that the folder is complete, of this model, and has chunks as long as the spec's."""
     measured = None if context.scaling is None else UNREAD
     check_folder(config, context, lambda folder: longest_chunk(*read_folder(folder, config, measured)))
 
 
 def action_dim(config: GrootConfig) -> int | None:
-    """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
 
     def read(folder: Path) -> int:
         return read_folder(folder, config)[2].statistics.action.dim

@@ -1,4 +1,4 @@
-"""The policy of GR00T, of either generation."""
+"""Policy of GR00T, for both generations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from vla_rl.toolkit.models.scaling import GripperScaler
 
 @frozen(kw_only=True)
 class GrootCheckpoint(FlowCheckpoint):
-    """`raw` stays empty: config.json is not lerobot's."""
+    """Checkpoint of GR00T. `raw` stays empty: config.json is not lerobot's."""
 
     generation: Generation
     robot: Robot
     config: Mapping[str, Any]
-    """config.json."""
+    """Contents of config.json."""
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ class GrootCheckpoint(FlowCheckpoint):
 
 
 class GrootPolicy(FlowPolicy):
-    """Made by `builder.build_policy`."""
+    """GR00T's policy; `builder.build_policy` creates it."""
 
     module: GrootModule
     checkpoint: GrootCheckpoint
@@ -56,7 +56,7 @@ class GrootPolicy(FlowPolicy):
         return self.module.tell(hidden, mask, state)
 
     def save(self, folder: Path) -> None:
-        """NVIDIA's layout, adapters merged into the weights."""
+        """Save in NVIDIA's layout, with adapters merged into the weights."""
         source = self.checkpoint
         save_folder(
             self.module,

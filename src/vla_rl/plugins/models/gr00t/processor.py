@@ -1,5 +1,5 @@
-"""N1.7's robots: processor_config.json, statistics.json and embodiment_id.json, as NVIDIA's processor saves them. Light
-to import."""
+"""Robots of N1.7: processor_config.json, statistics.json and embodiment_id.json, as NVIDIA's processor saves them.
+Light to import."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FIXED = {
     "use_tactile": False,
     "use_albumentations": True,
 }
-"""Of the processor's settings: what is not built otherwise."""
+"""Settings of the processor with the only value that is supported."""
 ONE = {"video": "frame", "state": "state"}
-"""Of which a policy sees the last."""
+"""Inputs of which a policy sees only the last time step -> their name in messages."""
 
 
 def read_processor(folder: Path, config: GrootConfig, measured: Statistics | None = None) -> Robot:
-    """Raises CheckpointError for a robot that is not in the files (unless the run has `measured` its data's
-    statistics), and for inputs and actions that are not built."""
+    """Return the robot that the spec asks for. Raise CheckpointError for one that is not in the files (unless the run
+    has `measured` its data's statistics), and for inputs and actions that are not supported."""
     path, told, numbers = (folder / name for name in (PROCESSOR, STATISTICS, ROWS))
     settings = read_json(path).get(SETTINGS, {})
     for name, value in FIXED.items():
@@ -71,7 +71,7 @@ def read_processor(folder: Path, config: GrootConfig, measured: Statistics | Non
 def _statistics(
     path: Path, ranges: Mapping[str, Any], action: Sequence[str], state: Sequence[str], settings: Mapping[str, Any]
 ) -> Statistics:
-    """By these keys of one robot's ranges."""
+    """Return the statistics of these keys of one robot."""
     rules: dict[str, Any] = {"quantiles": bool(settings.get("use_percentiles", False)), "near": 1e-5}
     clip = bool(settings.get("clip_outliers", True))
     return Statistics(
@@ -81,7 +81,7 @@ def _statistics(
 
 
 def _refuse(where: str, robot: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """What a robot's state, actions and images are that this plugin does not make."""
+    """Raise CheckpointError for states, actions and images of a robot that this plugin does not support."""
     for part, what in ONE.items():
         seen = robot.get(part, {}).get("delta_indices") or (0,)
         if list(seen) != [0]:
@@ -103,7 +103,7 @@ def _refuse(where: str, robot: Mapping[str, Any], settings: Mapping[str, Any]) -
 def processor_of(
     robot: Robot, statistics: Statistics, cameras: Sequence[str], pixels: int, shape: Any
 ) -> dict[str, bytes]:
-    """The files with one embodiment, whose state and action are one key each."""
+    """Return the files for one embodiment, whose state and action are one key each."""
     scales = {"state": statistics.state, "action": statistics.action}
     there = {name: scale for name, scale in scales.items() if scale is not None}
     last = {
@@ -143,7 +143,7 @@ def processor_of(
 
 
 def _ranges(scale: FeatureScale) -> dict[str, list[float]]:
-    """The original wants all six; by the settings above it reads one pair."""
+    """Return all six statistics that the original requires; with the settings above it reads one pair of them."""
     low, high = (list(values) for values in scale.values)
     middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
     half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]

@@ -1,7 +1,7 @@
 """N1.7's towers: Qwen3-VL's weights, on square images of one size.
 
-Transformers runs images of any shapes one after the other and looks at their numbers on the host. Here all are alike,
-so that they run as one batch, on any device. The language model's output is taken before its final norm.
+Transformers processes images of any shape one by one and reads their sizes on the host. Here all have the same shape,
+so they run as one batch, on any device. The language model's output is taken before its final norm.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 from vla_rl.plugins.models.gr00t.folder import QwenSizes
 
 FRAMES = 2
-"""A patch holds so many frames of a video; an image is its own next frame."""
+"""Video frames per patch; an image is repeated as its own next frame."""
 
 
 class QwenTowers(nn.ModuleDict):
+    """Vision tower and language model of N1.7, with the original's parameter names."""
+
     def __init__(self, sizes: QwenSizes) -> None:
         vision = Qwen3VLVisionConfig(
             depth=sizes.vision_depth,
@@ -60,7 +62,7 @@ class QwenTowers(nn.ModuleDict):
         parts = {"visual": Qwen3VLVisionModel(vision), "language_model": Qwen3VLTextModel(text)}
         super().__init__({"model": nn.ModuleDict({"model": nn.ModuleDict(parts)})})
         self.sizes = sizes
-        self._language.norm.requires_grad_(False)  # in the files, and not computed
+        self._language.norm.requires_grad_(False)  # in the files, but never used
 
     @property
     def _visual(self) -> Any:
@@ -73,8 +75,8 @@ class QwenTowers(nn.ModuleDict):
         return model["model"]["language_model"]
 
     def see(self, frames: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """[N, 3, 2, S, S] in [-1, 1] -> tokens [N, T, D], and what is added to them behind the language model's first
-        layers, [N, T, D] each."""
+        """Return tokens [N, T, D] of images [N, 3, 2, S, S] in [-1, 1], and what is added to them after the language
+        model's first layers (DeepStack), [N, T, D] each."""
         visual, merge = self._visual, self.sizes.merge
         x = visual.patch_embed.proj(frames)[:, :, 0]
         grid = x.shape[2]
@@ -91,7 +93,7 @@ class QwenTowers(nn.ModuleDict):
         return visual.merger(x).unflatten(0, (len(x), -1)), deep
 
     def _positions(self, grid: int) -> Tensor:
-        """Those of the learnt grid, interpolated: [patches, D]."""
+        """Return position embeddings interpolated from the learnt grid, [patches, D]."""
         table, merge = self._visual.pos_embed.weight, self.sizes.merge
         near, share = (part.to(table.device) for part in _interpolation(grid, merge, self.sizes.vision_positions))
         found: Tensor = (table[near] * share[..., None]).sum(1).to(table.dtype)
@@ -105,12 +107,12 @@ class QwenTowers(nn.ModuleDict):
         return attention.proj(found.transpose(1, 2).flatten(2))
 
     def read(self, frames: Tensor, ids: Tensor, starts: Sequence[int], at: Tensor) -> Tensor:
-        """Images and prompts [B, P] -> [B, P, D].
+        """Run the language model on images and prompts [B, P]; return [B, P, D].
 
         Args:
             frames: [B x cameras, 3, 2, S, S] in [-1, 1].
-            starts: where the tokens of each image begin, the same in all rows.
-            at: where all of them are.
+            starts: index of the first token of each image, the same in all prompts.
+            at: indices of all image tokens.
         """
         language = self._language
         tokens, deep = self.see(frames)
@@ -127,7 +129,7 @@ class QwenTowers(nn.ModuleDict):
 
 @lru_cache
 def _places(grid: int, merge: int) -> Tensor:
-    """Row and column of each patch, [patches, 2], those that become one token behind each other."""
+    """Return row and column of each patch, [patches, 2], in an order in which the patches of one token are adjacent."""
     rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
     both = torch.stack([rows, columns], dim=-1)
     blocks = both.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
@@ -137,7 +139,7 @@ def _places(grid: int, merge: int) -> Tensor:
 
 @lru_cache
 def _interpolation(grid: int, merge: int, positions: int) -> tuple[Tensor, Tensor]:
-    """Of each patch: the four next positions of the learnt grid, int64 [patches, 4], and their shares."""
+    """Return, for each patch, the four nearest positions of the learnt grid, int64 [patches, 4], and their weights."""
     side = round(positions**0.5)
     line = torch.linspace(0, side - 1, grid)
     low = line.floor().long()
@@ -153,7 +155,8 @@ def _interpolation(grid: int, merge: int, positions: int) -> tuple[Tensor, Tenso
 
 @lru_cache
 def _rope_places(length: int, starts: tuple[int, ...], side: int) -> Tensor:
-    """Time, row and column of each token, int64 [3, length]: words count on, an image is as long as its side."""
+    """Return time, row and column of each token for the rotary embedding, int64 [3, length]: text tokens count up, an
+    image advances time by its side."""
     places: list[tuple[int, int, int]] = []
     now = 0
     while len(places) < length:

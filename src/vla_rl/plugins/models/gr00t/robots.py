@@ -1,5 +1,5 @@
-"""One robot ("embodiment") of a checkpoint: how its state and actions are scaled, what it sees, and which row of the
-head's layers is its own. Light to import."""
+"""One robot ("embodiment") of a checkpoint: scaling of its state and actions, its cameras, and its index in the head's
+embodiment-specific layers. Light to import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 logger = logging.getLogger(__name__)
 METADATA = "experiment_cfg/metadata.json"
 NEW = "new_embodiment"
-"""Whose layers NVIDIA's own fine-tuning takes for a robot that the checkpoint does not know."""
+"""Embodiment whose layers NVIDIA's own fine-tuning uses for a robot that the checkpoint does not know."""
 ROWS = {
     "libero_panda": 2,
     "oxe_droid": 17,
@@ -31,31 +31,31 @@ ROWS = {
     "libero_franka": 31,
     "isaaclab_franka": 31,
 }
-"""N1.5: embodiment -> its row of the layers on state and actions: NVIDIA's, and RLinf's for simulators."""
+"""N1.5: embodiment -> its index in the layers on state and actions; NVIDIA's, and RLinf's for simulators."""
 
 
 @frozen(kw_only=True)
 class Robot:
-    """What a folder says of one embodiment."""
+    """Properties of one embodiment, read from a folder."""
 
     tag: str
     row: int
     statistics: Statistics
     cameras: tuple[str, ...]
     files: Mapping[str, bytes]
-    """Those that say so, kept as they are."""
+    """Files that describe the embodiment, kept unchanged."""
     actions: int | None = None
-    """Actions of a denoised chunk that it was trained on; None: all."""
+    """Number of actions of a denoised chunk that the embodiment was trained on; None: all."""
     pixels: int | None = None
-    """The side of its images; None: the network's."""
+    """Side of its images in pixels; None: the network's."""
     crop: float = 0.95
-    """The middle part of a frame's sides that is seen."""
+    """Share of a frame's side that the centre crop keeps."""
     formal: bool = False
-    """The instruction is told in small letters, without punctuation."""
+    """Whether instructions are lower-cased and stripped of punctuation."""
 
 
 def choose(path: Path, entries: Iterable[str], asked: str | None) -> str:
-    """The embodiment that is asked for, or the only one. Raises CheckpointError."""
+    """Return the requested embodiment, or the only one. Raise CheckpointError if there is no such choice."""
     names = tuple(entries)
     if asked is None and len(names) != 1:
         raise CheckpointError(f"{path} has {len(names)} embodiments; set model.embodiment: {', '.join(names)}")
@@ -68,8 +68,8 @@ def choose(path: Path, entries: Iterable[str], asked: str | None) -> str:
 
 
 def choose_new(path: Path, entries: Iterable[str], asked: str | None) -> str:
-    """The embodiment of a robot whose statistics are the data's: the one that is asked for, the only one in the file,
-    or else a new one."""
+    """Return the embodiment of a robot whose statistics come from the data: the requested one, the only one in the
+    file, or else `new_embodiment`."""
     names = tuple(entries)
     tag = asked or (names[0] if len(names) == 1 else NEW)
     if asked is None and tag == NEW:
@@ -90,10 +90,10 @@ def scale(
     clip: bool = False,
     near: float = 0.0,
 ) -> FeatureScale:
-    """The ranges of these keys, one behind the other. Raises CheckpointError for one that has none.
+    """Return the ranges of these keys, concatenated. Raise CheckpointError for a key without a range.
 
     Args:
-        near: ends that are so near to each other, relative to their size, are one number.
+        near: relative distance below which the ends of a range count as equal.
     """
     ends = ("q01", "q99") if quantiles else ("min", "max")
     for key in keys:
@@ -112,8 +112,8 @@ def scale(
 
 
 def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None = None) -> Robot:
-    """N1.5's robot. Raises CheckpointError for one that is not in the file (unless the run has `measured` its data's
-    statistics), or that has no layers in this model."""
+    """Return N1.5's robot. Raise CheckpointError for one that is not in the file (unless the run has `measured` its
+    data's statistics), or that has no layers in this model."""
     path = folder / METADATA
     entries = read_json(path) if measured is None or path.is_file() else {}
     tag = (choose if measured is None else choose_new)(path, entries, config.embodiment)
@@ -139,7 +139,7 @@ def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None
 
 
 def metadata_of(tag: str, statistics: Statistics, cameras: Sequence[str], pixels: int) -> dict[str, bytes]:
-    """N1.5's file with one embodiment, whose state and action are one key each."""
+    """Return N1.5's metadata file for one embodiment, whose state and action are one key each."""
     scales = {"state": statistics.state, "action": statistics.action}
     there = {name: scale for name, scale in scales.items() if scale is not None}
     own = {name: {name: dict(zip(("min", "max"), scale.values, strict=True))} for name, scale in there.items()}

@@ -1,4 +1,5 @@
-"""OpenVLA (Kim et al. 2024, arXiv 2406.09246) and OpenVLA-OFT (Kim et al. 2025, arXiv 2502.19645)."""
+"""`openvla` and `openvla_oft`: OpenVLA (Kim et al. 2024, arXiv 2406.09246) and OpenVLA-OFT (Kim et al. 2025, arXiv
+2502.19645)."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ __all__ = [
 
 
 def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
-    """The OFT policy of this spec on the device of this place in the run."""
+    """Return the spec's OFT policy on this worker's device."""
     from vla_rl.plugins.models.openvla.builder import build_policy
 
     return build_policy(config, context)
 
 
 def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
-    """The plain OpenVLA policy of this spec on the device of this place in the run."""
+    """Return the spec's plain OpenVLA policy on this worker's device."""
     from vla_rl.plugins.models.openvla.builder import build_autoregressive
 
     return build_autoregressive(config, context)

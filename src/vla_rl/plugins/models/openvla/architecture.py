@@ -1,4 +1,4 @@
-"""Sizes: OpenVLA's config.json, the two vision transformers by their timm names, and the random presets."""
+"""Sizes of OpenVLA: its config.json, the two vision transformers by their timm names, and the random presets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 @frozen(kw_only=True)
 class ViTSpec:
-    """One vision transformer as timm names its parts."""
+    """Sizes of one vision transformer, with timm's names."""
 
     embed_dim: int
     depth: int
-    """Blocks in the file; the last one is never computed."""
+    """Number of blocks in the file; the last one is never computed."""
     num_heads: int
     mlp_hidden: int
     patch_size: int = 14
@@ -26,14 +26,14 @@ class ViTSpec:
     reg_tokens: int = 0
     layer_scale: bool = False
     attention_pool: bool = False
-    """The file holds SigLIP's pooling head, which OpenVLA does not use."""
+    """Whether the file holds SigLIP's pooling head, which OpenVLA does not use."""
     mean: tuple[float, ...] = HALF[0]
     std: tuple[float, ...] = HALF[1]
-    """Normalisation of RGB in [0, 1]."""
+    """Mean and standard deviation that normalise RGB in [0, 1]."""
 
 
 def dinov2(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
-    """DINOv2 with registers (Darcet et al. 2023)."""
+    """Return the sizes of a DINOv2 with registers (Darcet et al. 2023)."""
     return ViTSpec(
         embed_dim=embed_dim,
         depth=depth,
@@ -49,7 +49,7 @@ def dinov2(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch
 
 
 def siglip(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
-    """SigLIP's image tower (Zhai et al. 2023)."""
+    """Return the sizes of a SigLIP image tower (Zhai et al. 2023)."""
     return ViTSpec(
         embed_dim=embed_dim,
         depth=depth,
@@ -67,8 +67,9 @@ BACKBONES = {
 
 
 class OpenVLAConfig(PreTrainedConfig):
-    """OpenVLA's config.json. Two keys are additions: `vision_specs` gives the vision transformers' sizes where they
-    are not those of `timm_model_ids`, `policy_setup` records how a policy was trained (cameras, chunk, state)."""
+    """Contents of OpenVLA's config.json. Two keys are additions: `vision_specs` gives the vision transformers' sizes
+    where they are not those of `timm_model_ids`, `policy_setup` records how a policy was trained (cameras, chunk,
+    state)."""
 
     model_type = "openvla"
     sub_configs: ClassVar[dict[str, Any]] = {"text_config": LlamaConfig}
@@ -99,16 +100,17 @@ class OpenVLAConfig(PreTrainedConfig):
         self.image_resize_strategy = image_resize_strategy
         self.use_fused_vision_backbone = use_fused_vision_backbone
         self.pad_to_multiple_of = pad_to_multiple_of
-        other["tie_word_embeddings"] = False  # the files say True of the wrapper; the Llama inside is untied
+        other["tie_word_embeddings"] = False  # the files say True for the wrapper; the Llama inside is untied
         super().__init__(pad_token_id=pad_token_id, **other)  # type: ignore[call-arg]  # takes any, types fields only
 
     @property
     def action_vocab_end(self) -> int:
-        """V: action tokens are the ids V - bins ... V - 1; what follows is padding of the embedding matrix."""
+        """End V of the action tokens, whose ids are V - bins ... V - 1; higher ids are padding of the embedding
+        matrix."""
         return int(self.text_config.vocab_size - self.pad_to_multiple_of)
 
     def backbones(self) -> tuple[ViTSpec, ViTSpec]:
-        """The two vision transformers. Raises ValueError for a backbone that is not known."""
+        """Return the two vision transformers' sizes. Raise ValueError for an unknown backbone."""
         if self.vision_specs is not None:
             first, second = (ViTSpec(**spec) for spec in self.vision_specs)
             return first, second
@@ -122,7 +124,8 @@ class OpenVLAConfig(PreTrainedConfig):
 
 
 def preset_config(name: str) -> OpenVLAConfig:
-    """The sizes of a preset, with the layout rules of the real model: action ids on top, then 64 ids of padding."""
+    """Return a preset's sizes, laid out as in the real model: the highest ids are action tokens, followed by 64 ids of
+    padding."""
     if name == "full":
         return OpenVLAConfig(text_config=LlamaConfig(vocab_size=32064, pad_token_id=32000))
     vit, depth, vit_heads, width, layers, heads, text_tokens, pixels, patch = {

@@ -1,7 +1,8 @@
-"""Plain OpenVLA: action tokens one after another, each seeing those before it (Kim et al. 2024, arXiv 2406.09246).
+"""Plain OpenVLA: decodes action tokens one after another, each conditioned on those before it (Kim et al. 2024, arXiv
+2406.09246).
 
-Rows are `BOS, patches, padding, prompt, action tokens`: prompts of unequal length end in the same column, so one batch
-decodes with one cache of keys and values. Scoring repeats the rows with their tokens filled in, in one causal pass.
+A sequence is `BOS, patches, padding, prompt, action tokens`: prompts of unequal length end in the same column, so one
+batch decodes with one KV cache. Scoring repeats the sequences with their tokens filled in, in one causal pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from vla_rl.toolkit.models.tokens import choose, entropy
 
 
 class ARModule(PolicyModule):
-    """All parameters of an autoregressive policy. `full_vocabulary`: logits of all tokens, not of the action tokens."""
+    """Network with all parameters of an autoregressive policy. `full_vocabulary`: compute logits of all tokens instead
+    of the action tokens."""
 
     full_vocabulary = False
 
@@ -37,14 +39,14 @@ class ARModule(PolicyModule):
         pixels: Tensor | None,
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Say `count` tokens. Without gradient; leaves the Llama in training mode.
+        """Decode `count` tokens, without gradient. Leaves the Llama in training mode.
 
         Args:
             ids, mask: [B, L] without padding at the end.
             pick: (float32 logits [B, V], i) -> index int64 [B] of token i among the logits.
             pixels, features: see `OpenVLAForActionPrediction.forward`; one of them.
         Returns:
-            indices int64 [B, count], and values [B] | [B, C] (None without critic).
+            indices int64 [B, count], and values [B] | [B, C] (None without a critic).
         """
         network = public_network(self.vla)
         llama = network.language_model
@@ -77,7 +79,8 @@ class ARModule(PolicyModule):
         pixels: Tensor | None,
         features: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Teacher-forced: float32 logits [B, N, V] of `tokens` int64 [B, N] (None without), and values."""
+        """Return float32 logits [B, N, V] of `tokens` int64 [B, N] under teacher forcing (None without tokens), and
+        values."""
         count = 1 if tokens is None else tokens.shape[1]
         if tokens is not None and count > 1:
             ids = torch.cat([ids, tokens[:, :-1]], dim=1)
@@ -109,7 +112,7 @@ class ARModule(PolicyModule):
 
 
 class ARPolicy(FamilyPolicy):
-    """Made by `builder.build_autoregressive`."""
+    """OpenVLA's policy; `builder.build_autoregressive` creates it."""
 
     module: ARModule
     name = "openvla"
@@ -157,7 +160,8 @@ class ARPolicy(FamilyPolicy):
             return result
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        """Cross-entropy of the expert's tokens (temperature 1), each after the expert's own; mean over batch, chunk."""
+        """Return the cross-entropy of the expert's tokens (temperature 1) under teacher forcing, averaged over batch
+        and chunk."""
         tokens = self.encode_actions(actions)
         logits, _ = self._score(obs, tokens, self._see(obs), dropout=True)
         return F.cross_entropy(logits.flatten(0, 2), (tokens - self.module.first).flatten())
@@ -165,7 +169,7 @@ class ARPolicy(FamilyPolicy):
     def _score(
         self, obs: Observation, tokens: Tensor, seen: dict[str, Tensor | None], dropout: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """float32 logits [B, C, M, V] and values."""
+        """Return float32 logits [B, C, M, V] and values."""
         self._set_dropout(dropout)
         prompt = self.prompts.rows(obs.instructions)
         with self._numerics():

@@ -1,4 +1,4 @@
-"""What the policies of the family share: inputs from observations, actions from tokens, saving."""
+"""Base of the OpenVLA policies: inputs from observations, actions from tokens, saving."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vla_rl.toolkit.models.networks import as_tensor
 
 @frozen(kw_only=True)
 class Parts:
-    """What `builder` makes a policy of."""
+    """Components from which `builder` constructs a policy."""
 
     module: PolicyModule
     config: OpenVLAConfig
@@ -38,25 +38,25 @@ class Parts:
     cameras: tuple[str, ...]
     chunk: int
     bounds: tuple[tuple[float, ...], tuple[float, ...]]
-    """Of the simulator's actions, low and high."""
+    """Lower and upper bounds of the simulator's actions."""
     temperature: float
     device: torch.device
     dtype: torch.dtype
     autocast: bool
     reuse: bool
-    """Keep vision features of acting for training."""
+    """Keep vision features computed while acting, and reuse them in training."""
     base: AdapterBase | None
-    """Given where `save` writes adapters alone."""
+    """Base of the adapters, if `save` writes adapters alone."""
 
 
 FEATURES = "vision_features"
 
 
 class FamilyPolicy(VLAModel):
-    """Inputs and outputs; how tokens are chosen and scored is the subclasses' part."""
+    """Base class that handles inputs and outputs; subclasses choose and score tokens."""
 
     name: str
-    """Of the plugin, for messages."""
+    """Name of the plugin, for messages."""
     module: PolicyModule
 
     def __init__(self, parts: Parts) -> None:
@@ -74,7 +74,7 @@ class FamilyPolicy(VLAModel):
         if isinstance(self.module.vla, PeftModel):
             beside = ["proprio_projector"] + ["action_head", "deviation"] * (self.module.deviation is not None)
             self._first = {name: deepcopy(getattr(self.module, name)) for name in beside}
-        self.module.train()  # gradient checkpointing works in this mode only; dropout is switched in `_set_dropout`
+        self.module.train()  # gradient checkpointing needs training mode; `_set_dropout` switches dropout
 
     def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
         return self.codec.encode(as_tensor(actions, self._device))
@@ -84,8 +84,8 @@ class FamilyPolicy(VLAModel):
 
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
-        """Score recorded chunks with the weights under the adapters, which are those before training: float32
-        [B, C, M]. Costs no second copy of the weights. Raises NotOffered without `lora`."""
+        """Return log-probs float32 [B, C, M] of recorded chunks under the weights without adapters, which are those
+        before training, so no second copy is needed. Raise NotOffered without `lora`."""
         if not isinstance(self.module.vla, PeftModel):
             raise NotOffered(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
         with before_training(self.module, **self._first):
@@ -103,11 +103,12 @@ class FamilyPolicy(VLAModel):
             part.train(on)
 
     def _numerics(self) -> torch.autocast:
-        kind = self._device.type  # train.precision: bf16 has autocast on around us
+        kind = self._device.type  # train.precision: bf16 enables autocast around it
         return torch.autocast(kind, torch.bfloat16, enabled=self._autocast or torch.is_autocast_enabled(kind))
 
     def _see(self, obs: Observation, replay: Mapping[str, ArrayOrTensor] | None = None) -> dict[str, Tensor | None]:
-        """Pixels for the module, or features where those of acting are kept (`replay`: recorded ones)."""
+        """Return pixels for the module, or vision features where those computed while acting are reused (`replay`:
+        recorded extras)."""
         if replay is not None and FEATURES in replay:
             return {"pixels": None, "features": unpack(as_tensor(replay[FEATURES], self._device))}
         pixels = self.images([obs.images[name] for name in self._cameras])
@@ -124,18 +125,18 @@ class FamilyPolicy(VLAModel):
         return self._state_scaler.normalise(as_tensor(obs.state, self._device), clip=True).to(self._dtype)
 
     def _steps(self, obs: Observation) -> Tensor | None:
-        """int64 [B] of the episodes so far."""
+        """Return the episodes' step counts, int64 [B], if the observation has them."""
         return None if obs.steps is None else as_tensor(obs.steps, self._device)
 
 
 def replay(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:
-    """What scoring needs again."""
+    """Return the extras of a chunk that scoring needs again."""
     features = seen["features"]
     return chosen if features is None else {**chosen, FEATURES: pack(features)}
 
 
 def pack(features: Tensor) -> Tensor:
-    """bfloat16, which NumPy does not have, as the int16 of the same bits."""
+    """Return bfloat16 tensors, which NumPy lacks, as int16 with the same bits; others unchanged."""
     return features.view(torch.int16) if features.dtype == torch.bfloat16 else features
 
 

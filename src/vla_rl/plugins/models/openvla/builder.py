@@ -1,4 +1,4 @@
-"""From a spec's config and a place in the run to a policy."""
+"""Builds the policy from a spec's config and a worker's context."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ M = TypeVar("M", bound=PolicyModule)
 
 
 def build_policy(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
-    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    """Build the OFT policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     kind = OFTPolicy if not l1(config) else L1Policy if config.deviation is None else SampledL1Policy
     return kind(_parts(config, context, OFTModule))
 
 
 def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
-    """As `build_policy`."""
+    """Build the plain OpenVLA policy. Raise errors as `build_policy`."""
     return ARPolicy(_parts(config, context, ARModule), over_full_vocabulary(config))
 
 
 def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
     fit = find_fit(config, context)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
-    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
         module = _module(config, context, fit, kind, device, dtype).to(device)
     autoregressive = kind is ARModule
     fit.config.policy_setup = {
@@ -115,7 +115,8 @@ def _module(
     device: torch.device,
     dtype: torch.dtype,
 ) -> M:
-    """Weights from the folder, or random ones that depend on the seed alone. The critic stays in float32."""
+    """Return the network with weights from the folder, or random ones that depend on the seed alone. The critic stays
+    in float32."""
     checkpoint = fit.checkpoint
     vla = _network(config, context, fit, device, dtype)
     check_network(vla, decoding(config) == "autoregressive", config.checkpoint or f"preset {config.preset}")

@@ -43,27 +43,27 @@ from vla_rl.toolkit.models.checkpoints import (
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 
 DIFFUSION = "noise_predictor."
-"""In names of the diffusion head's tensors."""
+"""Prefix of the diffusion head's tensors."""
 DEVIATION = "deviation.safetensors"
-"""Of actions around the L1 head's."""
+"""File of the learnt deviation of actions from the L1 head's."""
 
 
 @frozen(kw_only=True)
 class OpenVLACheckpoint:
-    """An opened folder; weights are found, and not yet read."""
+    """An opened folder; weights are located but not read yet."""
 
     name: str
-    """As the spec has it."""
+    """Name of the checkpoint, as in the spec."""
     folder: Path
     config: OpenVLAConfig
     tokenizer: Tokenizer
     weights: WeightFiles
-    """Of the network; where the folder holds an adapter, of its base."""
+    """Weight files of the network; of its base where the folder holds an adapter."""
     adapter: Adapter | None
 
     @property
     def setup(self) -> dict[str, Any]:
-        """How the policy was trained, as far as the folder says so."""
+        """Settings of the policy's training, as far as the folder records them."""
         return dict(self.config.policy_setup)
 
     @property
@@ -75,21 +75,21 @@ class OpenVLACheckpoint:
         return find_part(self.folder, "action_head")
 
     def adapter_base(self) -> AdapterBase:
-        """What adapters that are trained from here belong to."""
+        """Return the base to which adapters trained from this checkpoint belong."""
         name = self.adapter.base if self.adapter is not None else self.name
         folder = Path(name).expanduser()
         return AdapterBase(str(folder.absolute()) if folder.is_dir() else name, fingerprint(self.weights))
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
-        """Name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
+        """Return name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
         return choose_statistics(self.folder, self.config.norm_stats, unnorm_key)
 
 
 def open_checkpoint(name: str) -> OpenVLACheckpoint:
-    """Read what is light: sizes, statistics, tokenizer."""
+    """Open a folder and read what is small: sizes, statistics, tokenizer."""
     folder = resolve(name)
     raw = read_config(folder)
-    raw.pop("auto_map", None)  # names Python code in the folder, which is not run; nor would a copy of it be there
+    raw.pop("auto_map", None)  # names Python code in the folder, which is never run nor copied
     config = read_file(folder / "config.json", lambda _: OpenVLAConfig.from_dict(raw))
     if (folder / STATISTICS).is_file():
         config.norm_stats = read_json(folder / STATISTICS)
@@ -106,7 +106,8 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_part(path: Path) -> dict[str, Tensor]:
-    """The state of a part beside the network, saved from inside a DistributedDataParallel wrapper or not."""
+    """Return the state of a part that is stored beside the network, saved from a DistributedDataParallel wrapper or
+    not."""
     state = read_pickled(path)
     if not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise CheckpointError(f"{path} holds other things than tensors; it is to be the state of a part of the network")
@@ -129,8 +130,8 @@ def save_checkpoint(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the folder: adapters merged into the weights, or, with `base`, alone beside the name of their base.
-    `dtype` stores the weights in another precision; more than `shard_bytes` of them are split over several files."""
+    """Write the folder: adapters merged into the weights, or, with `base`, alone with the name of their base. `dtype`
+    stores the weights in another precision; more than `shard_bytes` of them are split over several files."""
     folder.mkdir(parents=True, exist_ok=True)
     if base is None:
         state = MergedLoRAState(module.vla, dtype)

@@ -1,4 +1,5 @@
-"""What a checkpoint's folder and the spec must agree on, as far as files say it. Light: a spec is checked with it."""
+"""Checks that a checkpoint's folder and the spec agree, as far as files tell. Light to import: specs are checked with
+it."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from vla_rl.toolkit.models.fitting import MismatchError
 MODEL_TYPE = "openvla"
 PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}
 PART = "{}--{}_checkpoint.pt"
-"""Name of a part that OpenVLA-OFT saves beside the network, and the step of its training."""
+"""File name of a part that OpenVLA-OFT saves beside the network: name, and step of its training."""
 LORA_FOLDER = "lora_adapter"
 READ = ("action_head", "proprio_projector")
-"""Parts that are built."""
+"""Supported parts."""
 TOKENIZER = "tokenizer.json"
 logger = logging.getLogger(__name__)
 
 
 def check(config: FamilyConfig, context: Context) -> None:
-    """For `Plugin.check`: the folder is complete and of this model, and was trained for the spec's chunks."""
+    """Check, for `Plugin.check`, that the folder is complete, of this model, and was trained for the spec's chunks."""
     if config.checkpoint is None:
         return
     with at("checkpoint"):
@@ -50,7 +51,7 @@ def check(config: FamilyConfig, context: Context) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json. Raises CheckpointError where it cannot be read, or is of another model."""
+    """Read config.json. Raise CheckpointError where it cannot be read, or is of another model."""
     _refuse_adapter_alone(folder)
     raw = read_json(folder / "config.json")
     if raw.get("model_type") != MODEL_TYPE:
@@ -62,7 +63,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_adapter_alone(folder: Path) -> None:
-    """Raises CheckpointError for what OpenVLA-OFT's training leaves where it does not merge: `lora_adapter/` beside the
+    """Raise CheckpointError for what OpenVLA-OFT's training writes where it does not merge: `lora_adapter/` beside the
     parts, or that folder itself."""
     inner = folder if folder.name == LORA_FOLDER else folder / LORA_FOLDER
     merged = any((folder / name).is_file() for name in (WEIGHTS, INDEX))
@@ -80,7 +81,7 @@ def _refuse_adapter_alone(folder: Path) -> None:
 
 
 def find_tokenizer(folder: Path) -> Path:
-    """tokenizer.json. Raises CheckpointError where there is none."""
+    """Return the path of tokenizer.json. Raise CheckpointError if there is none."""
     file = folder / TOKENIZER
     if (folder / SENTENCEPIECE).is_file() and not file.is_file():
         raise CheckpointError(
@@ -98,11 +99,11 @@ UNSUPPORTED = {
     "vision_backbone": "vision transformers with FiLM layers (OpenVLA-OFT's use_film)",
     "noisy_action_projector": "the input of OpenVLA-OFT's diffusion head (use_diffusion)",
 }
-"""Parts beside the network that are not built, and what they are."""
+"""Unsupported parts beside the network -> what they are."""
 
 
 def check_parts(folder: Path, config: FamilyConfig) -> None:
-    """Raises CheckpointError for a part that is not read: without it the network is another one than was trained."""
+    """Raise CheckpointError for a part that is not read: without it the network is not the one that was trained."""
     for file in sorted(folder.glob(PART.format("*", "*"))):
         name = file.name.partition("--")[0]
         if name in UNSUPPORTED:
@@ -125,7 +126,7 @@ def check_parts(folder: Path, config: FamilyConfig) -> None:
 
 
 def find_part(folder: Path, name: str) -> Path | None:
-    """The file of a part beside the network, if there is one. Raises CheckpointError where there are several."""
+    """Return the file of a part beside the network, if there is one. Raise CheckpointError where there are several."""
     files = sorted(folder.glob(PART.format(name, "*")))
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
@@ -134,7 +135,7 @@ def find_part(folder: Path, name: str) -> Path | None:
 
 
 def decoding(config: FamilyConfig) -> str:
-    """How action tokens are said: "autoregressive" or "parallel"."""
+    """Return how action tokens are decoded: "autoregressive" or "parallel"."""
     return "autoregressive" if isinstance(config, OpenVLAARConfig) else "parallel"
 
 
@@ -143,12 +144,12 @@ def l1(config: FamilyConfig) -> bool:
 
 
 def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig, asked: int) -> None:
-    """Of the same decoding and chunk as in training. A public folder says nothing of them: plain OpenVLA answers with
-    one action, and the chunk of an OFT checkpoint is the spec's word. Raises MismatchError.
+    """Check that decoding and chunk are those of the training. Raise MismatchError otherwise. A public folder does not
+    record them: plain OpenVLA predicts one action, and the chunk of an OFT checkpoint is taken from the spec.
 
     Args:
-        setup: how the policy was trained, as far as the folder says so.
-        asked: actions in a chunk, by the spec.
+        setup: settings of the policy's training, as far as the folder records them.
+        asked: actions per chunk in the spec.
     """
     own = decoding(config)
     trained = setup.get("decoding", "parallel" if "chunk" in setup else own)
@@ -167,7 +168,8 @@ def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig,
 
 
 def check_head(folder: Path, file: Path | None, config: FamilyConfig) -> None:
-    """The L1 head's file is there if, and only if, the spec asks for it. Raises MismatchError."""
+    """Check that the L1 head's file exists if, and only if, the spec asks for the L1 head. Raise MismatchError
+    otherwise."""
     if l1(config) and file is None:
         raise MismatchError(
             f"{folder} has no action_head--*_checkpoint.pt, which `head: l1` needs; "
@@ -181,7 +183,7 @@ def check_head(folder: Path, file: Path | None, config: FamilyConfig) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    """By the headers of their files. Those of an adapter's base are read when the model is built."""
+    """Check the headers of the weight files. Those of an adapter's base are read when the model is built."""
     adapter = not any((folder / name).is_file() for name in (WEIGHTS, INDEX)) and (folder / ADAPTER_CONFIG).is_file()
     if not adapter:
         find_weights(folder)

@@ -1,9 +1,9 @@
-"""Actions <-> tokens and the statistics that scale them, by OpenVLA's rules.
+"""Conversion between actions and tokens, and the statistics that scale actions, by OpenVLA's rules.
 
 256 bin edges on [-1, 1] make 255 centres. Token id t means centre clip(V - t - 1, 0, 254), so the two lowest ids mean
-the same action. The 1 % and 99 % quantiles scale (in OpenVLA-OFT's ALOHA models the smallest and the largest number);
-OpenVLA-OFT adds 1e-8 to their distance both ways, OpenVLA adds it where training normalises and leaves it out where
-actions are restored.
+the same action. The 1 % and 99 % quantiles define the scale (in OpenVLA-OFT's ALOHA models minimum and maximum).
+OpenVLA-OFT adds 1e-8 to their distance in both directions, OpenVLA when normalising for training but not when
+restoring actions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPSILON = 1e-8
 
 @frozen(kw_only=True)
 class ActionScale:
-    """Affine map of [low, high] onto [-1, 1], dimension by dimension; those not in `mask` pass unchanged."""
+    """Affine map of [low, high] onto [-1, 1] per dimension; dimensions outside of `mask` are unchanged."""
 
     q01: tuple[float, ...]
     q99: tuple[float, ...]
@@ -29,8 +29,8 @@ class ActionScale:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any], ends: tuple[str, str] = ("q01", "q99")) -> ActionScale:
-        """From an entry of dataset_statistics.json; without "mask" every dimension is scaled. `ends`: the statistics
-        that are taken."""
+        """Return the scale in an entry of dataset_statistics.json; without "mask" every dimension is scaled. `ends`:
+        names of the two statistics to use."""
         low, high = (tuple(entry[name]) for name in ends)
         mask = entry.get("mask") or [True] * len(low)
         return cls(q01=low, q99=high, mask=tuple(bool(m) for m in mask))
@@ -48,7 +48,7 @@ class ActionScale:
 
 
 class ActionScaler:
-    """A `ActionScale` on a device, in float64 where the device has it. `epsilon` is OpenVLA-OFT's, in `restore`."""
+    """Applies an `ActionScale` on a device, in float64. `epsilon` is added to the range in `restore`."""
 
     def __init__(self, scale: ActionScale, device: torch.device, epsilon: float = EPSILON) -> None:
         self.low = torch.tensor(scale.q01, dtype=torch.float64, device=device)
@@ -57,18 +57,18 @@ class ActionScaler:
         self.mask = torch.tensor(scale.mask, device=device)
 
     def normalise(self, x: Tensor, clip: bool) -> Tensor:
-        """[..., D] in physical units -> float64 [..., D]."""
+        """Return x [..., D] in physical units as float64 [..., D], scaled."""
         x = x.double()
         scaled = 2 * (x - self.low) / self.span - 1
         return torch.where(self.mask, scaled.clamp(-1, 1) if clip else scaled, x)
 
     def restore(self, x: Tensor) -> Tensor:
-        """float64 [..., D] in [-1, 1] -> physical units."""
+        """Return float64 x [..., D] in [-1, 1] in physical units."""
         return torch.where(self.mask, 0.5 * (x + 1) * self._restored + self.low, x)
 
 
 class ActionCodec:
-    """Actions in the simulator's units <-> token ids V - bins ... V - 1."""
+    """Converts between actions in the simulator's units and token ids V - bins ... V - 1."""
 
     def __init__(
         self,
@@ -90,22 +90,23 @@ class ActionCodec:
         self._centres = centres[(bins - 1 - torch.arange(bins, device=device)).clamp(max=bins - 2)]
 
     def normalise(self, actions: Tensor) -> Tensor:
-        """[..., A] in the simulator's units -> float64 [..., A]; what is scaled lies in [-1, 1]."""
+        """Return actions [..., A] in the simulator's units as float64 [..., A]; scaled dimensions lie in [-1, 1]."""
         if self._gripper == "rlds":
             actions = torch.cat([actions[..., :-1], (1 - actions[..., -1:]) / 2], dim=-1)
         return self._scaler.normalise(actions, clip=True)
 
     def restore(self, actions: Tensor) -> Tensor:
-        """float64 [..., A] as the model says them -> float32 [..., A] in the simulator's units."""
+        """Return the model's actions, float64 [..., A], in the simulator's units, float32 [..., A]."""
         restored = self._scaler.restore(actions)
         if self._gripper == "rlds":
             restored = torch.cat([restored[..., :-1], -torch.sign(2 * restored[..., -1:] - 1)], dim=-1)
         return restored.float()
 
     def encode(self, actions: Tensor) -> Tensor:
-        """[..., A] -> int64 [..., A]."""
+        """Return the token ids of actions [..., A], int64 [..., A]."""
         return self.vocab_end - torch.bucketize(self.normalise(actions).clamp(-1, 1), self._edges, right=True)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """int64 [..., A] -> float32 [..., A]. Any other token means the action token that is nearest by its id."""
+        """Return the actions of token ids int64 [..., A], float32 [..., A]. Any other token means the action token with
+        the nearest id."""
         return self.restore(self._centres[(tokens - self.first).clamp(0, self.bins - 1)])

@@ -1,4 +1,4 @@
-"""What model, simulator and spec agree on; everything that cannot fit is refused here."""
+"""Matches checkpoint, simulator and spec, and refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vla_rl.toolkit.models.fitting import (
 
 @frozen(kw_only=True)
 class OpenVLAIOAdapter:
-    """What model, simulator and spec agree on."""
+    """Resolved inputs and outputs on which model, simulator and spec agree."""
 
     checkpoint: OpenVLACheckpoint | None
     config: OpenVLAConfig
@@ -41,16 +41,17 @@ class OpenVLAIOAdapter:
     state: ActionScale | None
     stop: bool
     statistics_range: str = "q01_q99"
-    """What scales, a name of RANGES."""
+    """Statistics in use, a name of RANGES."""
 
     @property
     def tokens(self) -> int:
-        """Action tokens of a chunk."""
+        """Number of action tokens of a chunk."""
         return self.chunk * len(self.action.q01)
 
 
 def find_fit(config: FamilyConfig, context: Context) -> OpenVLAIOAdapter:
-    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    """Return the resolved inputs and outputs. Raise CheckpointError or MismatchError when checkpoint, spec and
+    simulator do not fit."""
     env = simulator_of(context, _plugin(config))
     if isinstance(config, OpenVLAOFTConfig) and no_rl(config) and context.values != "none":
         raise MismatchError(
@@ -63,7 +64,7 @@ def find_fit(config: FamilyConfig, context: Context) -> OpenVLAIOAdapter:
 
 
 def over_full_vocabulary(config: FamilyConfig) -> bool:
-    """Whether text tokens are scored too, so that the head needs all its rows."""
+    """Return whether text tokens are scored too, so that the head needs all its rows."""
     return isinstance(config, OpenVLAARConfig) and config.log_prob_over == "full_vocabulary"
 
 
@@ -72,7 +73,7 @@ def _plugin(config: FamilyConfig) -> str:
 
 
 def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAdapter:
-    """Random weights: actions scaled by the simulator's bounds, the state as it is."""
+    """Return a preset: random weights, actions scaled by the simulator's bounds, the state unchanged."""
     sizes = preset_config(config.preset or "tiny")
     measured = _measured(config, context)
     action = ActionScale.read(measured["action"]) if measured else ActionScale.between(env.action_low, env.action_high)
@@ -141,12 +142,13 @@ def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, 
 
 
 def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
-    """Statistics of the demonstrations that the run scales by, in the form of a checkpoint's; empty: it does not."""
+    """Return the statistics of the demonstrations, in a checkpoint's form, if the run scales by them; else an empty
+    dict."""
     found = context.scaling
     if found is None:
         return {}
     entry: dict[str, Any] = {"action": {name: list(values) for name, values in found["action"].items()}}
-    if config.gripper == "rlds":  # the codec turns the simulator's -1 and 1 into 1 and 0, which nothing scales
+    if config.gripper == "rlds":  # the codec maps the simulator's -1 and 1 to 1 and 0, which are not scaled
         entry["action"]["mask"] = [True] * (len(entry["action"]["q01"]) - 1) + [False]
     if "state" in found:
         entry["proprio"] = {name: list(values) for name, values in found["state"].items()}
@@ -154,7 +156,8 @@ def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
 
 
 def _scale(checkpoint: OpenVLACheckpoint, key: str, entry: dict[str, Any], part: str, span: str) -> ActionScale:
-    """Statistics that cannot scale anything are refused here: they would give NaN, or actions upside down."""
+    """Return a scale of actions or state. Raise MismatchError for statistics that cannot scale: they would give NaN, or
+    inverted actions."""
     where = f"statistics {key!r} of {checkpoint.folder}"
     if part not in entry:
         raise MismatchError(f"{where} have no entry {part!r}")

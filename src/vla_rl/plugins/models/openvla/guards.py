@@ -1,6 +1,6 @@
-"""Self-tests when a model is built, each on a few tokens and one layer, so that they cost nothing at full size either.
+"""Self-tests of a newly built model, each on a few tokens and one layer, so that they are cheap at full size too.
 
-A wrong attention mask, dropout left on or weights that overflow do not stop a run; it merely never learns.
+A wrong attention mask, active dropout or overflowing weights do not stop a run; it merely never learns.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from vla_rl.core.errors import UserError
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 
 LENGTH = 8
-"""Text tokens of a test."""
+"""Number of text tokens of a test."""
 
 
 class GuardError(UserError):
-    """The network does not compute what its weights were trained for."""
+    """Raised when the network does not compute what its weights were trained for."""
 
 
 @contextmanager
 def shallow(network: OpenVLAForActionPrediction) -> Iterator[None]:
-    """With one Llama layer, and one computed block in each vision transformer."""
+    """Reduce the network, inside the context, to one Llama layer and one computed block in each vision transformer."""
     llama = network.language_model.model
     vits = (network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer)
     layers, blocks = llama.layers, [vit.blocks for vit in vits]
@@ -42,14 +42,14 @@ def shallow(network: OpenVLAForActionPrediction) -> Iterator[None]:
 
 @torch.no_grad()
 def check_network(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
-    """Raises GuardError, which says what is wrong and what to do."""
+    """Run the self-tests. Raise GuardError, which says what is wrong and what to do."""
     with shallow(network):
         _check_repetition(network, causal, source)
         _check_attention(network, causal, source)
 
 
 def _check_attention(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
-    """What earlier positions know of the last token, and of padding."""
+    """Check that earlier positions see the last token if and only if attention is bidirectional, and never padding."""
     weight = cast("Tensor", network.get_input_embeddings().weight)
     ids = torch.arange(LENGTH, device=weight.device)[None]
     other = ids.clone()
@@ -77,7 +77,8 @@ def _check_attention(network: OpenVLAForActionPrediction, causal: bool, source: 
 
 
 def _check_repetition(network: OpenVLAForActionPrediction, causal: bool, source: str) -> None:
-    """Greedy actions are a function of the observation: the same logits twice, and finite ones."""
+    """Check that the same input gives the same, finite logits twice, since greedy actions are a function of the
+    observation."""
     weight = cast("Tensor", network.get_input_embeddings().weight)
     size = network.config.image_sizes[0]
     pixels = torch.linspace(-1, 1, 6 * size * size, device=weight.device).to(weight.dtype).view(1, 6, size, size)

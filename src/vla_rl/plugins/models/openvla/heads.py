@@ -1,4 +1,5 @@
-"""Parts beside the public network: the state's token, the critic, and the module that holds everything trainable."""
+"""Parts beside the public network: the state's projector, the critics, the L1 head, and the module that holds all
+parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class ProprioProjector(nn.Module):
-    """State [B, S] -> one embedding [B, 1, D]; keys of OpenVLA-OFT's `proprio_projector--*_checkpoint.pt`."""
+    """Projects the state [B, S] to one embedding [B, 1, D]; keys of OpenVLA-OFT's
+    `proprio_projector--*_checkpoint.pt`."""
 
     def __init__(self, state_dim: int, llm_dim: int) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class ProprioProjector(nn.Module):
 
 
 class OpenVLAValueHead(nn.Module):
-    """Critic on hidden states -> float32 [B] or, where `outputs` is a number, [B, outputs].
+    """Critic on hidden states: values float32 [B], or [B, outputs] where `outputs` is a number.
 
     Its weights stay in float32. The last layer has no bias and starts small, so that values start near 0.
     """
@@ -41,12 +43,17 @@ class OpenVLAValueHead(nn.Module):
         super().__init__()
         self.outputs, self.detach = outputs, detach
         self.clock: nn.Embedding | None = None
-        """Of the episode's step."""
+        """Embedding of the episode's step."""
         self.layers = small_mlp([dim, *hidden, outputs or 1], seed, last_bias=False)
 
     def forward(self, hidden: Tensor, at: Tensor, mask: Tensor | None, steps: Tensor | None = None) -> Tensor:
-        """hidden: [B, S, D].   at: int64 [B], where the first action token is said.   mask: bool [B, S], False at
-        padding; None without.   steps: int64 [B] of the episodes so far; None: none."""
+        """Return values.
+
+        Args:
+            hidden: [B, S, D].   at: int64 [B], position that predicts the first action token.
+            mask: bool [B, S], False at padding; None without padding.
+            steps: int64 [B], step counts of the episodes; None: unknown.
+        """
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.detach() if self.detach else hidden
             x = self._read(hidden, at, mask)
@@ -65,7 +72,7 @@ class OpenVLAValueHead(nn.Module):
 
 
 class AttentionValueHead(OpenVLAValueHead):
-    """Looks back from that position over image and prompt, and adds what it finds to what it has."""
+    """Critic that attends from that position over image and prompt, and adds the result to its hidden state."""
 
     def __init__(
         self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int, heads: int = 4
@@ -91,9 +98,9 @@ class AttentionValueHead(OpenVLAValueHead):
 
 
 class ActionValueHead(OpenVLAValueHead):
-    """Weighs the hidden states of all action tokens by learnt scores (AcceRL, equations 14 to 16, without the bias,
-    which a softmax does not see). `steps`: rows of an embedding of the episode's step, which is added; it starts at 0,
-    and steps behind the last row have that one."""
+    """Critic that pools the hidden states of all action tokens with learnt weights (AcceRL, equations 14 to 16, without
+    the bias, to which a softmax is invariant). `steps`: size of an embedding of the episode's step, which is added; it
+    starts at 0, and later steps use the last row."""
 
     def __init__(
         self,
@@ -121,7 +128,7 @@ class ActionValueHead(OpenVLAValueHead):
 
 
 class ResidualBlock(nn.Module):
-    """x + relu(linear(norm(x)))."""
+    """Residual block x + relu(linear(norm(x)))."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -133,6 +140,8 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualMLP(nn.Module):
+    """MLP of the L1 head, with OpenVLA-OFT's parameter names."""
+
     def __init__(self, inputs: int, hidden: int, outputs: int, blocks: int = 2) -> None:
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(inputs)
@@ -150,8 +159,8 @@ class ResidualMLP(nn.Module):
 
 
 class L1Head(nn.Module):
-    """Hidden states of a chunk [B, C * A, D] -> its normalised actions [B, C, A]: one step's A hidden states together
-    give its action. Keys of OpenVLA-OFT's `action_head--*_checkpoint.pt`."""
+    """Regression head: maps hidden states of a chunk [B, C * A, D] to its normalised actions [B, C, A]; one step's A
+    hidden states together give its action. Keys of OpenVLA-OFT's `action_head--*_checkpoint.pt`."""
 
     def __init__(self, llm_dim: int, action_dim: int) -> None:
         super().__init__()
@@ -164,7 +173,7 @@ class L1Head(nn.Module):
 
 
 class Deviation(nn.Module):
-    """How far actions lie around the L1 head's: one learnt scale for each number of a chunk, in float32.
+    """Distribution of actions around the L1 head's, with one learnt scale for each number of a chunk, in float32.
 
     `temperature` T raises the density to the power 1 / T.
     """
@@ -176,9 +185,9 @@ class Deviation(nn.Module):
         self.log_scale = nn.Parameter(torch.full((chunk, action_dim), math.log(start)))
 
     def draw(self, noise: Noise) -> Tensor:
-        """float32 [B, C, A], of this scale around 0."""
+        """Return a sample float32 [B, C, A] with this scale around 0."""
         shape, device = self.log_scale.shape, self.log_scale.device
-        if self.laplace:  # the difference of two exponential numbers
+        if self.laplace:  # a Laplace number is the difference of two exponential ones
             waits = -torch.log1p(-as_tensor(noise.uniforms(*shape, 2), device))
             unit = waits[..., 0] - waits[..., 1]
         else:
@@ -186,27 +195,27 @@ class Deviation(nn.Module):
         return self.spread * self.log_scale.exp() * unit
 
     def log_density(self, offset: Tensor) -> Tensor:
-        """Of each element of offsets [B, C, A] from the head's actions."""
+        """Return the log density of each element of offsets [B, C, A] from the head's actions."""
         scale = self.spread * self.log_scale.exp()
         if self.laplace:
             return -offset.abs() / scale - (2 * scale).log()
         return -0.5 * (offset / scale) ** 2 - scale.log() - 0.5 * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
-        """[C, A], nats."""
+        """Return the entropy [C, A] in nats."""
         constant = 1 + math.log(2) if self.laplace else 0.5 * math.log(2 * math.pi * math.e)
         return self.log_scale + math.log(self.spread) + constant
 
 
 def public_network(model: nn.Module) -> OpenVLAForActionPrediction:
-    """The network inside adapters, or the network itself."""
+    """Return the network inside adapters, or the network itself."""
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(inner, OpenVLAForActionPrediction)
     return inner
 
 
 class PolicyModule(nn.Module):
-    """All parameters of a policy."""
+    """Network with all parameters of a policy."""
 
     def __init__(
         self,
@@ -239,15 +248,15 @@ class OFTModule(PolicyModule):
         features: Tensor | None = None,
         steps: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Read `reads` successive positions, the first one being the last prompt token.
+        """Run the network and read `reads` successive positions, the first one being the last prompt token.
 
         Args:
             pixels: [B, 6 * images, H, W], or None where `features` are given.   state: normalised [B, S] or None.
             ids, mask, blank: [B, L], see `OpenVLAForActionPrediction.forward`.   features: as there.
             start: int64 [B], index of the last prompt token in `ids`.   reads: 0 for values only.
-            steps: int64 [B] of the episodes so far, for a critic that looks at them; None: none.
+            steps: int64 [B], step counts of the episodes, for a critic that uses them; None: unknown.
         Returns:
-            float32 logits [B, reads, bins] (None without reads) and values [B] | [B, C] (None without critic). With
+            float32 logits [B, reads, bins] (None without reads) and values [B] | [B, C] (None without a critic). With
             the L1 head: normalised actions [B, C, A] instead of logits.
         """
         extra = None
@@ -255,7 +264,7 @@ class OFTModule(PolicyModule):
             extra = self.proprio_projector(state)
         hidden = self.vla(pixels, ids, attention_mask=mask, blank=blank, extra=extra, features=features)
         first = start + hidden.shape[1] - ids.shape[1]
-        # no mask: padding comes behind what the critic sees
+        # no mask: padding comes after the positions that the critic sees
         values = None if self.value_head is None else self.value_head(hidden, first, None, steps)
         if not reads:
             return None, values

@@ -1,4 +1,4 @@
-"""Camera frames -> the network's input, equal to the bit to what OpenVLA's image processor does with Pillow.
+"""Image preprocessing, bit-identical to what OpenVLA's image processor does with Pillow.
 
 On a CPU Pillow resizes, image by image; on other devices a batch is resized there, in Pillow's fixed-point arithmetic.
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 CROP_SIDE = math.sqrt(0.9)
 PRECISION = 22
-"""Bits behind the point of Pillow's weights for 8-bit images."""
+"""Fractional bits of Pillow's weights for 8-bit images."""
 
 
 class OpenVLAImageProcessor:
-    """uint8 [B, H, W, 3] of each camera -> [B, 6 * cameras, S, S]."""
+    """Converts images uint8 [B, H, W, 3] of each camera to [B, 6 * cameras, S, S]."""
 
     def __init__(self, config: OpenVLAConfig, device: torch.device, dtype: torch.dtype, center_crop: bool) -> None:
         if config.image_resize_strategy not in STRATEGIES:
@@ -56,7 +56,8 @@ class OpenVLAImageProcessor:
 
 
 def fit(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:
-    """Scale [B, 3, H, W] of 0..255 to `size`: both sides, or the shorter one, cutting the longer one in its middle."""
+    """Resize [B, 3, H, W] of 0..255 to `size`: both sides, or (`keep_aspect`) the shorter one, with a centre crop of
+    the longer one."""
     height, width = pixels.shape[2:]
     if not keep_aspect:
         return resize(pixels, size, size)
@@ -69,7 +70,7 @@ def fit(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:
 
 
 def resize(pixels: Tensor, height: int, width: int) -> Tensor:
-    """Pillow's bicubic of [B, 3, H, W], whole levels in 0..255."""
+    """Resize [B, 3, H, W] as Pillow's bicubic filter does, to whole levels in 0..255."""
     if tuple(pixels.shape[2:]) == (height, width):
         return pixels
     if pixels.device.type != "cpu":
@@ -80,13 +81,15 @@ def resize(pixels: Tensor, height: int, width: int) -> Tensor:
 
 
 def pillow_resize(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Across, then down: in one call Pillow 13 goes down first where it widens and flattens, as older ones do not."""
+    """Resize horizontally, then vertically. In one call Pillow 13, unlike older versions, goes vertically first where
+    it widens and flattens."""
     across = image.resize((width, image.height), Image.Resampling.BICUBIC)
     return across.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def resample(pixels: Tensor, height: int, width: int) -> Tensor:
-    """The same for the whole batch on its device: across, then down, each rounded to whole levels."""
+    """Resize as Pillow does, but the whole batch on its device: horizontally, then vertically, each rounded to whole
+    levels."""
     batch, channels, before = pixels.shape[:3]
     lines = _resample(pixels.permute(3, 0, 1, 2).flatten(1).int(), width)
     lines = lines.view(width, batch, channels, before).permute(3, 0, 1, 2).flatten(1)
@@ -94,7 +97,7 @@ def resample(pixels: Tensor, height: int, width: int) -> Tensor:
 
 
 def _resample(lines: Tensor, size: int) -> Tensor:
-    """int32 [before, N] -> [size, N]. Sums stay below 2**31, as in Pillow."""
+    """Return lines int32 [before, N] resampled to [size, N]. Sums stay below 2**31, as in Pillow."""
     if len(lines) == size:
         return lines
     starts, weights = bicubic_taps(len(lines), size)
@@ -107,8 +110,8 @@ def _resample(lines: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def bicubic_taps(before: int, after: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """First input line of each output line, int64 [after], and the weights of it and those that follow in multiples
-    of 2**-22, int32 [after, taps], by Pillow's rules (Keys' kernel with a = -0.5, widened to shrink)."""
+    """Return the first input line of each output line, int64 [after], and the weights of it and the following lines in
+    multiples of 2**-22, int32 [after, taps], by Pillow's rules (Keys' kernel with a = -0.5, widened when shrinking)."""
     scale = before / after
     widen = max(scale, 1.0)
     reach = 2.0 * widen
@@ -128,7 +131,7 @@ def bicubic_taps(before: int, after: int) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def _keys(x: float) -> float:
-    """The cubic convolution kernel (Keys 1981) with a = -0.5."""
+    """Return the cubic convolution kernel (Keys 1981) with a = -0.5."""
     a, x = -0.5, abs(x)
     if x < 1.0:
         return ((a + 2.0) * x - (a + 3.0)) * x * x + 1
@@ -146,7 +149,7 @@ def letterbox(pixels: Tensor, fill: Tensor) -> Tensor:
 
 
 def center_crop(pixels: Tensor, size: int) -> Tensor:
-    """The middle 0.9 of the area of [B, 3, H, W] (0..255), scaled bilinearly to a square."""
+    """Crop the central 0.9 of the area of [B, 3, H, W] (0..255), scaled bilinearly to a square."""
     axis = torch.linspace(-CROP_SIDE, CROP_SIDE, size, device=pixels.device)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     grid = torch.stack([x, y], dim=2).expand(len(pixels), -1, -1, -1)

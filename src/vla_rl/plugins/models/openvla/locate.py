@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: beside the package, in a folder, or in the Hugging Face hub's cache. Light to import."""
+"""Locates a checkpoint: beside the package, in a folder, or in the Hugging Face hub's cache. Light to import."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ WANTED = ("*.json", "*.safetensors", "*--*_checkpoint.pt", SENTENCEPIECE)
 
 
 def resolve(name: str) -> Path:
-    """See `checkpoints.resolve`."""
+    """Return the checkpoint's folder; see `checkpoints.resolve`."""
     return checkpoints.resolve(name, WANTED, BUILTIN)

@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft: wrap the network, write it merged under its public names or the adapter alone."""
+"""LoRA adapters through peft: wraps the network, and writes it merged under its public names, or the adapter alone."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ HEAD = "language_model.lm_head.weight"
 
 
 class AdapterBase(NamedTuple):
-    """The weights that an adapter is to be added to."""
+    """Weights to which an adapter belongs."""
 
     name: str
-    """As a spec would have it: a folder, `builtin:NAME` or a hub name."""
+    """Name as in a spec: a folder, `builtin:NAME` or a hub name."""
     fingerprint: str
 
 
 @frozen(kw_only=True)
 class Adapter:
-    """A LoRA adapter in peft's files."""
+    """LoRA adapter in peft's files."""
 
     folder: Path
     base: str
@@ -60,7 +60,8 @@ class Adapter:
             ) from error
 
     def check_base(self, fingerprint: str) -> None:
-        """Raises CheckpointError when the adapter was trained on other weights (a public one does not say)."""
+        """Raise CheckpointError when the adapter was trained on other weights (a public adapter does not say on
+        which)."""
         file = self.folder / FINGERPRINT
         trained = read_json(file).get("fingerprint") if file.is_file() else fingerprint
         if trained != fingerprint:
@@ -70,7 +71,7 @@ class Adapter:
             )
 
     def merge(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor of the base with the adapter added in."""
+        """Return a tensor of the base with the adapter merged in."""
         stem = PREFIX + name.removesuffix(".weight")
         down, up = self.state.get(f"{stem}.lora_A.weight"), self.state.get(f"{stem}.lora_B.weight")
         if down is None or up is None:
@@ -78,7 +79,7 @@ class Adapter:
         return tensor.float() + self.scale * (up.float() @ down.float())
 
     def check_merges(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises CheckpointError unless every tensor is half of a pair that fits a weight of the base."""
+        """Raise CheckpointError unless every tensor is half of a pair that fits a weight of the base."""
         wanted: dict[str, tuple[int, ...]] = {}
         for key in self.state:
             name, _, half = key.removeprefix(PREFIX).rpartition(".lora_")
@@ -90,7 +91,8 @@ class Adapter:
 
     @torch.no_grad()
     def copy_into(self, model: nn.Module, config: LoRAConfig) -> None:
-        """Go on training this adapter. Raises CheckpointError when the spec describes another one."""
+        """Copy this adapter's weights into the model, to continue its training. Raise CheckpointError when the spec
+        describes another one."""
         if (self.rank, self.alpha) != (config.rank, config.effective_alpha):
             raise CheckpointError(
                 f"{self.folder} holds an adapter of rank {self.rank} and alpha {self.alpha:g}, the spec asks for rank "
@@ -104,8 +106,8 @@ class Adapter:
 
 
 def fingerprint(weights: WeightFiles) -> str:
-    """Of names, shapes and the first row of every tensor: tells one base of adapters from another, and reads
-    thousandths of the files."""
+    """Return a hash of names, shapes and the first row of every tensor: it identifies the base of adapters and reads
+    only thousandths of the files."""
     digest = sha256()
     for path, names in sorted(weights.files.items()):
         with safe_open(path, "pt") as file:
@@ -117,7 +119,7 @@ def fingerprint(weights: WeightFiles) -> str:
 
 
 def read_adapter(folder: Path) -> Adapter | None:
-    """The adapter in a folder, if there is one."""
+    """Return the adapter in a folder, if there is one. Raise CheckpointError for an incomplete or unsupported one."""
     file, weights = folder / ADAPTER_CONFIG, folder / ADAPTER
     if not file.is_file():
         return None
@@ -150,7 +152,7 @@ def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
 
 
 def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, *, autocast: bool, seed: int) -> nn.Module:
-    """Adapters on every linear layer that is trained, except the head; everything else is frozen. They are float32,
+    """Add adapters to every linear layer that is trained, except the head; everything else is frozen. They are float32,
     also where the model is not.
 
     Initialisation is a function of the seed; PyTorch's global generator is left as it was.
@@ -158,7 +160,7 @@ def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, *, autoc
     layers = [name for name in trained_layers(model) if f"{name}.weight" != HEAD]
     with seeded(seed):
         adapted = get_peft_model(model, peft_config(config, layers))
-    if autocast:  # it casts by itself; peft would make, and keep, a float32 copy of every layer's input
+    if autocast:  # autocast casts by itself; peft would make, and keep, a float32 copy of every layer's input
         for part in adapted.modules():
             if isinstance(part, LoraLayer):
                 part.cast_input_dtype_enabled = False
@@ -166,15 +168,19 @@ def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, *, autoc
 
 
 class MergedLoRAState(adapters.MergedState):
-    """Of OpenVLA: with all rows of the head, on the host."""
+    """State of OpenVLA with adapters merged in, with all rows of the head, on the host."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None) -> None:
-        """dtype: of what is given out; None: as it is."""
+        """Wrap a model.
+
+        Args:
+            dtype: precision of the tensors that are returned; None: their own.
+        """
         self._network, self._dtype = public_network(model), dtype
         super().__init__(self._network)
 
     def outline(self) -> dict[str, Tensor]:
-        """All tensors on the meta device."""
+        """Return all tensors on the meta device."""
         shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         shapes[HEAD] = torch.Size([self._network.config.text_config.vocab_size, shapes[HEAD][1]])
         return {

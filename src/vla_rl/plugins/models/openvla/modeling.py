@@ -17,7 +17,7 @@ from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
 
 class VisionBackbone(nn.Module):
-    """DINOv2 and SigLIP side by side, features concatenated on the channel axis."""
+    """DINOv2 and SigLIP in parallel, with their features concatenated on the channel axis."""
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__()
@@ -27,7 +27,8 @@ class VisionBackbone(nn.Module):
         self.embed_dim = first.embed_dim + second.embed_dim
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 6 * images, H, W] (per image: DINOv2's three channels, then SigLIP's) -> [B, images * patches, D]."""
+        """Return features [B, images * patches, D] of [B, 6 * images, H, W] (per image: DINOv2's three channels, then
+        SigLIP's)."""
         images = pixels.shape[1] // 6
         pixels = pixels.reshape(-1, 6, *pixels.shape[2:])
         features = torch.cat([self.featurizer(pixels[:, :3]), self.fused_featurizer(pixels[:, 3:])], dim=2)
@@ -35,7 +36,7 @@ class VisionBackbone(nn.Module):
 
 
 class Projector(nn.Module):
-    """From the vision transformers' features to the Llama's embeddings."""
+    """Projects the vision transformers' features to the Llama's embeddings."""
 
     def __init__(self, vision_dim: int, llm_dim: int) -> None:
         super().__init__()
@@ -49,6 +50,8 @@ class Projector(nn.Module):
 
 
 class OpenVLAForActionPrediction(PreTrainedModel):
+    """OpenVLA's network up to the hidden states and the logits of action tokens."""
+
     config_class = OpenVLAConfig
     config: OpenVLAConfig
     base_model_prefix = "language_model"
@@ -57,7 +60,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
     _supports_sdpa = True
     _no_split_modules = ["LlamaDecoderLayer", "Block"]
     text_rows: tuple[Tensor, Tensor] | None = None
-    """After `slim_head`: the head's rows before and behind those of the action tokens, on the host."""
+    """Rows of the head before and after those of the action tokens, on the host; None unless `slim_head` was called."""
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__(config)
@@ -87,19 +90,19 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         cache: Cache | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states [B, S, D] of the sequence BOS, image patches, `extra`, rest of `input_ids`.
+        """Return the last hidden states [B, S, D] of the sequence BOS, image patches, `extra`, rest of `input_ids`.
 
         Args:
-            pixel_values: [B, 6 * images, H, W]; None where `features` are given, or where `input_ids` go on behind what
+            pixel_values: [B, 6 * images, H, W]; None where `features` are given, or where `input_ids` continue what
                 `cache` holds.
             input_ids: int64 [B, L], BOS first.
-            attention_mask: bool [B, L], False at padding; None without padding. Where `input_ids` go on, it covers the
+            attention_mask: bool [B, L], False at padding; None without padding. With a filled `cache` it covers the
                 whole sequence, patches and cached part included.
             blank: bool [B, L], True where the embedding is zero: the placeholders of parallel decoding.
             extra: [B, K, D] embeddings after the patches, such as the proprioceptive token.
             causal: attend to the past only (plain OpenVLA) instead of to everything (OpenVLA-OFT).
-            cache: keys and values of the past, for causal decoding; is added to.
-            features: what `vision_backbone` made of the images.
+            cache: keys and values of the past, for causal decoding; extended in place.
+            features: output of `vision_backbone` for the images.
         """
         sequence = self.get_input_embeddings()(input_ids)
         if features is None and pixel_values is not None:
@@ -130,7 +133,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         return result
 
     def action_logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., bins]: logits of the action tokens, lowest id first."""
+        """Return the logits [..., bins] of the action tokens, lowest id first, for hidden states [..., D]."""
         head = self.get_output_embeddings()
         if self.text_rows is not None:
             logits: Tensor = head(hidden)
@@ -143,8 +146,8 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         return slice(end - self.config.n_action_bins, end)
 
     def slim_head(self) -> None:
-        """Leave only the rows of the action tokens in the head (AcceRL, section 5.1): no gradient, optimiser state,
-        device memory or traffic for the others, which never change. `whole_head` puts them back."""
+        """Keep only the rows of the action tokens in the head (AcceRL, section 5.1): the others never change, and now
+        need no gradient, optimiser state, device memory or traffic. `whole_head` restores them."""
         weight, rows = cast("Tensor", self.get_output_embeddings().weight), self._action_rows
         before, behind = (part.detach().to("cpu", copy=True) for part in (weight[: rows.start], weight[rows.stop :]))
         head = nn.Linear(weight.shape[1], self.config.n_action_bins, bias=False, device="meta")
@@ -153,7 +156,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         self.text_rows = before, behind
 
     def whole_head(self) -> Tensor:
-        """[vocabulary, D] as the public files have it, on the host."""
+        """Return the head [vocabulary, D] as in the public files, on the host."""
         weight = cast("Tensor", self.get_output_embeddings().weight).detach().cpu()
         if self.text_rows is None:
             return weight
@@ -162,12 +165,13 @@ class OpenVLAForActionPrediction(PreTrainedModel):
 
 
 def insert_columns(mask: Tensor, count: int) -> Tensor:
-    """bool [B, L] -> [B, L + count]: seen columns after the first one, where patches go."""
+    """Return a mask bool [B, L] as [B, L + count], with visible columns inserted after the first one, where patches
+    go."""
     return torch.cat([mask[:, :1], mask.new_ones(len(mask), count), mask[:, 1:]], dim=1)
 
 
 def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
-    """The network on the meta device, for `weights.fill` or `weights.allocate`; only the rotary frequencies have
+    """Return the network on the meta device, for `weights.fill` or `weights.allocate`; only the rotary frequencies have
     memory."""
     with torch.device("meta"):
         network = OpenVLAForActionPrediction(config)
@@ -176,8 +180,8 @@ def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Random weights by `networks.initialise`: sine-cosine patch positions of a size that is seen beside the patches, a
-    head that starts near the uniform distribution."""
+    """Initialise random weights with `networks.initialise`: sine-cosine patch positions that are not negligible beside
+    the patches, and a head that starts near the uniform distribution."""
 
     def other(name: str, module: nn.Module, normal: Normal) -> None:
         if isinstance(module, nn.Embedding):

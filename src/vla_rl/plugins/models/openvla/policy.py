@@ -1,4 +1,4 @@
-"""OpenVLA-OFT with the discrete head: a chunk in one pass, sampled token by token with a temperature.
+"""OpenVLA-OFT with the discrete head: a chunk in one forward pass, its tokens sampled with a temperature.
 
 Log-probabilities are those of the 256 action tokens at that temperature (SimpleVLA-RL, section 3); tokens of a chunk
 are independent given the observation.
@@ -21,7 +21,7 @@ from vla_rl.toolkit.models.tokens import choose, entropy
 
 
 class OFTPolicy(FamilyPolicy):
-    """Made by `builder.build_policy`."""
+    """OpenVLA-OFT's policy with the discrete head; `builder.build_policy` creates it."""
 
     module: OFTModule
     name = "openvla_oft"
@@ -53,7 +53,7 @@ class OFTPolicy(FamilyPolicy):
         return result
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        """Cross-entropy over the action tokens (temperature 1), mean over the batch and the chunk."""
+        """Return the cross-entropy over the action tokens (temperature 1), averaged over batch and chunk."""
         logits, _ = self._act(obs, dropout=True)
         target = self.encode_actions(actions) - self.codec.first
         return F.cross_entropy(logits.flatten(0, 2), target.flatten())
@@ -61,7 +61,7 @@ class OFTPolicy(FamilyPolicy):
     def _act(
         self, obs: Observation, seen: dict[str, Tensor | None] | None = None, dropout: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """float32 logits [B, C, M, bins] and values."""
+        """Return float32 logits [B, C, M, bins] and values."""
         logits, values = self._forward(obs, self._chunk * self.tokens_per_action, seen, dropout)
         return logits.unflatten(1, (self._chunk, self.tokens_per_action)), values
 

@@ -1,8 +1,8 @@
-"""Instructions -> token ids, laid out for decoding and cached.
+"""Tokenised instructions, laid out for decoding and cached.
 
-A row is, for parallel decoding: BOS, prompt, placeholders, `</s>`, padding; for autoregressive decoding: BOS, padding,
-prompt. (The network inserts patches and the state after BOS.) Rows of a batch are padded to the longest instruction
-known, not to the longest of the batch: what a row gets does not depend on its neighbours.
+A sequence is, for parallel decoding: BOS, prompt, placeholders, `</s>`, padding; for autoregressive decoding: BOS,
+padding, prompt. (The network inserts patches and the state after BOS.) Sequences of a batch are padded to the longest
+known instruction, not to the longest of the batch: a sample's result does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ UNK, BOS, EOS, PAD, SPACE = "<unk>", "<s>", "</s>", "<PAD>", "▁"
 
 
 def prompt_text(instruction: str) -> str:
-    """OpenVLA's prompt."""
+    """Return OpenVLA's prompt."""
     return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
 
 
 def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Tokenizer:
-    """A small BPE in the style of Llama 2 (byte fallback, "▁" for a space), a function of the instructions alone.
+    """Train a small BPE tokenizer in the style of Llama 2 (byte fallback, "▁" for a space), a function of the
+    instructions alone.
 
-    Its vocabulary ends with the action tokens, so that `<PAD>` gets the first id behind them, as in OpenVLA.
+    Its vocabulary ends with the action tokens, so that `<PAD>` gets the first id after them, as in OpenVLA.
     """
     text_tokens = config.action_vocab_end - config.n_action_bins
     vocab, merges = learn_merges(_bpe(None, []), instructions, prompt_text, text_tokens, (UNK, BOS, EOS))
@@ -48,7 +49,7 @@ def train_tokenizer(instructions: Iterable[str], config: OpenVLAConfig) -> Token
 def _bpe(vocab: dict[str, int] | None, merges: list[Any]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab, merges if vocab else None, unk_token=UNK, byte_fallback=True))
     words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=True)
-    marks = pre_tokenizers.Split(Regex(r"[?:,.\n]"), "isolated")  # a word is one token wherever it stands
+    marks = pre_tokenizers.Split(Regex(r"[?:,.\n]"), "isolated")  # so a word is the same token in every position
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, marks])
     pieces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(pieces)
@@ -69,7 +70,7 @@ TOKENIZER_CONFIG = {
 
 @frozen(kw_only=True)
 class PromptBatch:
-    """Rows of a batch; see `OFTModule.forward`. `start`: column of the last prompt token."""
+    """Token sequences of a batch; see `OFTModule.forward`. `start`: column of the last prompt token."""
 
     ids: Tensor
     mask: Tensor | None
@@ -78,7 +79,7 @@ class PromptBatch:
 
 
 class DecodingPrompts(KnownPrompts):
-    """Rows for parallel decoding."""
+    """Sequences for parallel decoding."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class DecodingPrompts(KnownPrompts):
         return int(index)
 
     def encode(self, instruction: str) -> list[int]:
-        """BOS and the prompt, ending with the lone space after which OpenVLA was trained to answer."""
+        """Return BOS and the prompt, ending with the single space after which OpenVLA was trained to answer."""
         ids = self.tokenizer.encode(prompt_text(instruction)).ids
         ids = ids if ids[:1] == [self._bos] else [self._bos, *ids]
         return ids if ids[-1] == self._space else [*ids, self._space]
@@ -122,7 +123,7 @@ class DecodingPrompts(KnownPrompts):
         self._start = lengths[:, 0] - 1
 
     def _lengths(self, tokens: Sequence[list[int]]) -> Tensor:
-        """int64 [instructions, 1]."""
+        """Return the lengths, int64 [instructions, 1]."""
         return torch.tensor([len(ids) for ids in tokens], device=self._device)[:, None]
 
     def rows(self, instructions: Sequence[str]) -> PromptBatch:
@@ -132,7 +133,7 @@ class DecodingPrompts(KnownPrompts):
 
 
 class CausalPrompts(DecodingPrompts):
-    """Rows for autoregressive decoding: padded behind BOS, so that all end with the last prompt token."""
+    """Sequences for autoregressive decoding: padded after BOS, so that all end with the last prompt token."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, pad_id: int, device: torch.device, instructions: Iterable[str] = ()

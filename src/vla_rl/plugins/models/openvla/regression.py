@@ -1,7 +1,7 @@
-"""OpenVLA-OFT with the L1 head: actions straight from the hidden states, for evaluation and imitation.
+"""OpenVLA-OFT with the L1 head: actions directly from the hidden states, for evaluation and behaviour cloning.
 
-Alone it gives one action and no distribution: nothing to sample from, no log-probability to train by RL. With a
-deviation, actions are sampled around the head's, which are then their mode, and scored before they are clipped.
+Without a deviation it gives one action and no distribution: there is nothing to sample, and no log-probability for RL.
+With a deviation, actions are sampled around the head's, which are their mode, and scored before they are clipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from vla_rl.toolkit.models.networks import as_tensor
 
 
 class L1Policy(FamilyPolicy):
-    """Made by `builder.build_policy`. `log_probs` of its chunks are 0: what it does, it does with certainty."""
+    """OpenVLA-OFT's deterministic policy with the L1 head; `builder.build_policy` creates it. `log_probs` of its chunks
+    are 0."""
 
     module: OFTModule
     name = "openvla_oft"
@@ -47,12 +48,12 @@ class L1Policy(FamilyPolicy):
         self._refuse("has no log-probabilities")
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
-        """Mean absolute error in normalised units, as OpenVLA-OFT is fine-tuned."""
+        """Return the mean absolute error in normalised units, the loss of OpenVLA-OFT's fine-tuning."""
         target = self.codec.normalise(torch.as_tensor(actions, device=self._device))
         return F.l1_loss(self._predict(obs, self._see(obs), dropout=True)[0], target.float())
 
     def _predict(self, obs: Observation, seen: dict[str, Tensor | None], dropout: bool = False) -> tuple[Tensor, Any]:
-        """float32 [B, C, A] as the statistics scale them, and values."""
+        """Return float32 [B, C, A] as the statistics scale them, and values."""
         got, values = self._forward(obs, seen, self._chunk * self.codec.action_dim, dropout)
         assert got is not None
         return got, values
@@ -73,7 +74,8 @@ class L1Policy(FamilyPolicy):
 
 
 class SampledL1Policy(L1Policy):
-    """Made by `builder.build_policy`. One log-probability an action: the sum over its dimensions."""
+    """OpenVLA-OFT's stochastic policy with the L1 head and a deviation; `builder.build_policy` creates it. An action
+    has one log-probability: the sum over its dimensions."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -108,5 +110,5 @@ class SampledL1Policy(L1Policy):
         return result
 
     def _log_probs(self, said: Tensor, mean: Tensor) -> Tensor:
-        """[B, C, 1]"""
+        """Return log-probs [B, C, 1]."""
         return self._deviation.log_density(said - mean).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The statistics that scale a checkpoint's actions. Light: a spec is checked with it."""
+"""Chooses the statistics that scale a checkpoint's actions. Light to import: specs are checked with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATISTICS = "dataset_statistics.json"
 
 
 def choose_statistics(folder: Path, known: Mapping[str, Any], unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
-    """Name and entry of a data set's statistics; `X` also finds `X_no_noops`. Raises CheckpointError."""
+    """Return name and entry of a data set's statistics; `X` also finds `X_no_noops`. Raise CheckpointError."""
     if not known:
         raise CheckpointError(
             f"{folder} has no statistics to scale actions with: "
@@ -33,17 +33,17 @@ def choose_statistics(folder: Path, known: Mapping[str, Any], unnorm_key: str | 
 
 
 TWO_ARMS = 14
-"""Numbers of an action of ALOHA and of RoboTwin."""
+"""Number of action dimensions of ALOHA and of RoboTwin."""
 
 
 def choose_range(
     folder: Path, key: str, entry: Mapping[str, Any], setup: Mapping[str, Any], config: FamilyConfig
 ) -> str:
-    """Which two statistics scale, a name of RANGES: by the spec, else by how the checkpoint was trained, else those of
-    LIBERO. Raises CheckpointError where the statistics evidently need others and nothing says so.
+    """Return the statistics to scale by, a name of RANGES: the spec's, else those of the checkpoint's training, else
+    those of LIBERO. Raise CheckpointError where the statistics evidently need others and nothing says so.
 
     Args:
-        setup: how the policy was trained, as far as the folder says so.
+        setup: settings of the policy's training, as far as the folder records them.
     """
     if not isinstance(config, OpenVLAOFTConfig):
         return "q01_q99"
@@ -66,7 +66,7 @@ def choose_range(
 
 
 def action_dim(config: FamilyConfig) -> int | None:
-    """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
 
     def read(folder: Path) -> int:
         file = folder / STATISTICS

@@ -1,4 +1,4 @@
-"""A vision transformer with timm's parameter names: DINOv2 and SigLIP as OpenVLA uses them.
+"""Vision transformer with timm's parameter names: DINOv2 and SigLIP as OpenVLA uses them.
 
 Features are the output of the second-to-last block, without the final norm and without class and register tokens.
 The last block, the norm and SigLIP's pooling head exist so that files keep their public layout; they are frozen and
@@ -16,6 +16,8 @@ from vla_rl.plugins.models.openvla.architecture import ViTSpec
 
 
 class VisionAttention(nn.Module):
+    """Multi-head self-attention with timm's parameter names."""
+
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -30,6 +32,8 @@ class VisionAttention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Feed-forward block with timm's parameter names."""
+
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
@@ -41,7 +45,7 @@ class MLP(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """timm's `gamma` under the name that OpenVLA's files give it."""
+    """LayerScale with timm's `gamma` under the name that OpenVLA's files give it."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -52,6 +56,8 @@ class LayerScale(nn.Module):
 
 
 class VisionBlock(GradientCheckpointingLayer):
+    """Pre-norm transformer block."""
+
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         dim = spec.embed_dim
@@ -83,6 +89,8 @@ class AttentionPool(nn.Module):
 
 
 class PatchEmbed(nn.Module):
+    """Patch embedding: one strided convolution."""
+
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, spec.embed_dim, kernel_size=spec.patch_size, stride=spec.patch_size)
@@ -93,6 +101,8 @@ class PatchEmbed(nn.Module):
 
 
 class VisionTransformer(nn.Module):
+    """Vision transformer that returns the features of its second-to-last block."""
+
     def __init__(self, spec: ViTSpec, image_size: int) -> None:
         super().__init__()
         self.spec = spec
@@ -107,11 +117,11 @@ class VisionTransformer(nn.Module):
         self.attn_pool = AttentionPool(spec) if spec.attention_pool else None
 
     def unused(self) -> list[nn.Module]:
-        """Parts that are in the file and never computed."""
+        """Return the parts that are in the file and never computed."""
         return [part for part in (self.blocks[-1], self.norm, self.attn_pool) if part is not None]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalised [B, 3, H, W] -> [B, patches, D]."""
+        """Return features [B, patches, D] of normalised images [B, 3, H, W]."""
         x = self.patch_embed(pixels) + self.pos_embed
         prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         x = torch.cat([*prefix, x], dim=1)

@@ -1,4 +1,4 @@
-"""Weights written as safetensors, in one file or many."""
+"""Writes weights as safetensors, in one file or in shards."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, save_tensors
 
 SHARD_BYTES = 5 * 10**9
-"""Largest file of weights that is written."""
+"""Largest file of weights that is written, in bytes."""
 
 
 def write_weights(folder: Path, outline: Mapping[str, Tensor], read: Callable[[str], Tensor], shard_bytes: int) -> None:
-    """One file, or shards and their index. No more than a shard is in memory at a time.
+    """Write one file, or shards and their index. At most one shard is in memory at a time.
 
     Args:
         outline: names, with tensors on the meta device.   read: name -> the tensor, on the host.
@@ -28,4 +28,4 @@ def write_weights(folder: Path, outline: Mapping[str, Tensor], read: Callable[[s
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        (folder / WEIGHTS).unlink(missing_ok=True)  # of an earlier save; it would be read instead
+        (folder / WEIGHTS).unlink(missing_ok=True)  # left by an earlier save; it would be read instead

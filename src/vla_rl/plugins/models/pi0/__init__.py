@@ -1,5 +1,5 @@
-"""pi0 (Black et al. 2024, arXiv 2410.24164) and pi0.5 (Black et al. 2025, arXiv 2504.16054), trained as in pi_RL (Chen
-et al. 2025, arXiv 2510.25889)."""
+"""`pi0` and `pi05`: pi0 (Black et al. 2024, arXiv 2410.24164) and pi0.5 (Black et al. 2025, arXiv 2504.16054), trained
+as in pi_RL (Chen et al. 2025, arXiv 2510.25889)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def build(config: Pi0Config | Pi05Config, context: Context) -> FlowPolicy:
-    """The policy of this spec on the device of this place in the run."""
+    """Return the spec's policy on this worker's device."""
     from vla_rl.plugins.models.pi0.builder import build_policy
 
     return build_policy(config, context)

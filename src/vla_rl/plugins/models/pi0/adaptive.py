@@ -1,6 +1,6 @@
-"""pi0.5's action expert (Black et al. 2025, arXiv 2504.16054): Gemma's layers with norms that the time steers.
+"""pi0.5's action expert (Black et al. 2025, arXiv 2504.16054): Gemma's layers with adaptive norms, conditioned on time.
 
-Beside pi0: no state token, action tokens that do not hold the time, and norms whose scale, shift and gate are linear in
+Differences to pi0: no state token, action tokens without the time, and norms whose scale, shift and gate are linear in
 an embedding of the time. The prefix is pi0's.
 """
 
@@ -20,7 +20,7 @@ from vla_rl.toolkit.models.flow_network import TimeEmbedding, initialise
 
 
 class AdaptiveNorm(nn.Module):
-    """RMS norm in float32, times 1 + scale, plus shift; its `gate` is for what follows it."""
+    """Adaptive RMS norm in float32: times 1 + scale, plus shift. Its `gate` multiplies the sub-layer that follows."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -28,7 +28,8 @@ class AdaptiveNorm(nn.Module):
         self.dense = nn.Linear(width, 3 * width)
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, D] and float32 [B, D] -> the normalised x and the gate [B, 1, D], in x's precision."""
+        """Return the normalised x [B, T, D] and the gate [B, 1, D], in x's precision, for a condition float32 [B,
+        D]."""
         scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
         wide = x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
@@ -36,7 +37,7 @@ class AdaptiveNorm(nn.Module):
 
 
 class AdaptiveLayer(GemmaDecoderLayer):
-    """A layer of the expert."""
+    """Gemma layer of the expert with adaptive norms."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -54,7 +55,7 @@ class AdaptiveLayer(GemmaDecoderLayer):
 
 
 class AdaptiveExpert(nn.Module):
-    """All layers, made from pi0's expert."""
+    """All layers of the expert, built from pi0's expert."""
 
     def __init__(self, plain: GemmaModel) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class AdaptiveExpert(nn.Module):
 
 
 class TimeCondition(nn.Module):
-    """In place of pi0's embedding of state, actions and time."""
+    """Embedding of the time, which replaces pi0's embedding of state, actions and time."""
 
     def __init__(self, config: PI0Config) -> None:
         super().__init__()
@@ -91,12 +92,12 @@ class TimeCondition(nn.Module):
         self.time_mlp_out = nn.Linear(width, width)
 
     def forward(self, time: Tensor) -> Tensor:
-        """float [B] -> float32 [B, D], what the norms are told."""
+        """Return the condition of the norms, float32 [B, D], for times [B]."""
         return F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(self.sinusoid_embeds(time)))))
 
 
 def empty_adaptive(config: PI0Config) -> PI0ForConditionalGeneration:
-    """As `empty_network`, with pi0.5's expert."""
+    """Return the network with pi0.5's expert and uninitialised memory, like `empty_network`."""
     network = empty_network(config)
     parts: Any = network
     with no_init_weights():
@@ -107,8 +108,8 @@ def empty_adaptive(config: PI0Config) -> PI0ForConditionalGeneration:
 
 @torch.no_grad()
 def initialise_adaptive(network: PI0ForConditionalGeneration, seed: int) -> None:
-    """Random weights. Norms start at scale 0 and shift 0, as officially, and at gate 1: with the official 0 every layer
-    begins as the identity, and its attention and MLP get no gradient."""
+    """Initialise random weights. Norms start at scale 0 and shift 0, as in openpi, but at gate 1: with openpi's 0 every
+    layer starts as the identity, and its attention and MLP get no gradient."""
     initialise(network, seed, rms=0.0)
     for part in network.modules():
         if isinstance(part, AdaptiveNorm):
@@ -117,25 +118,26 @@ def initialise_adaptive(network: PI0ForConditionalGeneration, seed: int) -> None
 
 
 class Pi05Module(Pi0Module):
-    """All parameters of a policy."""
+    """Network with all parameters of a pi0.5 policy."""
 
     state_tokens = 0
     pads = False
-    """The critic's mean counts padding of the prompt, as RLinf's does."""
+    """Whether the critic's mean includes the prompt's padding, as RLinf's does."""
 
     @property
     def blind_queries(self) -> bool:
         return self.pads
 
     def _sees(self, valid: Tensor) -> Tensor:
-        """A row of padding that is to be counted is computed as openpi's is: it attends to all alike."""
+        """Return the attention mask. Padding that is counted is computed as in openpi: it attends to all tokens
+        equally."""
         return valid[:, None, :, None] & valid[:, None, None, :] if self.pads else super()._sees(valid)
 
     def _counted(self, valid: Tensor, prompt: int) -> Tensor:
         return torch.cat([valid[:, :-prompt], torch.ones_like(valid[:, -prompt:])], 1) if self.pads else valid
 
     def denoise(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        """The state is in the prompt."""
+        """Return the expert's output for noisy actions x at `time`. `state` is unused: the prompt contains it."""
         embed = self.pi0.embed_action_time
         result: Tensor = self.pi0.model.dit(embed.action_in_proj(x).to(self._dtype), embed(time), prefix).float()
         return result

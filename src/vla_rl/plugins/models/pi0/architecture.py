@@ -13,12 +13,12 @@ from vla_rl.plugins.models.pi0.statistics import horizon
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 
 VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
-"""openpi's names -> width and MLP width of a Gemma tower."""
+"""openpi's name of a Gemma tower -> its width and MLP width."""
 
 
 @frozen(kw_only=True)
 class PiSizes:
-    """The three towers; the defaults are the public model's."""
+    """Sizes of the three towers. Defaults are the public model's."""
 
     text_width: int = 2048
     text_mlp: int = 16384
@@ -39,7 +39,7 @@ class PiSizes:
 
     @classmethod
     def of_variants(cls, raw: Mapping[str, Any]) -> PiSizes:
-        """From `paligemma_variant` and `action_expert_variant` of either layout's config.json."""
+        """Return the sizes named by `paligemma_variant` and `action_expert_variant` in either layout's config.json."""
         text, expert = (
             raw.get(key, default)
             for key, default in (("paligemma_variant", "gemma_2b"), ("action_expert_variant", "gemma_300m"))
@@ -52,7 +52,7 @@ class PiSizes:
 
 
 def variants(sizes: PiSizes) -> dict[str, str]:
-    """The public names of these sizes; empty where they have none."""
+    """Return the public names of these sizes; empty where they have none."""
     for text in ("gemma_2b", "gemma_300m"):
         names = {"paligemma_variant": text, "action_expert_variant": "gemma_300m"}
         if PiSizes.of_variants(names) == sizes:
@@ -79,11 +79,11 @@ TINY = PiSizes(
 
 
 PROMPTS = {"pi0": 48, "pi05": 200}
-"""Tokens of a prompt, where config.json does not say."""
+"""Most tokens of a prompt, where config.json does not say."""
 
 
 def read_shape(raw: Mapping[str, Any], model: str) -> FlowShape:
-    """From either layout's config.json."""
+    """Return the shape in either layout's config.json."""
     length = {"tokenizer_max_length": PROMPTS[model]}
     if "action_horizon" in raw:
         width = int(raw["action_dim"])
@@ -92,7 +92,7 @@ def read_shape(raw: Mapping[str, Any], model: str) -> FlowShape:
 
 
 def network_config(sizes: PiSizes, shape: FlowShape) -> PI0Config:
-    """transformers' configuration of a network of this size."""
+    """Return transformers' configuration of a network with these sizes."""
     tower = {
         "model_type": "gemma",
         "num_hidden_layers": sizes.depth,

@@ -1,4 +1,4 @@
-"""From a spec's config and a place in the run to a policy; everything that cannot fit is refused here."""
+"""Builds the policy from a spec's config and a worker's context; refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from vla_rl.toolkit.models.prompts import train_tokenizer
 
 
 def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy | Pi05Policy:
-    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, name_of(config))
     device = torch.device(context.device)
     dtype = precision(config, device)
     fit, kind = (_preset if config.checkpoint is None else _fit)(config, context, env)
     source = fit.checkpoint
-    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
         module = _module(config, context, fit).to(device)
     options = prompt_options(source, env, device)
-    if isinstance(module, Pi05Module):  # a prompt with the state is new at every step, and padded by itself
+    if isinstance(module, Pi05Module):  # a prompt with the state changes at every step, and is padded separately
         options["full_width"] = module.pads or (fit.state is None and options["full_width"])
     prompts = PiPrompts(**options)
     common = config, context, fit, module, ImageProcessor(source.sizes.image_size, device, dtype), device
@@ -58,7 +58,7 @@ def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy 
 
 
 def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool | None:
-    """None: where checkpoint and simulator have one."""
+    """Return whether the policy sees the state; None: if checkpoint and simulator have one."""
     if isinstance(config, Pi0Config):
         return config.use_state
     if kind == "none":
@@ -71,7 +71,7 @@ def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool
 
 
 def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
-    """Random weights, no padding but of small states. And how the prompt tells the state."""
+    """Return a preset (random weights, no padding except of small states), and how the prompt contains the state."""
     model, kind = name_of(config), "none"
     if isinstance(config, Pi05Config):
         kind = config.state_in_prompt or ("exact" if env.state_dim else "none")
@@ -109,7 +109,7 @@ def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tupl
 
 
 def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter) -> Pi0Module:
-    """Weights from the folder, or random ones that depend on the seed alone."""
+    """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, model = fit.checkpoint, fit.checkpoint.sizes, name_of(config)
     adaptive = isinstance(config, Pi05Config)
     pi0 = (empty_adaptive if adaptive else empty_network)(network_config(sizes, source.shape))
@@ -119,7 +119,7 @@ def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter
     head = config.value_head
     heads = make_heads(model, config, head, context, source, sizes.expert_width, sizes.text_width)
     choose_trained(config, pi0.model.vlm, pi0.model.vlm.language_model, heads[0])
-    if isinstance(config, Pi0Config) and fit.state is None:  # its input is zero
+    if isinstance(config, Pi0Config) and fit.state is None:  # the state is fed as zeros
         pi0.embed_action_time.state_proj.weight.requires_grad_(False)
     add_adapters(model, config, context, pi0)
     if not isinstance(config, Pi05Config):

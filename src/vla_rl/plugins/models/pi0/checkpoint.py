@@ -1,4 +1,4 @@
-"""A folder in lerobot's layout (read and written) or openpi's (read)."""
+"""Opens a folder in lerobot's or openpi's layout, and saves in lerobot's."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, 
 from vla_rl.toolkit.models.lerobot import Statistics, check_actions, model_config, write_processors
 
 SLOTS = 3
-"""Images that pi0 was trained with: base, left wrist, right wrist."""
+"""Number of images in pi0's training: base, left wrist, right wrist."""
 
 
 def open_checkpoint(
     name: str, model: str, tokenizer: str | None, asset_id: str | None, measured: Statistics | None = None
 ) -> FlowCheckpoint:
-    """Read what is light: sizes, statistics (unless the run has `measured` its data's), tokenizer."""
+    """Open a folder and read what is small: sizes, statistics (unless the run has `measured` its data's), tokenizer."""
     folder = resolve(name, WANTED)
     raw = read_config(folder, model)
     own = folder / ARCHITECTURE
@@ -53,7 +53,8 @@ def open_checkpoint(
 def save_checkpoint(
     module: Pi0Module, checkpoint: FlowCheckpoint, cameras: tuple[str, ...], folder: Path, kind: str | None = None
 ) -> None:
-    """Write the folder in lerobot's layout, adapters merged into the weights. `kind`: pi0.5's state in the prompt."""
+    """Write the folder in lerobot's layout, adapters merged into the weights. `kind`: form of the state in pi0.5's
+    prompt."""
     names, shape = variants(checkpoint.sizes), checkpoint.shape
     pixels = checkpoint.sizes.image_size
     own = {"type": "pi0" if kind is None else "pi05", **names, **shape.written(), "image_resolution": [pixels, pixels]}

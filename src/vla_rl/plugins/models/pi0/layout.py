@@ -1,4 +1,5 @@
-"""Parameter names: transformers' inside, openpi's in files (lerobot's are openpi's behind `model.`). Light."""
+"""Conversion of parameter names: transformers' inside, openpi's in files (lerobot's are openpi's with the prefix
+`model.`). Light to import."""
 
 from __future__ import annotations
 
@@ -14,17 +15,17 @@ RENAMED = (
     ("model.vlm.", "paligemma_with_expert.paligemma.model."),
     ("embed_action_time.", ""),
 )
-"""Prefixes here -> prefixes in openpi's files; the first that fits holds."""
+"""Prefixes here -> prefixes in openpi's files; the first match applies."""
 TIED = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
 
 
 ADAPTIVE = ".dense."
-"""In names of pi0.5's norms. An old pi0 has time_mlp_* as pi0.5 does, and plain norms."""
+"""Part of the names of pi0.5's norms. It identifies pi0.5: an old pi0 has time_mlp_* as pi0.5 does, but plain norms."""
 
 
 def public_name(name: str) -> str:
-    """transformers' name of a parameter -> openpi's."""
+    """Return openpi's name of a parameter with this name in transformers."""
     for inside, public in RENAMED:
         if name.startswith(inside):
             return public + name.removeprefix(inside)
@@ -32,7 +33,7 @@ def public_name(name: str) -> str:
 
 
 def open_names(names: Collection[str]) -> dict[str, str]:
-    """Names of a checkpoint's tensors -> openpi's names, whichever layout it has.
+    """Return the names of a checkpoint's tensors -> openpi's names, whichever layout it has.
 
     The embedding may be stored as itself, as the tied head or as both (one is left out); `time_mlp_*` is an old name in
     pi0, and the name in pi0.5.
@@ -46,5 +47,5 @@ def open_names(names: Collection[str]) -> dict[str, str]:
 
 
 def model_of(names: Collection[str]) -> str:
-    """Which of the two models has tensors of these names."""
+    """Return the model, "pi0" or "pi05", that has tensors of these names."""
     return "pi05" if any(ADAPTIVE in name for name in names) else "pi0"

@@ -1,8 +1,8 @@
 """transformers' pi0 split into its two halves, so that the first runs once and the second at every denoising step.
 
-The prefix (images and instruction) goes through the vision-language model, whose keys and values the action expert
-attends to; the suffix is one state token and H action tokens. A token sees its own block and those before it: prefix,
-state, actions. A camera that is not there is left out: pi0 masks it, and positions count only what is not masked.
+The prefix (images and instruction) goes through the vision-language model, to whose keys and values the action expert
+attends; the suffix is one state token and H action tokens. A token sees its own block and those before it: prefix,
+state, actions. A missing camera is left out: pi0 masks it, and positions count only what is not masked.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValue
 
 @frozen(eq=False)
 class PiPrefix:
-    """What the expert needs of images and instruction."""
+    """Precomputed inputs of the expert from images and instruction."""
 
     cache: LentCache
     mask: Tensor
-    """[B, 1, 1 + H, P + 1 + H], added to attention scores: 0 where a token of the suffix sees, else very low. pi0.5 has
-    no state token: H in place of 1 + H."""
+    """Mask [B, 1, 1 + H, P + 1 + H] added to attention scores: 0 where a token of the suffix sees, else very low. pi0.5
+    has no state token: H instead of 1 + H."""
     positions: Tensor
-    """int64 [B, 1 + H], of the suffix's tokens."""
+    """int64 [B, 1 + H]: positions of the suffix's tokens."""
     summary: Tensor | None = None
-    """float32 [B, D], the mean of the language model's output, for a critic that reads it."""
+    """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
 
 def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
-    """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
+    """Return the network with uninitialised memory, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         network = PI0ForConditionalGeneration(config)
     embed: Any = network.embed_action_time
     dit: Any = config.dit_config
     embed.sinusoid_embeds = TimeEmbedding(dit.hidden_size, config.min_period, config.max_period)
-    network.model.dit.embed_tokens.requires_grad_(False)  # in the files, and never computed
+    network.model.dit.embed_tokens.requires_grad_(False)  # in the files, but never used
     network.model.vlm.language_model.config._attn_implementation = WITH_BLIND_QUERIES
     return network
 
 
 class Pi0Module(FlowModule):
-    """All parameters of a policy."""
+    """Network with all parameters of a policy."""
 
     state_tokens = 1
 
@@ -67,7 +67,7 @@ class Pi0Module(FlowModule):
         return self.pi0
 
     def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        """[B, cameras, 3, S, S] in [-1, 1] and int64 [B, L] -> [B, P, D]."""
+        """Return embeddings [B, P, D] of images [B, cameras, 3, S, S] in [-1, 1] and prompts int64 [B, L]."""
         vlm = self.pi0.model.vlm
         features = vlm.get_image_features(pixels.flatten(0, 1)).pooler_output
         text = vlm.get_input_embeddings()(ids)
@@ -77,8 +77,7 @@ class Pi0Module(FlowModule):
         """Run the vision-language model on `embed_prefix`'s inputs.
 
         Args:
-            mask: bool [B, L], False at padding.   shown: bool [B, cameras], False for one that is masked; None: all are
-            there.
+            mask: bool [B, L], False at padding.   shown: bool [B, cameras], False where masked; None: all visible.
         """
         embeds = self.embed_prefix(pixels, ids)
         (rows, length), prompt = embeds.shape[:2], ids.shape[1]
@@ -112,11 +111,11 @@ class Pi0Module(FlowModule):
         return False
 
     def _sees(self, valid: Tensor) -> Tensor:
-        """bool [B, P] -> [B, 1, P or 1, P]: which tokens of the prefix each of them attends to."""
+        """Return the mask [B, 1, P or 1, P] of prefix tokens that each prefix token attends to, from bool [B, P]."""
         return valid[:, None, None, :]
 
     def _counted(self, valid: Tensor, prompt: int) -> Tensor:
-        """Tokens in the critic's mean; the last `prompt` of them are the instruction."""
+        """Return which tokens the critic's mean includes; the last `prompt` of them are the instruction."""
         return valid
 
     def _scores(self, seen: Tensor) -> Tensor:
@@ -139,5 +138,6 @@ class Pi0Module(FlowModule):
 
 
 def stays_float32(name: str) -> bool:
-    """Of the parameters: RMS norms of the towers and the projections of state, time and actions, as in openpi."""
+    """Return whether a parameter stays in float32: RMS norms of the towers, and the projections of state, time and
+    actions, as in openpi."""
     return not name.startswith("model.") or ("norm" in name and ".vision_tower." not in name)

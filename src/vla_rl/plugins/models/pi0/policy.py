@@ -1,4 +1,4 @@
-"""The policies of pi0 and pi0.5."""
+"""Policies of pi0 and pi0.5."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_rl.toolkit.models.flow_policy import FlowPolicy
 
 
 class Pi0Policy(FlowPolicy):
-    """Made by `builder.build_policy`."""
+    """pi0's policy; `builder.build_policy` creates it."""
 
     module: Pi0Module
     name = "pi0"
@@ -37,7 +37,7 @@ class Pi0Policy(FlowPolicy):
 
 
 class Pi05Policy(FlowPolicy):
-    """Made by `builder.build_pi05`."""
+    """pi0.5's policy; `builder.build_policy` creates it."""
 
     module: Pi05Module
     name = "pi05"
@@ -63,7 +63,8 @@ class Pi05Policy(FlowPolicy):
 
 
 def _with_masked(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Black images, masked, up to the number of the model's cameras; rows of padding attend to them as well."""
+    """Return images with black, masked ones appended up to the number of the model's cameras, and bool [B, cameras],
+    False for masked ones. Padding tokens attend to masked images as well."""
     rows, there = pixels.shape[:2]
     shown = torch.arange(max(SLOTS, there), device=pixels.device).expand(rows, -1) < there
     black = pixels.new_full((rows, shown.shape[1] - there, *pixels.shape[2:]), -1.0)

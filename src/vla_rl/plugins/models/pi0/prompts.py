@@ -1,6 +1,6 @@
-"""Instructions -> token ids.
+"""Tokenised prompts of pi0 and pi0.5.
 
-pi0: BOS, instruction, newline; cached. pi0.5: the same, or instruction and state as text, which are new at every step.
+pi0: BOS, instruction, newline; cached. pi0.5: the same, or instruction and state as text, which change at every step.
 Padding is on the right.
 """
 
@@ -18,7 +18,7 @@ from vla_rl.toolkit.models.prompts import BOS, PaddedPrompts, padded
 
 
 def prompt_text(instruction: str) -> str:
-    """openpi's prompt."""
+    """Return openpi's prompt."""
     return instruction.strip().replace("_", " ").replace("\n", " ") + "\n"
 
 
@@ -26,18 +26,19 @@ BINS, ROUND = 256, 16
 
 
 def bins_of(state: Tensor) -> Tensor:
-    """Normalised numbers -> int64 0..255, for 256 equal parts of [-1, 1]; -1 below it and 255 above it."""
+    """Return the bins of normalised numbers, int64 0..255 for 256 equal parts of [-1, 1]; -1 below and 255 above the
+    range."""
     edges = torch.arange(BINS, device=state.device) / (BINS / 2) - 1
     return torch.bucketize(state, edges, right=True) - 1
 
 
 def state_text(instruction: str, bins: Sequence[int]) -> str:
-    """openpi's prompt of pi0.5 that holds the state."""
+    """Return openpi's prompt of pi0.5 that contains the state."""
     return f"Task: {prompt_text(instruction)[:-1]}, State: {' '.join(map(str, bins))};\nAction: "
 
 
 class PiPrompts(PaddedPrompts):
-    """Of both models."""
+    """Prompts of pi0 and pi0.5."""
 
     def __init__(self, tokenizer: Tokenizer, **rest: Any) -> None:
         self._bos = beginning(tokenizer)
@@ -47,7 +48,8 @@ class PiPrompts(PaddedPrompts):
         return [self._bos, *self.tokenizer.encode(prompt_text(instruction), add_special_tokens=False).ids]
 
     def state_rows(self, instructions: Sequence[str], bins: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """As `rows`, of prompts that hold the state (`bins_of`), padded to the next multiple of 16."""
+        """Return ids and mask of prompts that contain the state (`bins_of`), like `rows`, padded to the next multiple
+        of 16."""
         tokens = []
         for instruction, row in zip(instructions, bins, strict=True):
             ids = self.tokenizer.encode(state_text(instruction, row), add_special_tokens=False).ids
@@ -57,7 +59,7 @@ class PiPrompts(PaddedPrompts):
 
 
 def beginning(tokenizer: Tokenizer) -> int:
-    """Id of the first token."""
+    """Return the id of the first token (BOS). Raise CheckpointError for a tokenizer without it."""
     bos = tokenizer.token_to_id(BOS)
     if bos is None:
         raise CheckpointError(f"the tokenizer has no {BOS!r}; pi0's is PaliGemma's")

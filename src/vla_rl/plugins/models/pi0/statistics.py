@@ -1,6 +1,6 @@
-"""Where a checkpoint lies, what its config.json says, and the statistics that scale actions and state.
+"""Locates a checkpoint and reads its config.json and the statistics that scale actions and state.
 
-Light: a spec is checked with it. Two public layouts are read:
+Light to import: specs are checked with it. Two public layouts are read:
 lerobot: config.json with `type: pi0` or `pi05`, policy_preprocessor.json, the safetensors file its normaliser names.
 openpi: config.json with `action_horizon`, `assets/<asset id>/norm_stats.json`.
 """
@@ -26,16 +26,16 @@ WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
 OPENPI_EPS, OPENPI_WIDTH = 1e-6, 32
 TRAINER = ("metadata.pt", "optimizer.pt")
-"""Files of openpi's PyTorch trainer beside its weights."""
+"""Files that openpi's PyTorch trainer writes beside its weights."""
 MODELS = ("pi0", "pi05")
 STATE_KIND = "state_in_prompt.json"
-"""Ours, beside lerobot's files, which do not tell `exact` from `padded`."""
+"""Our file beside lerobot's files, which do not distinguish `exact` from `padded`."""
 STATE_STEP, NEW_LINE_STEP = "pi05_prepare_state_tokenizer_processor_step", "pi0_new_line_processor"
-"""Of lerobot's pre-processing."""
+"""Names of steps in lerobot's preprocessing."""
 
 
 def read_config(folder: Path, model: str) -> dict[str, Any]:
-    """config.json of either layout. Raises CheckpointError for another model than that one."""
+    """Read config.json of either layout. Raise CheckpointError for another model than that one."""
     if not (folder / "config.json").is_file():
         _refuse_trainers(folder)
     raw = read_json(folder / "config.json")
@@ -50,7 +50,7 @@ def read_config(folder: Path, model: str) -> dict[str, Any]:
 
 
 def _refuse_trainers(folder: Path) -> None:
-    """Raises CheckpointError for a folder of one of openpi's two trainers, with the step to take."""
+    """Raise CheckpointError for a folder of one of openpi's two trainers; the message says how to convert it."""
     if (folder / "params").is_dir():
         raise CheckpointError(
             f"{folder} is a checkpoint of openpi's JAX trainer (params/), which is not read; convert it in a clone of "
@@ -69,15 +69,15 @@ def _refuse_trainers(folder: Path) -> None:
 
 
 def check_model_of(folder: Path, model: str, names: Collection[str]) -> None:
-    """Raises CheckpointError for weights of the other of the two models."""
+    """Raise CheckpointError for weights of the other one of the two models."""
     found = model_of(names)
     if found != model:
         raise CheckpointError(f"the weights in {folder} are those of {found}, not of {model}; set model.type: {found}")
 
 
 def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None, model: str) -> Statistics:
-    """Statistics of the folder, lerobot's before openpi's, which are z-scores for pi0 and quantiles for pi0.5. Raises
-    CheckpointError when there are none: a checkpoint is never used with actions that are not scaled."""
+    """Return the folder's statistics: lerobot's, else openpi's, which are z-scores for pi0 and quantiles for pi0.5.
+    Raise CheckpointError when there are none: a checkpoint is never used with unscaled actions."""
     if (folder / PREPROCESSOR).is_file():
         if asset_id is not None:
             raise CheckpointError(
@@ -102,7 +102,8 @@ def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None, 
 
 
 def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
-    """openpi adds 1e-6 in both directions: to the deviation (which it is put into here) or to the range's width.
+    """Return openpi's statistics. openpi adds 1e-6 in both directions: to the deviation (added here to the values) or
+    to the range's width.
 
     Lists as long as the network is wide are padded; zeros at the end of shorter ones are numbers that never moved.
     """
@@ -130,8 +131,8 @@ def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
 
 
 def read_state_kind(folder: Path, raw: Mapping[str, Any], asked: str | None) -> str:
-    """How pi0.5's prompt tells the state: as the spec says, else as the folder does. Raises CheckpointError where
-    neither does."""
+    """Return the form of the state in pi0.5's prompt: the spec's, else the folder's. Raise CheckpointError where
+    neither says."""
     if asked is not None:
         return asked
     if (folder / STATE_KIND).is_file():
@@ -147,7 +148,7 @@ def read_state_kind(folder: Path, raw: Mapping[str, Any], asked: str | None) -> 
 
 
 def check(config: PiConfig, context: Context) -> None:
-    """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
+    """Check, for `Plugin.check`, that the folder is complete, of this model, and has chunks as long as the spec's."""
     if config.checkpoint is None:
         return
     model = name_of(config)
@@ -175,12 +176,12 @@ def name_of(config: PiConfig) -> str:
 
 
 def horizon(raw: Mapping[str, Any]) -> int:
-    """H, actions in a denoised chunk, by config.json of either layout."""
+    """Return H, the number of actions in a denoised chunk, from config.json of either layout."""
     return int(raw.get("action_horizon", raw.get("chunk_size", 50)))
 
 
 def action_dim(config: PiConfig) -> int | None:
-    """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
     model = name_of(config)
 
     def read(folder: Path) -> int:

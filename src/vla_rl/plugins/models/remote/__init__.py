@@ -1,4 +1,5 @@
-"""A policy that another process serves over a websocket (openpi's protocol), to be evaluated on our simulators."""
+"""`remote`: a policy that another process serves over a websocket (openpi's protocol), to be evaluated on our
+simulators."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ __all__ = ["RemoteConfig", "build", "plugin"]
 
 
 def build(config: RemoteConfig, context: Context) -> RemotePolicy:
-    """The policy, which is connected."""
+    """Return the policy, already connected."""
     from vla_rl.plugins.models.remote.policy import RemotePolicy
 
     return RemotePolicy(config, context)

@@ -1,4 +1,4 @@
-"""The address of a policy: what is wrong with it, and by which way it is reached."""
+"""Address of a remote policy: its validation, and the proxy through which it is reached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORM = "ws://HOST:PORT (or wss://)"
 
 
 def check_address(url: str) -> None:
-    """Raise ValueError that says what is wrong with it."""
+    """Raise ValueError for an invalid address; the message says what is wrong with it."""
     wrong = f"{url!r} is not of the form {FORM}"
     if not url.lower().startswith(("ws://", "wss://")):
         raise ValueError(wrong)
@@ -48,20 +48,22 @@ def check_address(url: str) -> None:
 
 @frozen
 class Proxy:
+    """Proxy through which a server is reached."""
+
     variable: str
-    """Name of the environment variable that sets it."""
+    """Name of the environment variable that sets the proxy."""
     url: str
 
     def __str__(self) -> str:
-        """Its address, without a password."""
+        """Return the proxy's address without a password, and the variable."""
         scheme, slashes, rest = self.url.rpartition("://")
         return f"{scheme}{slashes}{rest.rpartition('@')[2]} ({self.variable})"
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """The proxy through which an address is reached; None: it is reached directly, as this machine always is. Variables
-    and their order are those of the websockets package: `no_proxy` first, then one for websockets, SOCKS, HTTPS, and
-    HTTP where the connection is not encrypted."""
+    """Return the proxy through which an address is reached; None: directly, as this machine always is. Variables and
+    their order are those of the websockets package: `no_proxy` first, then one for websockets, SOCKS, HTTPS, and HTTP
+    where the connection is not encrypted."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     secure = parts.scheme == "wss"
@@ -78,7 +80,7 @@ def proxy_for(url: str) -> Proxy | None:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or an address is this machine's loopback, wherever it comes from."""
+    """Return whether a host name or address is this machine's loopback, however the name is resolved."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

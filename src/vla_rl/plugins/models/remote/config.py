@@ -1,4 +1,4 @@
-"""What a spec says about a remote policy; light to import."""
+"""Spec keys of `remote`; light to import."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class RemoteConfig:
     """Keys of `model:` in a spec with `type: remote`."""
 
     url: str = field(validator=_is_websocket)
-    """Where it is served: `ws://HOST:PORT`."""
+    """Address of the policy server: `ws://HOST:PORT` or `wss://`."""
     keys: str | None = None
-    """Names in requests: libero, droid, aloha, or a YAML file. None: those that the server asks for, if it is ours."""
+    """Names of the keys in requests: libero, droid, aloha, or a YAML file. Null: those that the server asks for, if it
+    is a vla-rl server."""
     api_key_file: str | None = None
-    """File with the key that the server wants."""
+    """File with the API key that the server requires; null: none."""
     connections: int = field(default=16, validator=v.ge(1))
-    """Requests that are under way at the same time, at most."""
+    """Most concurrent requests (one connection each), 1 or more."""
     timeout_s: float = field(default=60.0, validator=v.gt(0))
-    """Seconds after which a server that is silent, or gone, is given up."""
+    """Seconds, above 0, after which a server that does not answer counts as lost and the run stops."""
 
 
 def check(config: RemoteConfig, context: Context) -> None:
-    """For `Plugin.check`: a key map that cannot be read."""
+    """Check, for `Plugin.check`, that the key map can be read."""
     from vla_rl.toolkit.models.key_maps import read_key_map
 
     if config.keys is not None:

@@ -1,4 +1,4 @@
-"""The client's side of openpi's protocol, as a model that only acts."""
+"""Client of openpi's protocol, as a model that only acts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack, unpack
 from vla_rl.toolkit.waiting import waiting
 
 PAUSE_S = 0.2
-"""Between two attempts to reach a server."""
+"""Seconds between two attempts to reach a server."""
 NAME_S = 3.0
-"""A name that is not known after so long is wrong, before there was any connection."""
+"""Seconds after which a host name that cannot be resolved counts as wrong, if there was no connection before."""
 LATER = (408, 425, 429)
-"""HTTP statuses of 400 and above by which a server says that it will answer later; and those from 500."""
+"""HTTP statuses from 400 to 499 by which a server says that it will answer later; those from 500 on mean that too."""
 
 
 class _ProxyTrouble(OSError):
-    """A server was not reached by way of a proxy. `lasts`: it is the proxy's doing, and time does not mend it."""
+    """Raised when a server was not reached through a proxy. `lasts`: the proxy is at fault, and waiting does not
+    help."""
 
     def __init__(self, proxy: Proxy, error: Exception) -> None:
         super().__init__(
@@ -47,13 +48,13 @@ class _ProxyTrouble(OSError):
 
 
 class RemotePolicy(VLAModel):
-    """Asks for one row a connection, so that a server may infer them together. What the server chooses is executed:
-    whether greedily is its business, and numbers outside of the simulator's bounds are clipped."""
+    """Remote policy. It sends one observation per connection, so that a server may batch them. The server decides
+    whether to act greedily; actions outside of the simulator's bounds are clipped."""
 
     def __init__(self, config: RemoteConfig, context: Context) -> None:
-        """Raises UserError where nobody answers, MismatchError for a policy of another robot."""
+        """Connect to the server. Raise UserError where nobody answers, MismatchError for a policy of another robot."""
         self.tokens_per_action = 1
-        self.module = nn.ParameterList([torch.zeros(1)])  # runtimes want a parameter; those of the policy are elsewhere
+        self.module = nn.ParameterList([torch.zeros(1)])  # runtimes expect a parameter; the policy's are on the server
         self._config, self._chunk, self._env = config, context.chunk, simulator_of(context, "remote")
         self._lines: dict[int, ClientConnection] = {}
         self._headers = {} if config.api_key_file is None else _authorisation(Path(config.api_key_file))
@@ -68,7 +69,7 @@ class RemotePolicy(VLAModel):
         try:
             replies = self._ask(frames)
         except BaseException:
-            self._hang_up()  # answers to what was asked may still come
+            self._hang_up()  # answers to requests may still arrive
             raise
         actions = np.stack([self._actions(reply) for reply in replies])
         low, high = (np.array(bound, np.float32) for bound in (self._env.action_low, self._env.action_high))
@@ -91,7 +92,8 @@ class RemotePolicy(VLAModel):
     # ----------------------------------------------------------------------------------------------- connections
 
     def _ask(self, frames: Sequence[bytes]) -> list[bytes]:
-        """The reply to each. What a server that went away has not answered is asked again when it is back."""
+        """Return the reply to each request. What a server that went away did not answer is sent again when it is
+        back."""
         with waiting("waiting for the policy", about=self._config.url) as note:
             return self._asked(frames, note)
 
@@ -144,7 +146,7 @@ class RemotePolicy(VLAModel):
                     self._wait(began + self._config.timeout_s, exc, note)
 
     def _wait(self, until: float, trouble: Exception, note: Callable[[int], None]) -> None:
-        """Before another attempt. Raises UserError when there was enough time for them."""
+        """Wait before another attempt. Raise UserError when the timeout has passed."""
         if monotonic() >= until:
             url, seconds = self._config.url, self._config.timeout_s
             raise UserError(
@@ -155,8 +157,8 @@ class RemotePolicy(VLAModel):
         sleep(PAUSE_S)
 
     def _line(self, line: int, until: float) -> ClientConnection:
-        """An open connection, on which the server has introduced itself. Raises OSError and WebSocketException where
-        another attempt may help, UserError where it does not."""
+        """Return an open connection on which the server has sent its metadata. Raise OSError or WebSocketException
+        where another attempt may help, UserError where it does not."""
         if line not in self._lines:
             opened = self._open(until)
             try:
@@ -177,7 +179,7 @@ class RemotePolicy(VLAModel):
                 open_timeout=max(PAUSE_S, until - monotonic()),
                 proxy=None if proxy is None else proxy.url,
                 additional_headers=self._headers,
-            ).__enter__()  # as later versions want it; `_lost` closes it
+            ).__enter__()  # newer versions require it; `_lost` closes it
         except InvalidStatus as exc:
             status = exc.response.status_code
             if status == HTTPStatus.UNAUTHORIZED:
@@ -214,7 +216,7 @@ class RemotePolicy(VLAModel):
         return found
 
     def _actions(self, reply: bytes) -> Array:
-        """float32 [C, A]: the first C of those that the policy chose."""
+        """Return actions float32 [C, A]: the first C of those that the policy chose."""
         found = np.asarray(self._read(reply).get("actions"))
         if found.dtype.kind not in "iuf" or found.ndim != 2 or found.shape[1] != self._env.action_dim:
             raise PluginError(
@@ -227,7 +229,8 @@ class RemotePolicy(VLAModel):
         return found[: self._chunk].astype(np.float32)
 
     def _check(self, about: Mapping[str, Any], env: EnvInfo) -> None:
-        """What our servers say of the policy; others say little, and are found out by their replies."""
+        """Check the metadata of the policy, as vla-rl's own servers send it. Other servers send little; their replies
+        are checked instead."""
         numbers = {name: value for name, value in about.items() if type(value) is int}
         cameras = about.get("cameras")
         trained = f"the policy at {self._config.url} was trained"
@@ -252,7 +255,7 @@ class RemotePolicy(VLAModel):
 
 
 def _key_map_in(about: Mapping[str, Any], env: EnvInfo) -> KeyMap | None:
-    """The key map that a server of ours describes; None: it says nothing of the kind."""
+    """Return the key map in the metadata of a vla-rl server; None if there is none."""
     try:
         keys = KeyMap(**about["keys"])
         names = [*keys.keys_of(env).values(), *keys.state, keys.instruction]
@@ -262,7 +265,7 @@ def _key_map_in(about: Mapping[str, Any], env: EnvInfo) -> KeyMap | None:
 
 
 def _without_password(error: Exception, proxy: Proxy) -> str:
-    """An error in words; those of a malformed address would repeat it."""
+    """Return an error's text without the proxy's password, which the message for a malformed address would repeat."""
     if isinstance(error, InvalidProxy):
         return f"that is no address of a proxy: {error.msg}"
     if isinstance(error, ValueError):
@@ -271,7 +274,7 @@ def _without_password(error: Exception, proxy: Proxy) -> str:
 
 
 def _said(error: Exception) -> str:
-    """An error in words, with what a server wrote about it."""
+    """Return an error's text, with what the server wrote about it."""
     text = str(error) or type(error).__name__
     response = getattr(error, "response", None)
     body = bytes(getattr(response, "body", None) or b"")[:500].decode("utf-8", "replace").strip()

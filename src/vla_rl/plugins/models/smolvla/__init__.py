@@ -1,4 +1,5 @@
-"""SmolVLA (Shukor et al. 2025, arXiv 2506.01844), trained as in pi_RL (Chen et al. 2025, arXiv 2510.25889)."""
+"""`smolvla`: SmolVLA (Shukor et al. 2025, arXiv 2506.01844), trained as in pi_RL (Chen et al. 2025, arXiv
+2510.25889)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ __all__ = ["LoRAConfig", "NoiseConfig", "PrefixHeadConfig", "SmolVLAConfig", "bu
 
 
 def build(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
-    """The policy of this spec on the device of this place in the run."""
+    """Return the spec's policy on this worker's device."""
     from vla_rl.plugins.models.smolvla.builder import build_policy
 
     return build_policy(config, context)

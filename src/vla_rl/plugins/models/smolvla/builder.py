@@ -1,4 +1,4 @@
-"""From a spec's config and a place in the run to a policy; everything that cannot fit is refused here."""
+"""Builds the policy from a spec's config and a worker's context; refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistic
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 SLOTS = 3
-"""Images of the public model's training."""
+"""Number of images in the public model's training."""
 TINY = SmolVLASizes(
     text_width=64,
     text_mlp=128,
@@ -57,13 +57,13 @@ PRESETS = {"tiny": TINY, "full": SmolVLASizes()}
 
 
 def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
-    """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
+    """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, "smolvla")
     device = torch.device(context.device)
     dtype = precision(config, device)
     fit = _preset(config, context, env) if config.checkpoint is None else _fit(config, context, env)
     source = fit.checkpoint
-    with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
+    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
         module = _module(config, context, fit).to(device)
     prompts = SmolVLAPrompts(**prompt_options(source, env, device))
     images = CornerImages(source.sizes.image_size, device, dtype)
@@ -71,7 +71,7 @@ def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
 
 
 def _preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
-    """Random weights; the tiny one takes no padding but of small states."""
+    """Return a preset: random weights; the tiny one has no padding except of small states."""
     assert config.preset is not None
     sees, sizes = uses_state(config.use_state, env), PRESETS[config.preset]
     widths = {"action_dim": env.action_dim, "state_dim": max(env.state_dim, 1)} if sizes is TINY else {}
@@ -106,7 +106,7 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter
 
 
 def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> SmolVLAModule:
-    """Weights from the folder, or random ones that depend on the seed alone."""
+    """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     smolvla = empty_network(sizes, shape)
     start = partial(initialise, rms=1.0)
@@ -115,7 +115,7 @@ def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> Smol
     heads = make_heads("smolvla", config, head, context, source, sizes.expert_width, sizes.text_width)
     vlm = smolvla.vlm_with_expert.vlm
     choose_trained(config, vlm, vlm.model.text_model, heads[0])
-    if fit.state is None:  # its input is zero
+    if fit.state is None:  # the state is fed as zeros
         smolvla.state_proj.weight.requires_grad_(False)
     add_adapters("smolvla", config, context, smolvla)
     return SmolVLAModule(smolvla, (shape.horizon, shape.action_dim), *heads)

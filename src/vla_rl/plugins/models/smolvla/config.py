@@ -1,4 +1,4 @@
-"""What a spec says about the model; light to import."""
+"""Spec keys of `smolvla`; light to import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SmolVLAConfig(FlowConfig):
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
     """Random weights instead of a checkpoint: `tiny` (64 px, for tests and CPUs) or `full` (the public size)."""
     use_state: bool | None = None
-    """Feed the proprioceptive state; without it the model sees zeros. None: as the checkpoint was trained; a preset
-    does when there is a state."""
+    """Feed the proprioceptive state; without it the model sees zeros. Null: as the checkpoint was trained; a preset
+    does if there is a state."""
     value_head: PrefixHeadConfig = field(factory=PrefixHeadConfig)
-    """The critic, when the algorithm asks for one."""
+    """Critic, used when the algorithm asks for one."""

@@ -1,4 +1,4 @@
-"""A folder in lerobot's layout: what its config.json says, and whether this model can take it. Light."""
+"""Reads config.json of a folder in lerobot's layout, and whether this plugin supports it. Light to import."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from vla_rl.toolkit.models.lerobot import check_actions, read_statistics
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
 PUBLIC = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-"""The vision-language model whose sizes are known here: config.json names it, and does not tell them."""
+"""Vision-language model whose sizes are known here: config.json names it without its sizes."""
 FIXED = {
     "attention_mode": "cross_attn",
     "add_image_special_tokens": False,
     "adapt_to_pi_aloha": False,
 }
-"""Of lerobot's config.json: what is not built otherwise."""
+"""Keys of lerobot's config.json with the only value that is supported."""
 
 
 @frozen(kw_only=True)
 class SmolVLASizes:
-    """The towers; the defaults are the public model's."""
+    """Sizes of the towers. Defaults are the public model's."""
 
     text_width: int = 960
     text_mlp: int = 2560
     expert_width: int = 720
     expert_mlp: int = 2048
     depth: int = 16
-    """Layers of the language model (half of SmolVLM2's) and of the expert, which reads the same layer of the other."""
+    """Layers of the language model (half of SmolVLM2's) and of the expert, each of which reads the same layer of the
+    other."""
     alternate: int = 2
-    """Every so many layers the expert's tokens see each other; in the others they see the prefix alone."""
+    """Period of self-attention: the expert's tokens see each other in every `alternate`-th layer, in the others the
+    prefix alone."""
     heads: int = 15
     kv_heads: int = 5
     head_dim: int = 64
@@ -49,11 +51,12 @@ class SmolVLASizes:
     image_size: int = 512
     patch_size: int = 16
     shuffle: int = 4
-    """Patches in each direction that become one token."""
+    """Patches in each direction that are merged into one token."""
 
     @classmethod
     def of_config(cls, raw: dict[str, Any]) -> SmolVLASizes:
-        """From lerobot's config.json. Raises CheckpointError for a vision-language model that is not the public one."""
+        """Return the sizes in lerobot's config.json. Raise CheckpointError for a vision-language model other than the
+        public one."""
         public, name = cls(), raw.get("vlm_model_name", PUBLIC)
         if name != PUBLIC:
             raise CheckpointError(f"SmolVLA on {name!r} is not supported; on {PUBLIC!r} it is")
@@ -77,12 +80,12 @@ class SmolVLASizes:
 
 
 def mlp_width(width: int) -> int:
-    """Of a layer of the expert: 8/3 of its width, rounded up to a multiple of 256."""
+    """Return the MLP width of an expert's layer: 8/3 of its width, rounded up to a multiple of 256."""
     return -(-4 * int(2 * width / 3) // 256) * 256
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json. Raises CheckpointError for another model, and for what is not supported."""
+    """Read config.json. Raise CheckpointError for another model, and for what is not supported."""
     raw = read_json(folder / "config.json")
     if raw.get("type") != "smolvla":
         kind = raw.get("type", raw.get("model_type"))
@@ -97,12 +100,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def horizon(raw: dict[str, Any]) -> int:
-    """H, actions in a denoised chunk."""
+    """Return H, the number of actions in a denoised chunk."""
     return int(raw.get("chunk_size", 50))
 
 
 def check(config: SmolVLAConfig, context: Context) -> None:
-    """For `Plugin.check`: the folder is complete and of this model, and holds chunks as long as the spec's."""
+    """Check, for `Plugin.check`, that the folder is complete, of this model, and has chunks as long as the spec's."""
 
     def read(folder: Path) -> int:
         raw = read_config(folder)
@@ -116,7 +119,7 @@ def check(config: SmolVLAConfig, context: Context) -> None:
 
 
 def action_dim(config: SmolVLAConfig) -> int | None:
-    """Numbers of an action as the checkpoint's statistics have it, where that is known (`known_action_dim`)."""
+    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
     return known_action_dim(
         config.checkpoint, lambda folder: read_statistics(folder, read_config(folder)).action.dim, WANTED
     )

@@ -1,10 +1,10 @@
-"""SmolVLA's network on parts of transformers: SmolVLM's vision tower and connector, and layers of Llama.
+"""SmolVLA's network, built from transformers' modules: SmolVLM's vision tower and connector, and layers of Llama.
 
 The prefix (images, instruction, then one token of the state) goes through the language model. Images and instruction
-do not see the state, so they are computed apart from it, without gradient where they are not trained. The expert's
-tokens are the noisy actions, each of which sees those before it. In its even layers they attend to the prefix's keys
-and values and to their own, in its odd ones to projections of the prefix's alone. Rotations are lerobot's: base
-10,000. A camera that is not there is left out: lerobot masks it, and positions count only what is not masked.
+do not see the state, so they are computed separately, without gradient where they are not trained. The expert's tokens
+are the noisy actions, each of which sees those before it. In its even layers they attend to the prefix's keys and
+values and to their own, in its odd ones to projections of the prefix's alone. Rotary embeddings are lerobot's: base
+10,000. A missing camera is left out: lerobot masks it, and positions count only what is not masked.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ Pair = tuple[Tensor, Tensor]
 
 @frozen(eq=False)
 class PrefixCache:
-    """What the language model makes of images and instruction."""
+    """Output of the language model for images and instruction."""
 
     pairs: list[Pair]
-    """Of each layer."""
+    """Keys and values of each layer."""
     valid: Tensor
     """bool [B, P], False at padding."""
     hidden: Tensor
-    """[B, P, D]"""
+    """[B, P, D]: output of the last layer."""
 
 
 @frozen(eq=False)
 class SmolVLAPrefix:
-    """What the expert needs."""
+    """Precomputed inputs of the expert that do not change with time."""
 
     pairs: list[Pair]
-    """Of each layer: what its tokens attend to, the state included; in odd layers as its own projections make it."""
+    """Keys and values of each layer that the action tokens attend to, the state included; in odd layers after the
+    expert's own projections."""
     own: Tensor
-    """[B, 1, H, P + 1 + H], added to the scores of even layers."""
+    """Mask [B, 1, H, P + 1 + H], added to the attention scores of even layers."""
     across: Tensor
-    """[B, 1, 1, P + 1], of odd layers."""
+    """Mask [B, 1, 1, P + 1], added to the attention scores of odd layers."""
     turns: tuple[Pair, Pair]
     """Rotations of the action tokens in even and odd layers."""
     summary: Tensor | None
-    """float32 [B, D], the mean of the language model's output, for a critic that reads it."""
+    """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
 
 class VLMWithExpert(nn.Module):
-    """As lerobot names them."""
+    """Language model and expert, with lerobot's parameter names."""
 
     def __init__(self, sizes: SmolVLASizes) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class VLMWithExpert(nn.Module):
 
 
 class SmolVLANetwork(nn.Module):
-    """What a checkpoint holds."""
+    """Network with the parameters that a checkpoint holds."""
 
     def __init__(self, sizes: SmolVLASizes, shape: FlowShape) -> None:
         super().__init__()
@@ -116,15 +117,15 @@ class SmolVLANetwork(nn.Module):
 
 
 def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
-    """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
+    """Return the network with uninitialised memory, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         network = SmolVLANetwork(sizes, shape)
-    network.vlm_with_expert.vlm.lm_head.requires_grad_(False)  # in the files, and never computed
+    network.vlm_with_expert.vlm.lm_head.requires_grad_(False)  # in the files, but never used
     return network
 
 
 def turns(positions: Tensor, dim: int) -> Pair:
-    """Cosines, and sines with their signs, [B, 1, T, dim] in float32: what `turned` multiplies with."""
+    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `turned`."""
     exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
     angle = (positions[..., None].float() / BASE**exponents)[:, None]
     cosine, sine = angle.cos(), angle.sin()
@@ -132,18 +133,18 @@ def turns(positions: Tensor, dim: int) -> Pair:
 
 
 def turned(x: Tensor, by: Pair) -> Tensor:
-    """[B, heads, T, D], each half of D with the other."""
+    """Apply the rotary embedding to x [B, heads, T, D], pairing the two halves of D."""
     wide = x.float()
     return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:
-    """In float32, whatever the precision of x."""
+    """Return the RMS norm of x, computed in float32 whatever the precision of x."""
     return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.variance_epsilon).to(x.dtype)
 
 
 def attend(layer: Any, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
-    """The rest of a layer of Llama: what its queries [B, heads, T, D] find, and the MLP. Scores are float32."""
+    """Run the rest of a Llama layer: attention of queries [B, heads, T, D], and the MLP. Scores are float32."""
     keys, values = pair
     found = F.scaled_dot_product_attention(
         queries.float(), keys.float(), values.float(), attn_mask=mask, enable_gqa=True
@@ -154,7 +155,7 @@ def attend(layer: Any, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> 
 
 
 class SmolVLAModule(FlowModule):
-    """All parameters of a policy."""
+    """Network with all parameters of a policy."""
 
     def __init__(
         self,
@@ -173,16 +174,16 @@ class SmolVLAModule(FlowModule):
         return self.smolvla
 
     def embed_images(self, pixels: Tensor) -> Tensor:
-        """[N, 3, S, S] in [-1, 1] -> [N, tokens, D]."""
+        """Return tokens [N, tokens, D] of images [N, 3, S, S] in [-1, 1]."""
         vlm = self.smolvla.vlm_with_expert.vlm.model
         tower = vlm.vision_model
         x = tower.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2)
-        x = x + tower.embeddings.position_embedding.weight  # of whole images: transformers looks for each patch's
+        x = x + tower.embeddings.position_embedding.weight  # images are whole: no position look-up per patch
         result: Tensor = vlm.connector(tower.post_layernorm(tower.encoder(inputs_embeds=x).last_hidden_state))
         return result
 
     def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        """[B, cameras, 3, S, S] in [-1, 1] and int64 [B, L] -> [B, P, D]."""
+        """Return embeddings [B, P, D] of images [B, cameras, 3, S, S] in [-1, 1] and prompts int64 [B, L]."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model.embed_tokens(ids)
         features = self.embed_images(pixels.flatten(0, 1)).reshape(len(ids), -1, text.shape[2])
         result: Tensor = torch.cat([features, text], dim=1) * text.shape[2] ** 0.5
@@ -197,7 +198,7 @@ class SmolVLAModule(FlowModule):
         return PrefixCache(pairs, valid, hidden)
 
     def tell(self, seen: PrefixCache, state: Tensor) -> SmolVLAPrefix:
-        """Add the state, normalised [B, S], and what odd layers of the expert make of the prefix."""
+        """Return the prefix with the normalised state [B, S] added, projected for the odd layers of the expert."""
         token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
         valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
         across = self._scores(valid[:, None, None])
@@ -218,7 +219,7 @@ class SmolVLAModule(FlowModule):
         return SmolVLAPrefix(pairs, self._scores(own), across, rotations, summary)
 
     def denoise(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        """The state is in the prefix."""
+        """Return the expert's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
         net = self.smolvla
         embed = net.action_in_proj(x)
         both = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
@@ -241,7 +242,8 @@ class SmolVLAModule(FlowModule):
     # ------------------------------------------------------------------------------------------------ layers
 
     def _read(self, x: Tensor, positions: Tensor, mask: Tensor, before: list[Pair] | None) -> tuple[Tensor, list[Pair]]:
-        """The language model on tokens x [B, T, D] behind those of `before`. -> its output, all keys and values."""
+        """Run the language model on tokens x [B, T, D] that follow those of `before`. Return its output, and all keys
+        and values."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model
         by, pairs = turns(positions, self._dim), []
         for i, layer in enumerate(text.layers):
@@ -265,7 +267,7 @@ class SmolVLAModule(FlowModule):
         return keys, values
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, heads D] -> [B, heads, T, D]."""
+        """Return x [B, T, heads D] as [B, heads, T, D]."""
         result: Tensor = x.unflatten(2, (-1, self._dim)).transpose(1, 2)
         return result
 
@@ -277,5 +279,5 @@ class SmolVLAModule(FlowModule):
 
 
 def stays_float32(name: str) -> bool:
-    """Of the parameters: RMS norms, and the projections of state, time and actions."""
+    """Return whether a parameter stays in float32: RMS norms, and the projections of state, time and actions."""
     return not name.startswith("vlm_with_expert.") or ("norm" in name and ".vision_model." not in name)

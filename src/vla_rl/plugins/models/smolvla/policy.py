@@ -1,4 +1,4 @@
-"""The policy of SmolVLA."""
+"""Policy of SmolVLA."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from vla_rl.toolkit.models.prompts import PaddedPrompts
 
 
 def prompt_text(instruction: str) -> str:
-    """lerobot's prompt."""
+    """Return lerobot's prompt: the instruction, ending in a newline."""
     return instruction if instruction.endswith("\n") else f"{instruction}\n"
 
 
 class SmolVLAPrompts(PaddedPrompts):
-    """SmolVLM2's tokenizer on the instruction and a newline."""
+    """Prompts by SmolVLM2's tokenizer: the instruction and a newline."""
 
     def ids(self, instruction: str) -> list[int]:
         return list(self.tokenizer.encode(prompt_text(instruction)).ids)
 
 
 class SmolVLAPolicy(FlowPolicy):
-    """Made by `builder.build_policy`."""
+    """SmolVLA's policy; `builder.build_policy` creates it."""
 
     module: SmolVLAModule
     name = "smolvla"
@@ -49,7 +49,7 @@ class SmolVLAPolicy(FlowPolicy):
         return self.module.tell(seen, state)
 
     def save(self, folder: Path) -> None:
-        """lerobot's layout, adapters merged into the weights."""
+        """Save in lerobot's layout, with adapters merged into the weights."""
         sizes, shape, scales = self.checkpoint.sizes, self.checkpoint.shape, self.checkpoint.statistics
         public = _keys(sizes)
         own = {"type": "smolvla", **public, **shape.written(), "pad_language_to": "longest"}
@@ -72,7 +72,7 @@ class SmolVLAPolicy(FlowPolicy):
 
 
 def _keys(sizes: SmolVLASizes) -> dict[str, Any]:
-    """lerobot's keys for these sizes; empty where the vision-language model is not the public one."""
+    """Return lerobot's keys for these sizes; empty where the vision-language model is not the public one."""
     keys = {
         "vlm_model_name": PUBLIC,
         "num_vlm_layers": sizes.depth,

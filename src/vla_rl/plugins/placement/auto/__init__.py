@@ -1,4 +1,5 @@
-"""Automatic placement: measures the job's roles and takes the split of devices that promises most."""
+"""Automatic placement: measures the job's roles, then takes the split of devices with the shortest predicted
+iteration."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class AutoConfig:
+    """Spec keys of the placement `auto`."""
+
     offload: OffloadSettings = field(factory=OffloadSettings)
-    """What is moved to host memory between phases."""
+    """Roles whose GPU memory is moved to host memory between phases."""
 
 
 def build(config: AutoConfig, context: Context) -> Placement:

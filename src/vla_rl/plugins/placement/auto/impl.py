@@ -1,4 +1,4 @@
-"""Every split of the devices, simulated; the fastest that fits."""
+"""Automatic placement: simulates every split of the devices and takes the fastest that fits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, busy_device
 
 STAGES = (1, 2, 4)
 GAIN = 1e-6
-"""Part of an iteration by which a split has to be faster than a simpler one."""
+"""Relative speed-up of an iteration that a split needs to be preferred to a simpler one."""
 Split = tuple[Mapping[str, Sequence[Device]], int]
-"""Devices of each role, and pipeline stages."""
+"""Devices of each role, and the number of pipeline stages."""
 
 
 class Auto(Placement):
+    """Placement by the predicted time of an iteration."""
+
     def __init__(self, config: AutoConfig):
         self.config = config
 
@@ -46,8 +48,8 @@ class Auto(Placement):
 
 
 def splits(devices: Sequence[Device], rows: int) -> Iterator[Split]:
-    """All whose lanes share the rows evenly, with fewer workers and lanes first: every role on all devices; learners on
-    all and the others on a part each, in one lane or several; every role on a part."""
+    """Yield every split whose lanes share the envs evenly, fewest workers and lanes first: all roles on all devices;
+    learners on all and simulators and policies on a part each, with 1, 2 or 4 pipeline stages; each role on a part."""
     count = len(devices)
     if rows % count == 0:
         yield dict.fromkeys(ROLES, devices), 1

@@ -1,4 +1,4 @@
-"""Collocated placement: every worker simulates, acts and learns, with one copy of the weights."""
+"""Collocated placement: every worker steps envs, runs the policy and trains, with one copy of the weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class CollocatedConfig:
+    """Spec keys of the placement `collocated`."""
+
     workers: int | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(MOST_WORKERS))))
-    """Workers, each with an equal share of the rows, on the first so many devices; null: one a GPU, or one on a machine
-    without."""
+    """Number of workers, 1 to 10,000, each with an equal share of the envs, on the first devices in order; null: one
+    per GPU, or one on a machine without GPUs."""
     devices: Devices = field(default=None, converter=as_text, validator=well_formed)
-    """Or the devices, one worker each, such as 0-3."""
+    """Devices with one worker each, such as 0-3; an alternative to `workers`."""
     offload: OffloadSettings = field(factory=OffloadSettings)
-    """What is moved to host memory between phases."""
+    """Roles whose GPU memory is moved to host memory between phases."""
 
     @devices.validator
     def _one_of_both(self, attribute: object, value: str | None) -> None:

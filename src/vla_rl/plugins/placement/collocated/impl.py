@@ -1,4 +1,4 @@
-"""All roles on all devices (RLinf-VLA 4.1.1)."""
+"""Collocated placement: all roles on all devices (RLinf-VLA 4.1.1)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from vla_rl.toolkit.placement.devices import ROLES, arrange, busy_devices, find
 
 
 class Collocated(Placement):
+    """Placement of all roles in every worker."""
+
     def __init__(self, config: CollocatedConfig):
         self.config = config
 

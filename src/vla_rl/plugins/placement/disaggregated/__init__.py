@@ -1,4 +1,4 @@
-"""Disaggregated placement: every role on devices of its own."""
+"""Disaggregated placement: each role on its own devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class DisaggregatedConfig(RoleDevices):
-    """Roles without a list share the devices that are left evenly, learners taking the rest of the division."""
+    """Devices of each role. Roles without a list share the remaining devices evenly; the last of them in the order sim,
+    policy, learner also gets the remainder."""
 
 
 def build(config: DisaggregatedConfig, context: Context) -> Placement:

@@ -1,4 +1,4 @@
-"""Each role on devices of its own (RLinf-VLA 4.1.2)."""
+"""Disaggregated placement: each role on its own devices (RLinf-VLA 4.1.2)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find, free,
 
 
 class Disaggregated(Placement):
+    """Placement of each role on its own devices."""
+
     def __init__(self, config: DisaggregatedConfig):
         self.config = config
 

@@ -1,4 +1,4 @@
-"""Hybrid placement: simulators and policies side by side, learners on all devices."""
+"""Hybrid placement: simulators and policies on separate devices at the same time, learners on all devices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class HybridConfig(RoleDevices):
-    """Without lists, simulators get the first half of the devices, policies the other and learners all."""
+    """Devices of each role. By default simulators get the first half, policies the second half and learners all."""
 
     pipeline_stages: int = field(default=1, validator=[v.ge(1), v.le(1_000)])
-    """Lanes of each sim worker: with 2, one lane simulates while the policy acts for the other."""
+    """Pipeline stages (lanes) of each sim worker, 1 to 1,000: with 2, one lane simulates while the policy acts for the
+    other."""
 
     @pipeline_stages.validator
     def _stages(self, attribute: object, value: int) -> None:

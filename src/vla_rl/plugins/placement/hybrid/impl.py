@@ -1,4 +1,4 @@
-"""Simulators and policies on devices of their own, which learners share (RLinf-VLA 4.1.3)."""
+"""Hybrid placement: simulators and policies on their own devices, which learners share (RLinf-VLA 4.1.3)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find, free,
 
 
 class Hybrid(Placement):
+    """Placement of simulators and policies on separate devices, which learners share."""
+
     def __init__(self, config: HybridConfig):
         self.config = config
 

@@ -1,4 +1,5 @@
-"""`edm`: a world model that denoises the next frames. Light part; see docs/world-models.md."""
+"""`edm`: a diffusion world model (EDM, as in DIAMOND) that predicts the next frames. Settings only, light to import;
+see docs/world-models.md."""
 
 from __future__ import annotations
 
@@ -15,34 +16,42 @@ LEVELS: Any = validators.deep_iterable(validators.ge(1), validators.min_len(1))
 
 @frozen(kw_only=True)
 class EDMConfig:
+    """Spec keys of the world model `edm`."""
+
     history: int = field(default=4, validator=validators.ge(1))
-    """K, frames and chunks that a prediction looks back on."""
+    """K, 1 or more: number of past frames and action chunks that a prediction is conditioned on."""
     fold: int = field(default=1, validator=validators.ge(1))
-    """Squares of so many pixels a side become channels."""
+    """Pixel-unshuffle factor, 1 or more: squares of fold x fold pixels become channels, which makes the UNet cheaper.
+    Both sides of an image must be multiples of it; 1: off."""
     channels: tuple[int, ...] = field(default=(64, 64, 64, 64), validator=LEVELS)
     depths: tuple[int, ...] = field(default=(2, 2, 2, 2), validator=LEVELS)
-    """Channels and blocks of each level of the UNet, the finest first."""
+    """Channels and residual blocks of each level of the UNet, finest level first; one of each per level."""
     condition: int = field(default=256, validator=validators.ge(8))
-    """Size of the vector that noise level, actions and state are embedded in; a multiple of `history` and of 2."""
+    """Size of the conditioning vector that embeds noise level, actions and state, 8 or more; a multiple of `history`
+    and of 2."""
     evaluations: int = field(default=3, validator=validators.ge(1))
-    """Of the network, for one prediction: 1 will do where what follows is certain."""
+    """Denoiser evaluations (sampler steps) per predicted frame, 1 or more; 1 is enough where the next frame is
+    deterministic."""
     residual: bool = False
-    """Predict of which layers frames are made (scene, robot, mean frame), and what is to be added."""
+    """Predict mixing weights of three layers (shifted scene, shifted robot, mean frame) and a residual, instead of the
+    frame itself."""
     sigma_loc: float = -0.4
     sigma_scale: float = field(default=1.2, validator=POSITIVE)
-    """Mean and deviation of the logarithm of noise levels in training."""
+    """Mean and standard deviation of log sigma, the logarithm of the noise level, in training."""
     changed_weight: float = field(default=0.0, validator=NOT_NEGATIVE)
-    """By how much more pixels that changed count."""
+    """Additional loss weight, 0 or more, of pixels that change in the chunk: they count 1 + changed_weight times."""
     heads: int = field(default=16, validator=validators.ge(8))
-    """Channels of the network that tells state and outcome."""
+    """Channels, 8 or more, of the network that predicts the next state and the outcome of a chunk."""
     precision: str = field(default="float32", validator=validators.in_(("float32", "bfloat16")))
-    """What the denoiser multiplies in. bfloat16 is faster where the hardware has it: GPUs, CPUs with AMX."""
+    """Precision of the denoiser's matrix products. bfloat16 is faster where the hardware supports it: GPUs, CPUs with
+    AMX."""
     lr: float = field(default=1e-4, validator=POSITIVE)
     heads_lr: float = field(default=1e-4, validator=POSITIVE)
     weight_decay: float = field(default=1e-2, validator=NOT_NEGATIVE)
     heads_weight_decay: float = field(default=0.1, validator=NOT_NEGATIVE)
     warm_up: int = field(default=100, validator=validators.ge(0))
-    """Rates and decays of the denoiser and of the heads; and optimiser steps over which both rates rise."""
+    """Learning rates and weight decays (AdamW) of the denoiser and of the heads; `warm_up` is the number of updates
+    over which both rates rise linearly."""
 
     def __attrs_post_init__(self) -> None:
         if len(self.channels) != len(self.depths):

@@ -1,4 +1,4 @@
-"""The world model: frames by diffusion, state and outcome by heads, and how all of it is fitted."""
+"""The EDM world model: frames by diffusion, state and outcome by heads, and the training of both."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 MAX_GRADIENT = 1.0
 SIGMAS = (2e-3, 5.0, 7)
-"""Of the sampler: smallest and largest noise level, rho."""
+"""Sampler's smallest and largest noise level, and its exponent rho (EDM, Karras et al. 2022)."""
 AVERAGED = 50
-"""Updates that the running mean of all weights looks back on: it is what imagines."""
+"""Updates over which the weights are averaged; the averaged weights are the ones that predict."""
 FAVOUR = (3.0, 0.0, 0.0)
-"""Logits of the layers of a prediction, scene, robot and mean picture, before training."""
+"""Initial logits of a prediction's layers (shifted scene, shifted robot, mean picture): the scene dominates before
+training."""
 ROWS = 128
-"""Rows that are imagined at once."""
+"""Most windows that are predicted at once, to bound memory."""
 
 
 class Networks(nn.Module):
-    """What is trained by gradients; motion is not."""
+    """Networks that are trained by gradient descent; `Motion` is fitted by least squares."""
 
     def __init__(self, denoiser: Denoiser, heads: Heads) -> None:
         super().__init__()
@@ -45,23 +46,24 @@ class Networks(nn.Module):
 
 @frozen(eq=False, kw_only=True)
 class WindowBatch:
-    """Windows of B rows, as tensors."""
+    """Windows of B samples, as tensors."""
 
     pictures: Tensor
-    """[B, T, cameras 3, H, W] in [-1, 1]."""
+    """Pictures [B, T, cameras 3, H, W] in [-1, 1]."""
     state: Tensor
-    """[B, T, S]"""
+    """States [B, T, S]."""
     chunks: Tensor
-    """[B, T - 1, C A + 1], and of one more chunk where actions are asked about: actions in [-1, 1], and whether it was
-    played. Of a chunk that ended the episode all actions count, since nobody knows beforehand where it ends."""
+    """Action chunks [B, T - 1, C A + 1], one more where the effect of further actions is asked for: actions in [-1, 1],
+    and a flag whether the chunk was executed. A chunk that ended the episode keeps all its actions, since nobody knows
+    beforehand where it ends."""
     played: Tensor
-    """int64 [B, T - 1]: actions of each chunk that were."""
+    """int64 [B, T - 1]: number of actions of each chunk that were executed."""
     outcomes: Tensor
     instructions: tuple[str, ...]
 
 
 class EDM(WorldModel):
-    """Cameras of one size, one above the other as channels."""
+    """Diffusion world model for simulators whose cameras all have one size; pictures are stacked as channels."""
 
     def __init__(self, config: EDMConfig, context: Context) -> None:
         info = context.env
@@ -150,7 +152,7 @@ class EDM(WorldModel):
     # ------------------------------------------------------------------------------------------------ inside
 
     def _step(self, network: str, loss: Tensor) -> Tensor:
-        """-> the norm of its gradient."""
+        """Take one optimiser step of a network and return the norm of its gradient."""
         optimizer = self._optimizers[network]
         optimizer.zero_grad()
         loss.backward()
@@ -161,14 +163,15 @@ class EDM(WorldModel):
         return norm.detach()
 
     def _looked(self, windows: Windows, rows: slice, actions: Array) -> tuple[WindowBatch, Path, Tensor]:
-        """These rows, where the chunk leads that is asked about, and what the heads see of it."""
+        """Return the batch of these windows, the predicted path of the chunk in question, and the heads' features for
+        it."""
         batch = self._batch(windows, rows, actions)
         path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
         return batch, path, self._averaged.heads(batch.pictures[:, -1], path, batch.instructions)
 
     def _losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
-        """With `learn` the heads take their steps, which cost little beside the denoiser's, and then the motion is
-        observed."""
+        """Return the losses of a batch of windows. With `learn` the heads also take their optimiser steps, which are
+        cheap beside the denoiser's, and then the motion model is updated."""
         batch = self._batch(windows)
         networks = self._networks if learn else self._averaged
         denoising, predicted = self._denoising(networks.denoiser, batch, noise)
@@ -183,8 +186,8 @@ class EDM(WorldModel):
             self._motion.observe(batch.chunks[:, t, :-1], *states, batch.played[:, t], pair)
 
     def _denoising(self, denoiser: Denoiser, batch: WindowBatch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
-        """-> DIAMOND's loss, and pictures: the first predicted from recorded ones, those that follow from the model's
-        own prediction of it, in which there is no gradient."""
+        """Return DIAMOND's loss, and the pictures: the first prediction is from recorded ones, later ones are from the
+        model's own predictions, through which no gradient flows."""
         K, pictures, predicted = self.history, batch.pictures, list(batch.pictures.unbind(1))
         rollout, loss = pictures.shape[1] - K, torch.zeros((), device=self.device)
         for t in range(K - 1, K - 1 + rollout):
@@ -203,7 +206,7 @@ class EDM(WorldModel):
             if self.config.changed_weight:
                 changed = self._folded(((pictures[:, t + 1] - pictures[:, t]).abs() > CHANGED).float())
                 error = error * (1 + self.config.changed_weight * changed)
-            whole = (batch.played[:, t] > 0) & (batch.outcomes[:, t] == 0)  # an end comes in the midst of its chunk
+            whole = (batch.played[:, t] > 0) & (batch.outcomes[:, t] == 0)  # an episode ends in the middle of its chunk
             loss = loss + _mean(error, whole) / rollout
             predicted[t + 1] = F.pixel_shuffle(D.wrap_model_output(noisy, output, c), self.config.fold)
         return loss, predicted
@@ -211,7 +214,8 @@ class EDM(WorldModel):
     def _of_heads(
         self, heads: Heads, batch: WindowBatch, predicted: list[Tensor], learning: Noise | None
     ) -> dict[str, Tensor]:
-        """They see recorded and predicted pictures alike; with noise to learn with they take a step on each."""
+        """Return the heads' losses, on recorded and on predicted pictures alike. With `learning` (noise for dropout)
+        the heads take an optimiser step on each."""
         found: dict[str, list[Tensor]] = {"state": [], "outcome": []}
         for t in range(self.history - 1, batch.chunks.shape[1]):
             state, then, count = batch.state[:, t], batch.state[:, t + 1], batch.played[:, t]
@@ -237,13 +241,13 @@ class EDM(WorldModel):
             c = D.compute_conditioners(sigma)
             return D.wrap_model_output(noisy, self._output(self._averaged.denoiser, noisy, c, given, chunks, state), c)
 
-        return D.quantised(D.sample(denoise, x, sigmas) + 1e-4)  # by rounding a level may have come out too low
+        return D.quantised(D.sample(denoise, x, sigmas) + 1e-4)  # rounding may leave a level slightly too low
 
     def _output(
         self, denoiser: Denoiser, noisy: Tensor, c: D.Conditioners, given: Tensor, chunks: Tensor, state: Tensor
     ) -> Tensor:
-        """Of the denoiser. With `residual`, where noise hides all, it says for each pixel of which layers that is made,
-        and what is to be added; one that says nothing predicts the scene as its camera sees it then."""
+        """Return the denoiser's output. With `residual` it consists of mixing weights of the layers for each pixel, and
+        a residual; where the input is pure noise, an untrained network predicts the scene as its camera will see it."""
         low = getattr(torch, self.config.precision)
         with torch.autocast(self.device.type, low, enabled=low is not torch.float32):
             output: Tensor = denoiser(noisy, c, given, chunks, state).float()
@@ -261,7 +265,8 @@ class EDM(WorldModel):
         return 3 * len(self.cameras) * fold**2, height // fold, width // fold
 
     def _batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> WindowBatch:
-        """Of these rows; with actions float32 [all rows, C, A], of a chunk that follows on the window."""
+        """Return these rows of the windows as tensors; with actions float32 [all rows, C, A], followed by that
+        chunk."""
         asked, played = windows.actions[rows], windows.executed[rows].sum(-1)
         if actions is not None:
             asked = np.concatenate([asked, to_numpy(actions)[rows, None]], axis=1)
@@ -282,17 +287,17 @@ class EDM(WorldModel):
         return torch.as_tensor(to_numpy(array), dtype=torch.float32).to(self.device)
 
     def _pictures(self, cameras: list[Any]) -> Tensor:
-        """uint8 [B, T, H, W, 3] of each camera -> [B, T, cameras 3, H, W] in [-1, 1]."""
+        """Return the images uint8 [B, T, H, W, 3] of each camera as one tensor [B, T, cameras 3, H, W] in [-1, 1]."""
         pixels = torch.from_numpy(np.stack([camera.transpose(0, 1, 4, 2, 3) for camera in cameras], axis=2))
         return pixels.to(self.device).flatten(2, 3).float().div_(255).mul_(2).sub_(1)
 
     def _folded(self, pictures: Tensor) -> Tensor:
-        """[.., cameras 3, H, W] -> frames [.., channels, H / fold, W / fold]."""
+        """Return pictures [.., cameras 3, H, W] as frames [.., channels, H / fold, W / fold] (pixel unshuffle)."""
         return F.pixel_unshuffle(pictures, self.config.fold)
 
     def _given(self, pictures: Tensor, path: Path) -> Tensor:
-        """Channels of pictures [B, K, cameras 3, H, W]. With `residual` those that the next one is made of come last,
-        in place of the newest, and where the robot goes comes first."""
+        """Return the denoiser's conditioning channels from pictures [B, K, cameras 3, H, W]. With `residual` the newest
+        picture is replaced by the layers of the next one, and maps of where the robot goes come first."""
         if not self.config.residual:
             return self._folded(pictures).flatten(1, 2)
         layers = self._motion.layers(pictures[:, -1], path)
@@ -306,7 +311,8 @@ class EDM(WorldModel):
 
 
 def _groups(module: nn.Module, lr: float, decay: float) -> list[dict[str, Any]]:
-    """Weights of convolutions and linear layers decay, as in DIAMOND; the rest does not."""
+    """Return optimiser parameter groups: weights of convolutions and linear layers decay, as in DIAMOND; the rest does
+    not."""
     chosen = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)}
     parameters = list(module.parameters())
     return [
@@ -328,6 +334,6 @@ def _on_host(value: Any) -> Any:
 
 
 def _mean(errors: Tensor, rows: Tensor) -> Tensor:
-    """Over rows (bool [B]); 0 where there are none."""
+    """Return the mean of the errors over the rows selected by bool [B]; 0 where there are none."""
     weights = rows.float().reshape(-1, *(1,) * (errors.ndim - 1)).expand_as(errors)
     return (errors * weights).sum() / weights.sum().clamp(min=1)

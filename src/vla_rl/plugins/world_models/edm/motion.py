@@ -1,5 +1,5 @@
-"""What follows from actions by least squares, and need not be learnt by steps: where the robot goes, where in each
-picture that is, and how far each camera's picture shifts with it."""
+"""Motion model fitted by least squares instead of gradient descent: where the robot goes, where it appears in each
+picture, and how far each camera's picture shifts with it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from attrs import frozen
 from torch import Tensor, nn
 
 CHANGED = 2 * 8 / 255
-"""Colours, from -1 to 1, that differ by more have changed."""
+"""Difference of colours (range -1 to 1) above which a pixel has changed: 8 of 255 levels."""
 RIDGE, TINY = 1e-4, 1e-12
-"""What least squares add to the mean square of an input: a share of itself, and enough for one that is always 0."""
+"""Ridge added to the mean square of each input: a fraction of it, and a constant for an input that is always 0."""
 PICTURE = 64
-"""Larger pictures are made smaller, to so many pixels of their larger side."""
+"""Larger side, in pixels, to which larger pictures are scaled down."""
 LAYERS = 3
-"""Of `Motion.layers`."""
+"""Number of layers of `Motion.layers`."""
 WHERE, NEAR = 4, 0.25
-"""Maps of a camera in `Motion.where`; and how far around a place they tell distances, as a share of half a side."""
+"""Maps per camera in `Motion.where`, and the distance from the robot (share of half a side) over which they
+saturate."""
 
 
 class LeastSquares(nn.Module):
-    """y = W x + b by least squares over all pairs that were seen; 0 before."""
+    """Linear regression y = W x + b over all pairs observed so far (ridge least squares); 0 before the first."""
 
     weight: Tensor
     moments: Tensor
@@ -42,7 +43,7 @@ class LeastSquares(nn.Module):
         return x @ self.weight[:-1] + self.weight[-1]
 
     def observe(self, x: Tensor, y: Tensor, counted: Tensor) -> None:
-        """Pairs x [B, inputs], y [B, outputs], of which those count that are true in bool [B]."""
+        """Add pairs x [B, inputs], y [B, outputs] where `counted` (bool [B]) is true, and solve again."""
         kept = F.pad(x[counted], (0, 1), value=1.0)
         self.seen += len(kept)
         share = len(kept) / self.seen.clamp(min=1)
@@ -55,45 +56,47 @@ class LeastSquares(nn.Module):
 
 @frozen(eq=False, kw_only=True)
 class Path:
-    """Where a chunk leads, action by action."""
+    """Predicted motion of the robot during a chunk, action by action."""
 
     steps: Tensor
-    """[B, C, A]"""
+    """Actions [B, C, A]."""
     start: Tensor
     poses: Tensor
-    """Before the chunk, and after each action: [B, P], [B, C, P]."""
+    """Poses before the chunk [B, P], and after each action [B, C, P]."""
     places: tuple[Tensor, ...]
-    """Of each camera: where in its picture that is after each action, [B, C, 2]."""
+    """Position of the robot in each camera's picture after each action, [B, C, 2] each."""
     origins: tuple[Tensor, ...]
-    """The same before the chunk, [B, 2]."""
+    """Position of the robot in each camera's picture before the chunk, [B, 2] each."""
 
 
 class Motion(nn.Module):
-    """Poses are the states; without a state, what the actions add up to since the picture."""
+    """Predicts poses and their effect on pictures. A pose is the state; without a state, the sum of the actions since
+    the picture."""
 
     usual: Tensor
     seen: Tensor
 
     def __init__(self, cameras: int, actions: int, state: int, size: tuple[int, int]) -> None:
-        """
+        """Create an unfitted motion model.
+
         Args:
-            actions: numbers of an action.   state: of a state.   size: height and width of the pictures.
+            actions: numbers per action.   state: numbers per state.   size: height and width of the pictures.
         """
         super().__init__()
         self.actions, pose = actions, state or actions
         self.moved = LeastSquares(actions, state) if state else None
         self.places: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
-        """Of poses, in pictures whose sides go from -1 to 1: the middle of the pixels that change, half of which show
-        where the robot was and half where it is. Linear: right for a camera that looks down on a table, and near
-        enough for many others."""
+        """Regression from poses to the position of the robot in each camera's picture, coordinates in [-1, 1]. The
+        position is the centre of the changed pixels, half of which show where the robot was and half where it is.
+        Linear: exact for a camera that looks down on a table, and close enough for many others."""
         self.shifts: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
-        """Of changes of poses: by how much pictures shift. 0 for cameras that stand still."""
+        """Regression from changes of the pose to the shift of each camera's picture; 0 for cameras that stand still."""
         self.register_buffer("usual", torch.zeros(3 * cameras, *size))
-        """The mean of all pictures; `layers` has none before the first was seen."""
+        """Mean of all pictures; `layers` does not use it before the first was observed."""
         self.register_buffer("seen", torch.zeros(()))
 
     def path(self, chunk: Tensor, state: Tensor) -> Path:
-        """Of chunks [B, C A] from states [B, S]."""
+        """Return the predicted path of chunks [B, C A] from states [B, S]."""
         steps = chunk.unflatten(1, (-1, self.actions))
         if self.moved is None:
             start, poses = torch.zeros_like(steps[:, 0]), steps.cumsum(1)
@@ -103,9 +106,9 @@ class Motion(nn.Module):
         return Path(steps=steps, start=start, poses=poses, places=places, origins=origins)
 
     def layers(self, pictures: Tensor, path: Path) -> Tensor:
-        """What the next pictures are made of, from pictures [B, cameras 3, H, W]: [B, LAYERS, cameras 3, H, W].
-        Each shifted as far as its camera goes on the path, which is where the scene comes to be; as far as the robot
-        goes in it; and the mean of all pictures, which is also what comes into view of the others."""
+        """Return the layers [B, LAYERS, cameras 3, H, W] that the next pictures are composed of, from pictures [B,
+        cameras 3, H, W]: the picture shifted as its camera moves (the scene); shifted as the robot moves in it; and the
+        mean of all pictures, which also fills what the shifts bring into view."""
         gone = path.poses[:, -1] - path.start
         scene = [shift(gone) for shift in self.shifts]
         robot = [places[:, -1] - origin for places, origin in zip(path.places, path.origins, strict=True)]
@@ -113,16 +116,21 @@ class Motion(nn.Module):
         return torch.stack((*(_shifted(pictures, by, usual) for by in (scene, robot)), usual), dim=1)
 
     def where(self, path: Path, like: Tensor) -> Tensor:
-        """Maps [B, cameras WHERE, h, w] as large as `like` [.., h, w]: how far right of each cell and below it the
-        robot is, before the chunk and after it, in each camera's picture."""
+        """Return maps [B, cameras WHERE, h, w], as large as `like` [.., h, w]: how far to the right of and below each
+        cell the robot is, before and after the chunk, in each camera's picture."""
         cells, ends = _cells(like), zip(path.origins, path.places, strict=True)
         ways = [place[:, None] - cells for origin, places in ends for place in (origin, places[:, -1])]
         result: Tensor = (torch.cat(ways, dim=2) / NEAR).tanh().transpose(1, 2).unflatten(2, like.shape[-2:])
         return result
 
     def observe(self, chunk: Tensor, state: Tensor, then: Tensor, played: Tensor, pair: tuple[Tensor, Tensor]) -> None:
-        """Chunks [B, C A] of which so many actions were played (int64 [B], may be 0), the states before and after, and
-        the pictures before and after, [B, cameras 3, H, W]."""
+        """Update the regressions.
+
+        Args:
+            chunk: [B, C A].   state, then: states before and after, [B, S].
+            played: int64 [B], actions executed of each chunk; may be 0.
+            pair: pictures before and after, [B, cameras 3, H, W].
+        """
         steps, real = chunk.unflatten(1, (-1, self.actions)), played > 0
         if self.moved is not None:
             counted = torch.arange(steps.shape[1], device=chunk.device) < played[:, None]
@@ -144,8 +152,8 @@ class Motion(nn.Module):
 
 
 def _shifted(pictures: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
-    """Each camera's picture shifted by its x and y [B, 2], shares of half a side; by whole pixels, so that nothing
-    blurs. `beyond` [B, cameras 3, H, W] is what comes into view."""
+    """Return each camera's picture shifted by its x and y [B, 2] (shares of half a side), in whole pixels so that
+    nothing blurs. `beyond` [B, cameras 3, H, W] fills what comes into view."""
     moved = []
     cameras = (x.chunk(len(by), dim=-3) for x in (pictures, beyond))
     for picture, new, shift in zip(*cameras, by, strict=True):
@@ -159,7 +167,7 @@ def _shifted(pictures: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
 
 
 def at_most(x: Tensor, side: int) -> Tensor:
-    """Pictures [B, D, H, W] whose larger side has so many pixels at most."""
+    """Return pictures [B, D, H, W], scaled down so that the larger side has at most `side` pixels."""
     larger = max(x.shape[2:])
     if larger <= side:
         return x
@@ -167,24 +175,26 @@ def at_most(x: Tensor, side: int) -> Tensor:
 
 
 def _cells(x: Tensor) -> Tensor:
-    """Middles of the pixels of [.., H, W] in a picture whose sides go from -1 to 1: x and y, [H W, 2]."""
+    """Return x and y of the pixel centres of [.., H, W], in a picture with coordinates from -1 to 1: [H W, 2]."""
     down, right = ((torch.arange(n, device=x.device) + 0.5) / n * 2 - 1 for n in x.shape[-2:])
     return torch.stack(torch.meshgrid(right, down, indexing="xy"), dim=-1).reshape(-1, 2)
 
 
 def _shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much [B, 3, H, W] have to shift to be most alike, x and y as shares of half a side, [B, 2]; and whether
-    that explains half of the difference or more, bool [B]. Of what comes into view nothing is explained. By Fourier
-    transforms, all shifts by up to a quarter of the picture at once."""
+    """Return the shift (x, y) [B, 2], in shares of half a side, that best maps pictures `before` onto `after` ([B, 3,
+    H, W]); and bool [B], whether it counts: the pictures differ, and the shift is 0 or explains at least half of the
+    squared difference. What comes into view counts as unexplained. All shifts by up to a quarter of the picture are
+    tried at once, by FFT."""
     height, width = before.shape[2:]
-    size = (height + height // 4, width + width // 4)  # so that what goes out on one side does not come in on another
+    size = (height + height // 4, width + width // 4)  # padding against wrap-around
 
     def spectrum(x: Tensor) -> Tensor:
         found: Tensor = torch.fft.rfft2(x, s=size)
         return found
 
     def correlation(spectrum: Tensor) -> Tensor:
-        """At (y, x): sums of the first picture times what of the second is y and x further."""
+        """Return, at (y, x), the sum of products of the first picture with the second shifted by (y, x)
+        (cross-correlation)."""
         sums: Tensor = torch.fft.irfft2(spectrum, s=size)
         return sums
 

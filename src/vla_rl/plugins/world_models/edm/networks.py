@@ -1,4 +1,4 @@
-"""The denoiser of DIAMOND, given chunks of continuous actions."""
+"""DIAMOND's denoiser, conditioned on chunks of continuous actions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vla_rl.toolkit.world_models.unet import FourierEmbedding, UNet, conv3x3, gr
 
 
 class Denoiser(nn.Module):
-    """F of `toolkit/world_models/diffusion.py`: says of noisy frames what their clean ones are, given the past.
+    """Network F of `toolkit/world_models/diffusion.py`: predicts clean frames from noisy ones, given the past.
 
-    Differs from DIAMOND in what an action is: a chunk with a flag that it was played, through a linear layer instead of
-    an embedding. The last state is part of the condition too.
+    Differs from DIAMOND in what an action is: a chunk with a flag that it was executed, through a linear layer
+    instead of an embedding. The last state is part of the condition too.
     """
 
     def __init__(
@@ -31,11 +31,12 @@ class Denoiser(nn.Module):
         size: int,
         more: int = 0,
     ) -> None:
-        """
+        """Create a denoiser.
+
         Args:
-            frame: channels of a frame.   given: channels of what is known.   history: chunks that are given.
-            chunk: numbers of a chunk, its flag included.   state: numbers of a state.   size: of the condition.
-            more: channels of what else is told, beside the frame.
+            frame: channels of a frame.   given: channels of the conditioning pictures.   history: chunks given.
+            chunk: numbers per chunk, its flag included.   state: numbers per state.   size: size of the condition.
+            more: channels of the output beyond the frame.
         """
         super().__init__()
         self.noise = FourierEmbedding(size)
@@ -49,12 +50,11 @@ class Denoiser(nn.Module):
         nn.init.zeros_(self.conv_out.weight)
 
     def forward(self, noisy: Tensor, c: Conditioners, given: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
-        """
-        Args:
-            noisy: [B, frame, H, W].   given: [B, given, H, W], of the past.
-            chunks: [B, K, chunk], the last of which leads to the frame.   state: [B, S] before it.
+        """Return the output [B, frame + more, H, W].
 
-        Returns: [B, frame + more, H, W].
+        Args:
+            noisy: [B, frame, H, W].   given: conditioning pictures [B, given, H, W].
+            chunks: [B, K, chunk], the last of which leads to the frame.   state: [B, S] before it.
         """
         embedded = self.noise(c.c_noise.expand(len(noisy))) + self.actions(chunks).flatten(1)
         if self.state is not None:

@@ -1,4 +1,4 @@
-"""`oracle`: the true simulator as a world model. Light part; see docs/world-models.md."""
+"""`oracle`: the true simulator used as a world model. Settings only, light to import; see docs/world-models.md."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from vla_rl.core.types import Context, Plugin
 
 @frozen(kw_only=True)
 class OracleConfig:
+    """Spec keys of the world model `oracle`."""
+
     env: str
-    """Type of the simulator; one whose episodes come twice alike."""
+    """Type of the simulator; it must be deterministic (the same actions give the same episode again)."""
     keys: tuple[str, ...] = ()
-    """Its settings, as in `vla-rl check-env`: `[image_size=32, max_steps=8]`."""
+    """Settings of the simulator, as `vla-rl check-env` takes them: `[image_size=32, max_steps=8]`."""
     history: int = field(default=16, validator=validators.ge(1))
-    """Chunk ends in a window: at least the chunks of an episode, since all of them are played again."""
+    """Length of a window in chunks, 1 or more: at least the chunks of the longest episode, since all of them are
+    replayed."""
     rows: int = field(default=64, validator=validators.ge(1))
-    """Of the simulator; more windows are played in turns."""
+    """Env instances of the simulator, 1 or more; more windows than that are processed in turns."""
 
 
 def build(config: OracleConfig, context: Context) -> Any:

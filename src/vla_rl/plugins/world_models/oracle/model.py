@@ -1,4 +1,4 @@
-"""Plays the recorded actions again, from the reset on, and then those that are asked about."""
+"""Oracle world model: replays the recorded actions from the reset on, then executes the chunk in question."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class Oracle(WorldModel):
+    """World model that asks the true simulator: an upper bound for learnt ones, and for tests."""
+
     def __init__(self, env: SimEnv, config: OracleConfig, run: EnvInfo | None = None) -> None:
-        """`run`: the simulator whose episodes are imagined. Raises UserError where it shows or takes other things, and
-        for one whose episodes do not come twice alike."""
+        """Create the oracle on a simulator; `run` describes the simulator whose episodes are imagined. Raise UserError
+        where the two differ in cameras, state or actions, and for a simulator that is not deterministic."""
         self.env, self.history = env, config.history
         self._last: tuple[Any, Any, list[tuple[int, ChunkResult]]] | None = None
         for name in () if run is None else ("cameras", "state_dim", "action_low", "action_high"):
@@ -34,14 +36,14 @@ class Oracle(WorldModel):
             raise UserError(f"world model 'oracle' plays episodes again, and env {config.env!r} is not deterministic")
 
     def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
-        """There is nothing to learn."""
+        """Return no metrics: there is nothing to learn."""
         return {}
 
     def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
         return Observation.concat([result.obs.take(np.arange(n)) for n, result in self._played(windows, actions)])
 
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
-        """As it was, whatever `after` shows."""
+        """Return the true outcome as probabilities of 0 and 1, whatever `after` shows."""
         width = actions.shape[1]
         chances = np.zeros((len(actions), 1 + 2 * width), np.float32)
         first = 0
@@ -57,7 +59,8 @@ class Oracle(WorldModel):
         self.env.close()
 
     def _played(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
-        """The chunk after each window, as many at a time as the simulator has rows: (how many, what it led to)."""
+        """Return the result of the chunk after each window, in batches of at most the simulator's envs: (number of
+        windows, result)."""
         if (windows.first > 0).any():
             missing = int(windows.first.max())
             raise UserError(
@@ -72,7 +75,7 @@ class Oracle(WorldModel):
 
     def _play(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
         rows = self.env.num_envs
-        here = np.minimum(np.arange(first, first + rows), len(actions) - 1)  # the last one fills what is left
+        here = np.minimum(np.arange(first, first + rows), len(actions) - 1)  # the last window pads the batch
         self.env.reset(np.arange(rows), windows.states[here], windows.seeds[here])
         for asked, executed in zip(
             windows.actions[here].swapaxes(0, 1), windows.executed[here].swapaxes(0, 1), strict=True
@@ -85,7 +88,7 @@ class Oracle(WorldModel):
 
 
 def _kept(result: ChunkResult) -> ChunkResult:
-    """In NumPy, copies: the next chunk may overwrite what a simulator returned."""
+    """Return a copy of the result in NumPy arrays: the next chunk may overwrite what a simulator returned."""
     parts: dict[str, Any] = {
         name: np.array(to_numpy(getattr(result, name)))
         for name in ("rewards", "terminated", "truncated", "executed", "success")

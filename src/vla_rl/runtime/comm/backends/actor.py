@@ -1,4 +1,7 @@
-"""A worker as a Ray actor."""
+"""A worker as a Ray actor: one thread runs its calls in order, and concurrency groups run calls beside it.
+
+docs/explanation/threads.md says which group runs what, and which locks it may hold.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,29 @@ from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.processes import ignore_signals
 
-if np.lib.NumpyVersion(np.__version__) < "2.0.0":  # simulators in an old interpreter: read what NumPy 2 has pickled
+# For simulators in an interpreter with NumPy 1: arrays that NumPy 2 pickled name numpy._core.numeric, which it lacks.
+if np.lib.NumpyVersion(np.__version__) < "2.0.0":
     sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
 
 HERE = "\0reference"
-"""Stands for an argument that travels by reference."""
+"""Placeholder for an argument that travels by reference."""
 
 
 class Actor:
+    """Ray actor around a `WorkerHost`. Each method is one way to call it, in a concurrency group of its own."""
+
     def __init__(self, make_host: MakeHost, data: dict[str, Any], assignment: Assignment):
-        ignore_signals()  # of a whole job or process group; the driver decides
+        ignore_signals()  # they reach a whole process group; the driver decides when workers end
         # arrays from the object store are read-only; nothing here writes to what it was given
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self.worker = make_host(data, assignment, lambda: None)
 
     def call(self, order: bytes, *referenced: Any) -> Any:
-        """`order`: (role, method, arguments) in one piece, which Ray sends faster than one by one; `HERE` stands for
-        the next of those that came by reference."""
+        """Run a call in the one thread of the default group, one call after another.
+
+        `order` holds (role, method, arguments) in one piece, which Ray sends faster than one by one. `HERE` stands for
+        the next of the arguments that came by reference.
+        """
         role, method, arguments = pickle.loads(order)  # noqa: S301 - from our own driver
         came = iter(referenced)
         return self.worker.call(
@@ -43,56 +52,64 @@ class Actor:
         )
 
     def beside(self, order: bytes, *referenced: Any) -> Any:
-        """A call in a second thread, while the policy plays."""
+        """Run a call in a second thread, while the policy rolls out (group "beside")."""
         return self.call(order, *referenced)
 
     beside.__ray_concurrency_group__ = "beside"  # type: ignore[attr-defined]
 
     def weights(self, order: bytes, *referenced: Any) -> Any:
-        """A call in a third thread: weights are swapped while the policy plays."""
+        """Run a call in a third thread: weights are swapped while the policy rolls out (group "weights")."""
         return self.call(order, *referenced)
 
     weights.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
 
     def waiting(self, order: bytes, *referenced: Any) -> Any:
-        """A call in a thread of its own: it waits for what is played, or for what is imagined."""
+        """Run a call in one of two threads that wait for finished tickets, real or imagined (group "waiting")."""
         return self.call(order, *referenced)
 
     waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]
 
     def practice(self, order: bytes, *referenced: Any) -> Any:
-        """A call in one of two threads: the policy practises, in a world model that may be here too."""
+        """Run a call in one of two threads: the policy trains in imagination, in a world model that may be in this
+        worker too.
+        """
         return self.call(order, *referenced)
 
     practice.__ray_concurrency_group__ = "practice"  # type: ignore[attr-defined]
 
     def lane(self, order: bytes, *referenced: Any) -> Any:
-        """A call in one of as many threads as there are lanes that work at the same time."""
+        """Run a call in one of as many threads as there are concurrent lanes (group "lanes")."""
         return self.call(order, *referenced)
 
     lane.__ray_concurrency_group__ = "lanes"  # type: ignore[attr-defined]
 
     def meet(self, actors: Mapping[int, Any]) -> None:
+        """Connect this worker to the workers of these actors, whose simulators its policy acts for."""
         own = self.worker.assignment
         self.worker.meet(RayPeers(own.index, actors, own.side_by_side))
 
     def leave_play(self) -> None:
+        """End the running rollout or evaluation early."""
         self.worker.stop_requested = lambda: True
 
     leave_play.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
     def doing(self) -> tuple[str, float]:
+        """Return the longest-running activity and its last heartbeat (group "monitor", which answers while others are
+        stuck).
+        """
         return self.worker.doing
 
     doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
     def process(self) -> tuple[tuple[str, str] | None, int]:
-        """The machine, as `host_key`, and the number of this process."""
+        """Return the `host_key` of this process's machine, and the process id."""
         return host_key(), os.getpid()
 
     process.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
     def played(self) -> RolloutProgress:
+        """Return how far this worker is with what it rolls out."""
         return self.worker.count()
 
     played.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalBackend(Backend):
-    """One worker with all roles in this process. References are the results themselves."""
+    """One worker with all roles in this process. Calls run at once, so references are the results themselves."""
 
     def __init__(self, make_host: MakeHost) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How this process gets to a Ray: one of its own, which nothing outside this machine reaches, or a cluster's."""
+"""Connection of this process to Ray: a Ray of its own, which only this machine can reach, or a cluster's."""
 
 from __future__ import annotations
 
@@ -29,34 +29,39 @@ END_S = 10.0
 """Seconds that the system gets to end Ray's processes after they were killed."""
 LOOPBACK = "127.0.0.1"
 SYSTEM = {"worker_niceness": 0, "prestart_worker_first_driver": False}
-"""Of Ray's own defaults, niceness 15 lets any other work on the machine starve its workers, and a worker for every core
-is started before anything is asked for, which actors of ours do not use."""
+"""Ray's settings that differ from its defaults. With niceness 15 (Ray's default) any other work on the machine starves
+the workers; and Ray would start a worker for every core in advance, which our actors do not use.
+"""
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 TEMPORARY = "RAY_TMPDIR"
 VITAL = ("raylet", "gcs_server")
-"""Ray's processes without which a run cannot go on."""
+"""Ray's processes without which a run cannot continue."""
 
 
 @define
 class OwnRay:
-    """A Ray on this machine for this process alone. It listens on the loopback, serves who has its token, which is in
-    the memory of its processes only, and keeps its files where other users cannot see them. It does not hear SIGTERM:
-    it ends with this process, or by `stop`."""
+    """A Ray on this machine for this process alone.
+
+    It listens on the loopback only and serves whoever has its token, which is in the memory of its processes only. It
+    keeps its files where other users cannot read them. It ignores SIGTERM: it ends with this process, or by `stop`.
+    """
 
     vital: dict[str, psutil.Process] = field(factory=dict)
-    """Name -> process whose end is the end of all."""
+    """Name -> process whose end ends the run."""
     token: dict[str, str] = field(factory=dict)
-    """Variables that were set for it."""
+    """Environment variables that were set for it."""
     folder: PrivateFolder | None = None
-    """Of its sockets and logs: Ray's own is open to all users of the machine."""
+    """Folder of its sockets and logs. Ray's default folder is readable by all users of the machine."""
 
     def start(self, **options: Any) -> None:
-        """Raises UserError where it does not start, tried twice: on a busy machine its processes may come too late."""
+        """Start Ray, with a second try: on a busy machine its processes may start too late. Raises UserError where both
+        fail.
+        """
         try:
             self._start(**options)
         except UserError:
             raise
-        except Exception as exc:  # of many kinds: RuntimeError, ConnectionError, Exception itself
+        except Exception as exc:  # Ray raises many kinds: RuntimeError, ConnectionError, Exception itself
             logger.warning("Ray did not start (%s), and is tried once more: %s", _load(), _first_line(exc))
             try:
                 self._start(**options)
@@ -86,7 +91,7 @@ class OwnRay:
                     _temp_dir=str(self.folder.path / "ray"),
                     **options,
                 )
-        except (ConnectionError, TimeoutError):  # OSErrors, but not of the folder
+        except (ConnectionError, TimeoutError):  # subclasses of OSError, but they say nothing of the folder
             self.stop()
             raise
         except OSError as exc:
@@ -102,16 +107,17 @@ class OwnRay:
         warn_without_token("the Ray of this run")
 
     def ended(self) -> list[str]:
-        """Names of vital processes that are gone."""
+        """Return the names of vital processes that have ended."""
         return [name for name, process in self.vital.items() if not _lives(process)]
 
     def stop(self) -> None:
+        """End Ray with all its processes, and remove its folder."""
         import ray
 
         children = _started()
         started = [process for child in children for process in (child, *_below(child))]
         for process in children:
-            if process not in self.vital.values():  # Ray would ask them to end, and wait: they do not hear SIGTERM
+            if process not in self.vital.values():  # Ray would send SIGTERM, which they ignore, and wait
                 _kill(process)
         ray.shutdown()
         for process in started:
@@ -123,7 +129,7 @@ class OwnRay:
         self._forget_token()
 
     def _make_token(self) -> None:
-        """What the user has set holds."""
+        """Ask for a token in every connection, and make one, unless the user has set these variables."""
         self.token = {} if os.environ.get(MODE) else {MODE: "token"}
         if not (os.environ.get(TOKEN) or os.environ.get(TOKEN_FILE)):
             self.token[TOKEN] = secrets.token_hex(32)
@@ -145,7 +151,7 @@ def _first_line(error: Exception) -> str:
 
 
 def join(address: str, **options: Any) -> None:
-    """Enter a cluster that is there. Raises UserError when it cannot be reached."""
+    """Connect to a running cluster. Raises UserError when it cannot be reached."""
     import ray
 
     _check_reachable(address)
@@ -158,7 +164,7 @@ def join(address: str, **options: Any) -> None:
 
 
 def warn_without_token(which: str) -> None:
-    """Say so where Ray takes orders from everybody."""
+    """Log a warning where Ray accepts calls from everybody."""
     raylet = import_module("ray._raylet")
     if raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED:
         logger.warning(
@@ -170,8 +176,11 @@ def warn_without_token(which: str) -> None:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Ray turns 127.0.0.1 into an address that others reach, except where it takes a machine for one that has no
-    cluster, as it does with macOS."""
+    """Make Ray listen on the loopback only.
+
+    Ray replaces 127.0.0.1 by an address that others can reach, except on a machine that it takes for one without
+    clusters, as macOS.
+    """
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -183,13 +192,12 @@ def _loopback() -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray's processes begin with SIGTERM blocked, as they do with Ctrl-C by Ray's own doing. Where there is
-    a handler of ours, Ray puts none in its place."""
+    """Start Ray's processes with SIGTERM blocked (Ray itself blocks Ctrl-C), and keep our own SIGTERM handler."""
     handler = signal.getsignal(signal.SIGTERM)
     utils: Any = import_module("ray._private.utils")
     ours = handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread()
     theirs = utils.set_sigterm_handler
-    if ours:  # or a signal that another thread takes meanwhile would end this process by Ray's handler
+    if ours:  # otherwise a signal that another thread receives meanwhile would end this process by Ray's handler
         utils.set_sigterm_handler = lambda handler: None
     with held(frozenset({signal.SIGTERM})):
         try:
@@ -201,20 +209,20 @@ def _signals_kept() -> Iterator[None]:
 
 
 def read_token_anew() -> None:
-    """Ray has read its variables when it was imported."""
+    """Make Ray read its environment variables again; it has read them when it was imported."""
     raylet = import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _started() -> list[psutil.Process]:
-    """Ray's processes that this one has started."""
+    """Return Ray's processes that this process has started."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(
                 part.startswith("/") and "/ray/" in part for part in child.cmdline()
-            ):  # code of `-c` names paths too
+            ):  # the code of `python -c` contains paths too
                 found.append(child)
     return found
 
@@ -237,10 +245,10 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes. Raises UserError when nothing listens at host:port."""
+    """Raises UserError when nothing listens at host:port. Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
-        return  # "auto" and the like
+        return  # "auto", for example
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as exc:

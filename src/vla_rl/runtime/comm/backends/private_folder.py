@@ -1,4 +1,4 @@
-"""A folder in the system's temporary one that only this user can enter, for as long as this process lives."""
+"""A temporary folder that only this user can enter, and that lasts as long as this process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ LOCK = "lock"
 
 
 class PrivateFolder:
+    """Folder with a file that this process locks while it lives. The lock tells others that the folder is in use."""
+
     def __init__(self, parent: Path) -> None:
-        """Also removes those in `parent` whose process was killed."""
+        """Create a folder in `parent`, and remove those there whose process was killed."""
         for folder in parent.glob(f"{PREFIX}*"):
             _remove_if_left(folder)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
@@ -28,7 +30,7 @@ class PrivateFolder:
 
 
 def _remove_if_left(folder: Path) -> None:
-    with suppress(OSError):  # another user's, or locked by a process that lives
+    with suppress(OSError):  # another user's folder, or one that a live process has locked
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

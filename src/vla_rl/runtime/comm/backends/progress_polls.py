@@ -1,4 +1,4 @@
-"""Progress of busy workers, asked without waiting for their answers."""
+"""Progress of busy workers, asked for without waiting for their answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vla_rl.runtime.messages.reports import RolloutProgress
 
 
 class ProgressPolls:
-    """What busy workers have played, asked without waiting for their answers."""
+    """Polls the progress of busy workers and keeps the last answer of each."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -18,7 +18,7 @@ class ProgressPolls:
         self._known: dict[Any, RolloutProgress] = {}
 
     def count(self, actors: Iterable[Any]) -> RolloutProgress:
-        """The sum of what these have said; asks again."""
+        """Return the sum of the last answers of these actors, and ask again."""
         total = RolloutProgress()
         for actor in actors:
             asked = self._asked.get(actor)
@@ -30,17 +30,17 @@ class ProgressPolls:
         return total
 
     def silent(self, actors: Iterable[Any]) -> int:
-        """How many of these have not answered yet."""
+        """Return how many of these actors have not answered yet."""
         return sum(actor not in self._known for actor in actors)
 
     def forget(self) -> None:
-        """Another phase begins."""
+        """Forget all answers, as another phase begins."""
         self._asked.clear()
         self._known.clear()
 
     def _answer(self, reference: Any) -> RolloutProgress:
         try:
             found: RolloutProgress = self._ray.get(reference)
-        except self._ray.exceptions.RayActorError:  # whoever waits for its work says so
+        except self._ray.exceptions.RayActorError:  # the driver learns of the death when it waits for a result
             return RolloutProgress()
         return found

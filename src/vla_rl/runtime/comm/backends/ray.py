@@ -1,4 +1,4 @@
-"""Where workers live: in this process (for the debugger and golden tests), or as Ray actors."""
+"""Workers as Ray actors: placement, calls, and the detection of dead and hung workers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
 logger = logging.getLogger(__name__)
 
 LOOKS = 4
-"""How often within a deadline it is asked who is stuck."""
+"""Number of checks for hung workers within a deadline."""
 
 
 class RayBackend(Backend):
-    """One Ray actor a worker; what the driver passes on travels through Ray's object store, by reference."""
+    """Backend with one Ray actor for each worker. Results that the driver passes on travel through Ray's object store,
+    by reference.
+    """
 
     def __init__(self, make_host: MakeHost, address: str | None, deadline_s: float):
         import ray
@@ -47,26 +49,26 @@ class RayBackend(Backend):
         self.actors: list[Any] = []
         self.names: list[str] = []
         self.processes: list[Any] = []
-        """Of each worker a reference to its process, which it gives when it has started."""
+        """Reference to the process of each worker, which is there once the worker has started."""
         self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
-        """What each worker was last asked to do."""
+        """Worker -> the call that it was last asked for."""
         self._glances = ProgressPolls(ray)
         self.silent: dict[str, float] = {}
-        """Since when workers have not even said what they do."""
+        """Worker -> time since which it has not even answered what it is doing."""
         self.looked = time()
-        """When it was last asked who is stuck, or the waiting began."""
+        """Time of the last check for hung workers, or of the beginning of the waiting."""
         self.begun = monotonic()
-        """When workers began to start."""
+        """Time at which workers began to start."""
         self.leaving = False
-        """Workers were told to leave what they play."""
+        """True once workers were told to end their rollouts early."""
         self.assignments: tuple[Assignment, ...] = ()
         self.groups: list[Any] = []
-        """Ray's placement groups, which hold the resources of all workers."""
+        """Ray placement groups, which hold the resources of all workers."""
         self.held: list[tuple[Any, int]] = []
         """Placement group and bundle of each worker."""
         self.own: OwnRay | None = None
-        """Ray was started for this run."""
+        """The Ray that was started for this run; None where it runs on a cluster's."""
         self.owner = not ray.is_initialized()
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         path = os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)]))
@@ -106,8 +108,11 @@ class RayBackend(Backend):
             self.names.append(f"worker {assignment.index} ({', '.join(assignment.slot.roles)}; {plugins})")
 
     def _launch(self, assignment: Assignment) -> Any:
-        """A worker's actor, on the device that it holds."""
+        """Start a worker's actor on the device that it holds."""
         group, bundle = self.held[assignment.index]
+        # Threads of each group of `comm/remote.py`, besides the default group ("call"), which has one. "monitor"
+        # answers while all others are busy. "waiting" has two, for the reports of the rollout and of imagination;
+        # "practice" has two, for the policy and for the world model.
         threads = {
             "monitor": 1,
             "beside": 1,
@@ -204,7 +209,7 @@ class RayBackend(Backend):
     def _end(self, actors: Sequence[Any]) -> None:
         simulating = [actor for actor, assignment in zip(actors, self.assignments, strict=False) if assignment.lanes]
         for actor in actors:
-            if actor not in simulating:  # at once, so that simulators stop answering and can close
+            if actor not in simulating:  # killed first, so that simulators stop answering and can close
                 self.ray.kill(actor)
         closing = {actor.call.remote(pickle.dumps(("worker", "close", []))): actor for actor in simulating}
         if closing:
@@ -217,16 +222,16 @@ class RayBackend(Backend):
             self.ray.util.remove_placement_group(group)
 
     def _warn_of_closing(self, closed: Sequence[Any], late: Sequence[Any]) -> None:
-        """Tell of simulators that could not be closed, or that have not come to an end with it."""
+        """Log a warning for each simulator that could not be closed or has not finished closing in time."""
         for reference in closed:
-            with suppress(self.ray.exceptions.RayError):  # its worker is dead
+            with suppress(self.ray.exceptions.RayError):  # the worker has died
                 for flaw in self.ray.get(reference):
                     logger.warning("%s", flaw)
         asked = [actor.doing.remote() for actor in late]
         for answer in self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0] if asked else ():
             with suppress(self.ray.exceptions.RayError):
                 what, _ = self.ray.get(answer)
-                if what.endswith(": close"):  # others are in the midst of a call that was given up
+                if what.endswith(": close"):  # otherwise the worker is still in an abandoned call, before `close`
                     logger.warning("%s has not returned within %g s; its end was not waited for", what, CLOSE_S)
 
     def _begin_waiting(self) -> None:
@@ -234,7 +239,7 @@ class RayBackend(Backend):
         self.looked = time()
 
     def _wait_on(self) -> None:
-        """What has to be done every `TICK_S` while the driver waits."""
+        """Do what is due every `TICK_S` seconds while the driver waits."""
         self.interrupts.check_waiting()
         if self.interrupts.requested and not self.leaving:
             self.leaving = True
@@ -261,7 +266,7 @@ class RayBackend(Backend):
             return self.ray.get(reference, timeout=TICK_S)
         except (errors.RayTaskError, *lost) as exc:
             cause = exc.cause if isinstance(exc, errors.RayTaskError) else exc
-            if isinstance(cause, lost):  # this call's worker, or the one that an argument was to come from
+            if isinstance(cause, lost):  # the worker of this call, or the one that was to supply an argument
                 self._check_ray()
                 ids = [actor._ray_actor_id.hex() for actor in self.actors]  # noqa: SLF001 - Ray offers no public way
                 dead = [name for identity, name in zip(ids, self.names, strict=True) if identity in str(cause)]
@@ -271,7 +276,7 @@ class RayBackend(Backend):
             raise
 
     def _kill(self, worker: int) -> None:
-        """End a worker that answers nobody, Ray included."""
+        """End a worker that answers neither the driver nor Ray."""
         told, _ = self.ray.wait([self.processes[worker]], timeout=0)
         with suppress(self.ray.exceptions.RayError, ProcessLookupError):
             machine, number = self.ray.get(told[0]) if told else (None, 0)
@@ -280,9 +285,12 @@ class RayBackend(Backend):
         self.ray.kill(self.actors[worker])
 
     def _raise_if_hung(self) -> None:
-        """Ask every worker what it is doing; a second thread answers while the first is stuck. One that does not answer
-        (it was stopped, say, or holds Python's lock) is killed, and the run goes on as after any death of a worker.
-        Raises WorkerDied or CallHung."""
+        """Ask every worker what it is doing; a second thread of the worker answers while the first is stuck.
+
+        A worker that does not answer (it was stopped, or holds Python's lock) is killed; the run continues as after any
+        death of a worker.
+        Raises WorkerDied or CallHung.
+        """
         for worker, (actor, name) in enumerate(zip(self.actors, self.names, strict=True)):
             asked, answer = time(), actor.doing.remote()
             there, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
@@ -304,8 +312,9 @@ class RayBackend(Backend):
 
 
 def _interpreter(python: Path) -> dict[str, Any]:
-    """Ray's runtime environment with another interpreter. It finds the user's modules as this one does, and its own
-    packages, never ours."""
+    """Return Ray's runtime environment for another interpreter. It finds the user's modules as this one does, and its
+    own packages, never ours.
+    """
     prefixes = (sys.prefix, sys.base_prefix)
     own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
     return {"py_executable": str(python), "env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))}}

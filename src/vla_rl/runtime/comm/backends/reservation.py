@@ -1,4 +1,6 @@
-"""What Ray has, and the part of it that a plan's workers reserve: a placement group with a bundle for each device."""
+"""Resources of a Ray cluster, and their reservation for a plan's workers: a placement group with a bundle for each
+device.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import DoesNotFit, Node, Slot
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps what processes share
+# 256 MiB. Docker gives a container 64 MiB by default.
 LEAST_SHARED = 2**28
 PATIENCE_S = 60.0
 """Seconds that other work on the cluster gets to end, and a lost node to come back."""
@@ -22,7 +25,7 @@ NODE_LABEL = "ray.io/node-id"
 
 
 def nodes_of(ray: Any) -> list[tuple[str, Node]]:
-    """Ray id and resources of each node that lives. Nodes of one name are told apart by a number: `a`, `a#2`."""
+    """Return the Ray id and the resources of each live node. Nodes with the same name are numbered: `a`, `a#2`."""
     seen: dict[str, int] = {}
     found = []
     for node in sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeName"], n["NodeID"])):
@@ -43,8 +46,9 @@ def nodes_of(ray: Any) -> list[tuple[str, Node]]:
 
 
 def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str | None], list[int]]:
-    """-> (resources of each bundle, its node, bundle of each slot). Slots that share a GPU share a bundle: Ray then
-    gives all of them the same one."""
+    """Return (resources of each bundle, its node, bundle of each slot). Slots that share a GPU share a bundle, because
+    Ray gives all actors of a bundle the same GPU.
+    """
     bundles: list[dict[str, float]] = []
     nodes: list[str | None] = []
     bundle_of: list[int] = []
@@ -67,8 +71,10 @@ def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str 
 
 
 def reserve(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list[int]]:
-    """Reserve what the slots need. -> (placement group, bundle of each slot). Raises DoesNotFit when the cluster does
-    not have it, or others use it."""
+    """Reserve what the slots need. Return (placement group, bundle of each slot).
+
+    Raises DoesNotFit when the cluster does not have the resources, or others use them.
+    """
     bundles, nodes, bundle_of = bundles_of(slots)
     patience = min(PATIENCE_S, deadline)
     until = monotonic() + patience
@@ -97,14 +103,16 @@ def reserve(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list
 
 
 def holds(ray: Any, group: Any, bundle: int) -> bool:
-    """Whether the node of a bundle lives."""
+    """Return whether the node of a bundle is alive."""
     node = ray.util.placement_group_table(group)["bundles_to_node_id"].get(bundle)
     return any(node == identity for identity, _ in nodes_of(ray))
 
 
 def object_store(shared: Path = SHARED) -> int | None:
-    """Size in bytes for Ray's object store on this machine; None: Ray's own choice. Raises UserError when shared memory
-    is too small: Ray would go on through files, slowly."""
+    """Return the size in bytes for Ray's object store on this machine; None: Ray's own choice.
+
+    Raises UserError when shared memory is too small: Ray would use files instead, which is slow.
+    """
     if not shared.is_dir():
         return None
     free = shutil.disk_usage(shared).free
@@ -118,7 +126,9 @@ def object_store(shared: Path = SHARED) -> int | None:
 
 
 def rounded_down(cpus: float) -> float:
-    """To Ray's ten-thousandth, so that shares of all CPUs never ask for more of them."""
+    """Round down to Ray's resolution of one ten-thousandth, so that shares of all CPUs never add up to more than
+    all.
+    """
     return math.floor(cpus * 10_000 + 1e-3) / 10_000
 
 

@@ -1,4 +1,4 @@
-"""What goes into a simulator and what comes out of it, checked: whoever breaks the contract is named."""
+"""Checks of what goes into a simulator and what comes out of it. Errors name the side that broke the contract."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOUND_TOLERANCE = 1e-4
 
 
 def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, method: str) -> Observation:
-    """The observation of `n` rows that `method` returned, contiguous in memory. Raises EnvError."""
+    """Return the observation of `n` envs that `method` returned, contiguous in memory. Raises EnvError."""
     if len(obs) != n:
         raise EnvError(f"env {env!r}: {method} returned {len(obs)} instructions for {n} rows")
     for camera, (height, width) in info.cameras.items():
@@ -34,7 +34,7 @@ def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, metho
 
 
 def checked_result(env: str, info: EnvInfo, result: ChunkResult, rows: int, width: int) -> ChunkResult:
-    """The result of `width` actions in `rows` rows, with a contiguous observation. Raises EnvError."""
+    """Return the result of `width` actions in `rows` envs, with a contiguous observation. Raises EnvError."""
     obs = checked_observation(env, info, result.obs, rows, "chunk_step")
     _check_array(env, result.rewards, (rows, width), "float32", "rewards")
     for field in ("terminated", "truncated", "executed"):
@@ -48,7 +48,9 @@ def checked_result(env: str, info: EnvInfo, result: ChunkResult, rows: int, widt
 
 
 def checked_actions(env: str, info: EnvInfo, actions: Any, rows: Array, chunk: int) -> Array:
-    """float32 [R, C, A], clipped to the bounds that they may miss by rounding. Raises EnvError."""
+    """Return the actions as float32 [R, C, A], clipped to the bounds that they may exceed by rounding
+    (`BOUND_TOLERANCE`). Raises EnvError.
+    """
     actions = np.asarray(to_numpy(actions), np.float32)
     low, high = np.asarray(info.action_low, np.float32), np.asarray(info.action_high, np.float32)
     want = (len(rows), chunk, len(low))
@@ -67,7 +69,9 @@ def checked_actions(env: str, info: EnvInfo, actions: Any, rows: Array, chunk: i
 
 
 def not_deterministic(env: str, start: EpisodeRequest, chunks: str, paid: str) -> EnvError:
-    """What to raise where an episode comes out otherwise the second time: which chunk of it, and what it paid."""
+    """Return the error for an episode that differs when it is replayed: `chunks` says at which chunk, `paid` which
+    rewards.
+    """
     return EnvError(
         f"env {env!r} is not deterministic: {chunks} of an episode (state {start.state.id} of task "
         f"{start.state.task!r}), executed again from the same state and seed, ended it or paid {paid}; its info has to "

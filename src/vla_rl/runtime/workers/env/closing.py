@@ -1,4 +1,4 @@
-"""The end of simulators, which no run waits for and no run fails by."""
+"""Closing of simulators. A run waits for it for a limited time only, and does not fail because of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from vla_rl.toolkit.processes import limited
 
 
 def close_env(env: SimEnv, name: str) -> str:
-    """Close a simulator. -> what went wrong, in words; empty when nothing did."""
+    """Close a simulator. Return what went wrong, in words; empty when nothing did."""
     try:
         with limited(CLOSE_S):
             env.close()
     except TimeoutError:
         return f"env {name!r}: close has not returned within {CLOSE_S:g} s; its end was not waited for"
-    except BaseException as exc:  # SystemExit too: what was done before is not lost by it
+    except BaseException as exc:  # SystemExit too: a finished run must not fail because of it
         where = traceback.extract_tb(exc.__traceback__)[-1]
         said = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
         return f"env {name!r}: close failed ({where.filename}:{where.lineno}): {said}"

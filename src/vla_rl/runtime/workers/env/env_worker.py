@@ -1,4 +1,4 @@
-"""The sim role: lanes of simulator rows."""
+"""The sim role: lanes of envs, their episodes and the demonstrations of their scripted expert."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
 
 
 class EnvWorker(EnvLanes, EnvInterface):
+    """The simulators of a worker, one component for each lane (role "sim")."""
+
     def __init__(
         self,
         spec: Spec,
@@ -43,24 +45,26 @@ class EnvWorker(EnvLanes, EnvInterface):
         beat: Callable[[], None],
         stop_requested: Callable[[], bool] = lambda: False,
     ):
-        """
+        """Create the episodes of all lanes.
+
         Args:
             envs: lane index -> its simulator.
+            bootstrap: the algorithm uses values, so trajectories that are cut off need a bootstrap value.
             framed: the algorithm embeds the frames of training episodes.
-            camera: whose frames; None: the first one's.
-            local: the policy is in this process, so observations stay as they are.
-            recordings: where the episodes go that the run's world model is fitted to.
-            beat: says that a long call goes on.
-            has_to_leave: whether demonstrations end where they are, with StopRequested.
+            camera: camera of these frames; None: the first one.
+            local: the policy is in this process, so observations stay on their device.
+            recordings: store of the episodes to which the run's world model is fitted.
+            beat: heartbeat, called within long calls.
+            stop_requested: whether demonstrations have to end early, with StopRequested.
         """
         super().__init__(spec.env.type, spec.runtime.max_faults)
         self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
         self.stop_requested, self.practises = stop_requested, recordings is not None
         self.solved: dict[int, int] = {}
-        """Lane -> episodes in which the scripted expert succeeded."""
+        """Lane -> number of episodes in which the scripted expert succeeded."""
         self.outboxes = {s.index: SharedMemoryWriter() for s in slices}
         self.shared: dict[int, bool] = {}
-        """Lane -> the process of its policy shares memory with this one."""
+        """Lane -> whether the process of its policy shares memory with this one."""
         rollout = spec.rollout
         shared: dict[str, Any] = {
             "name": spec.env.type,
@@ -97,7 +101,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
 
     def swap(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
-        """Go on with these simulators, or, while no round is played, without any. -> those there were."""
+        """Replace the simulators by these, or, while no rollout runs, by none. Return the previous ones."""
         before, self.envs = self.envs, envs
         for played in (self.train, self.eval):
             for lane, episodes in played.items():
@@ -138,7 +142,8 @@ class EnvWorker(EnvLanes, EnvInterface):
             request = episodes.step(None, starts)
             solved = np.zeros(own.rows, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
-            first = np.zeros(own.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
+            # Index in `steps` at which each row's last attempt begins: above 0 where the row broke and started again.
+            first = np.zeros(own.rows, np.int64)
             while not request.done and request.obs is not None:
                 self.beat()
                 if self.stop_requested():
@@ -166,7 +171,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             return None, (0, 0, tried)
         observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
         order = np.lexsort(np.concatenate(found_at, axis=1)[::-1])
-        if np.any(np.diff(order) < 0):  # a row that broke plays later than its neighbours
+        if np.any(np.diff(order) < 0):  # a row that broke ran later than the others
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
 
@@ -192,29 +197,30 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.spools[what].forget(last)
 
     def close(self) -> list[str]:
-        """-> what went wrong, in words."""
+        """Close all simulators. Return what went wrong, in words."""
         for outbox in self.outboxes.values():
             outbox.close()
         flaws = [close_env(env, self.name) for env in self.envs.values()]
         return [flaw for flaw in flaws if flaw]
 
     def _draw(self, start: EpisodeRequest, episode: int) -> EpisodeRequest:
-        """With auto_reset, an episode of a ticket."""
+        """Return episode number `episode` of a ticket, with a drawn reset state (auto_reset)."""
         group = start.key // self.spec.rollout.group_size
         return evolve(
             start, episode=episode, state=draw_state(self.states, self.spec.seed, group, episode, start.weights)
         )
 
     def _answer(self, lane: int, request: StepRequest) -> Any:
-        """The request, or the message that it travels in."""
+        """Return the request, or the message in which it travels."""
         if self.local and not self.practises:
             return request
-        request = in_host_memory(request)  # imagined ones are
+        # Imagined observations are in host memory too, and samples of both kinds form one batch.
+        request = in_host_memory(request)
         return request if self.local else self.outboxes[lane].put(request, shared=self.shared.get(lane, False))
 
 
 def camera_of(info: EnvInfo, spec: Spec, asked: str | None) -> str:
-    """The camera whose frames the algorithm sees. Raises UserError where there is none, or none of that name."""
+    """Return the camera whose frames the algorithm sees. Raises UserError where there is none, or none of that name."""
     name, there = spec.algorithm.type, tuple(info.cameras)
     if not there:
         raise UserError(

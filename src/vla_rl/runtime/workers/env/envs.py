@@ -1,4 +1,4 @@
-"""What a role does that has lanes of rows: they play tickets for a purpose."""
+"""Base of the roles that have lanes of envs: they roll out tickets for a purpose, and count faults."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from vla_rl.runtime.workers.env.episodes import Episodes
 
 
 class EnvLanes:
+    """Lanes of real or imagined envs, with the episodes of each purpose."""
+
     def __init__(self, name: str, max_faults: int) -> None:
-        """
+        """Create lanes without episodes.
+
         Args:
-            name: of the simulator, for errors.
-            max_faults: how often rows may break.
+            name: name of the simulator, for errors.
+            max_faults: number of faults that the run tolerates.
         """
         self.name, self.max_faults = name, max_faults
         self.played: dict[str, Mapping[int, Episodes]] = {}
-        """Purpose of a `Mode` -> lane -> its episodes."""
+        """Purpose of a `PolicyMode` -> lane -> its episodes."""
         self.running: dict[int, Episodes] = {}
-        """Of each lane, those that it plays."""
+        """Lane -> the episodes that it is running."""
         self.faults: list[str] = []
-        """That no request has told of yet."""
+        """Faults that no request has reported yet."""
         self.fault_count = 0
         self._counting = Lock()
 
     def started(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
-        """Play these tickets, and forget what the lane has played before."""
+        """Start these tickets, and forget what the lane ran before."""
         self.running[lane] = self.played[purpose][lane]
         self.running[lane].clear()
         return self.stepped(lane, None, tickets)
 
     def stepped(self, lane: int, actions: Array | None, tickets: Sequence[EpisodeRequest]) -> StepRequest:
-        """Execute a chunk in each row that plays, and begin with further tickets."""
+        """Execute a chunk in each env that has a ticket, and start further tickets."""
         request = self.running[lane].step(actions, tickets)
         with self._counting:
             faults, self.faults = self.faults, []
         return evolve(request, faults=tuple(faults)) if faults else request
 
     def on_fault(self, text: str) -> None:
-        """A row broke. Raises EnvError when there were too many."""
+        """Count a fault of an env. Raises EnvError when there were too many."""
         with self._counting:
             self.fault_count += 1
             self.faults.append(text)
@@ -53,7 +56,7 @@ class EnvLanes:
 
 
 def in_host_memory(request: StepRequest) -> StepRequest:
-    """With observations as NumPy arrays."""
+    """Return the request with observations as NumPy arrays."""
     obs = None if request.obs is None else request.obs.numpy()
     final = None if request.final is None else request.final.numpy()
     return evolve(request, obs=obs, final=final)

@@ -1,22 +1,22 @@
 """Episode bookkeeping around a SimEnv: resets, limits, masks, fixed states, seeds and success statistics.
 
-A simulator plugin writes `reset` and `chunk_step`; everything else that a rollout needs happens here, once. Rows play
-tickets: a row that is done with one takes the next, and waits for no other. Three modes (RLinf-VLA fig. 7;
-docs/algorithms.md):
+A simulator plugin implements `reset` and `chunk_step`; everything else that a rollout needs happens here, once. Envs
+run tickets: an env that has finished one takes the next, and waits for no other env. There are three modes (RLinf-VLA
+fig. 7; docs/algorithms.md):
 
 | auto_reset | ignore_terminations | a ticket is |
 | off | false | an episode: the actions up to and including the one that ends it |
-| immediate, deferred | false | so many chunk steps: every action; a new episode starts with the next chunk |
-| immediate, deferred | true | so many chunk steps: every action; episodes end at the step limit only |
+| immediate, deferred | false | a fixed number of chunk steps: every action; a new episode starts with the next chunk |
+| immediate, deferred | true | a fixed number of chunk steps: every action; episodes end at the step limit only |
 
 `immediate` drops the rest of a chunk after an end, `deferred` executes it; either way it is not valid.
 
-With auto_reset a ticket is a segment of its row's stream: it goes on where the stream's last one ended. Where the row
-does not stand there any more (an evaluation was played on it, the run was resumed, the worker is another), it is reset
-and the actions of the running episode are executed again, without drawing any.
+With auto_reset a ticket is a segment of its env's persistent stream: it continues where the stream's last ticket ended.
+Where the env is no longer at that point (an evaluation ran on it, the run was resumed, or the worker is another one),
+it is reset and the actions of the running episode are executed again, without drawing new ones.
 
-A row that broke (`SimEnv.faults`) plays its episode again from the start, or from where its ticket went on with it,
-with the same random numbers; what it had done of it is forgotten. So a fault costs time and nothing else.
+An env that broke (`SimEnv.faults`) runs its episode again with the same random numbers, from the start, or from where
+its ticket continued it; its records of the failed attempt are dropped. So a fault costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ NO_ROWS = np.zeros(0, np.int64)
 
 
 class Episodes:
-    """Runs the rows of one lane: `step` with tickets, and then with the actions that each request asks for."""
+    """Runs the envs of one lane: call `step` with tickets, then with the actions that each request asks for.
+
+    Comments call an env of the lane a row, as it is a row of the arrays here.
+    """
 
     def __init__(
         self,
@@ -72,22 +75,23 @@ class Episodes:
         on_fault: Callable[[str], None] = lambda text: None,
         takes: EpisodeRecorder | None = None,
     ):
-        """
+        """Wrap a simulator.
+
         Args:
-            first_row: of the run's.
-            chunk_steps: of a ticket, with auto_reset.
-            draw: with auto_reset, (ticket, e) -> its episode e, from a state of its own.
-            camera: whose frames are kept of an episode that is recorded; None: of all.
-            watch: sees what its rows see and do.
-            on_fault: hears what broke; it may raise to stop.
-            takes: episodes that are recorded as data.
+            first_row: index in the run of the lane's first env.
+            chunk_steps: chunk steps of a ticket, with auto_reset.
+            draw: (ticket, e) -> its episode e, from a reset state of its own, with auto_reset.
+            camera: camera whose frames are kept of an episode that keeps frames; None: all cameras.
+            watch: observer of all that the envs see and do.
+            on_fault: called with the text of each fault; it may raise to stop.
+            takes: recorder of episodes as data.
         """
         self.on_fault, self.watch = on_fault, watch
         self.env, self.name, self.seed, self.chunk, self.first_row = env, name, seed, chunk, first_row
         self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
         self.chunk_steps, self.draw = chunk_steps, draw
         self.takes = takes or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
-        self.broke: dict[int, Sequence[str]] = {}  # within a chunk
+        self.broke: dict[int, Sequence[str]] = {}  # rows that broke within the current chunk, and their faults
         self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
         self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
         self.low = np.asarray(env.info.action_low, np.float32)
@@ -102,36 +106,41 @@ class Episodes:
             reward_coef=reward_coef,
         )
         n = self.rows
-        self.starts: list[EpisodeRequest | None] = [None] * n  # of the running episode, or of the last one
-        self.identity = np.zeros((n, 4), np.int64)  # its number, key, episode and version
-        self.limit = np.zeros(n, np.int64)  # of its steps
-        self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began, or was gone on with
-        self.since: list[list[Array]] = [[] for _ in range(n)]  # chunks of a stream's running episode
-        self.before = [0] * n  # how many of them were before the running ticket
-        self.paid = [0.0] * n  # what those paid
-        self.going_on: dict[int, Observation] = {}  # of rows whose streams stand in the midst of an episode
+        self.starts: list[EpisodeRequest | None] = [None] * n  # request of the running episode, or of the last one
+        self.identity = np.zeros((n, 4), np.int64)  # of that episode: number, key, episode and version
+        self.limit = np.zeros(n, np.int64)  # step limit of that episode
+        self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which that episode began, or was continued
+        self.since: list[list[Array]] = [[] for _ in range(n)]  # executed chunks of a stream's running episode
+        self.before = [0] * n  # how many of them were executed before the running ticket
+        self.paid = [0.0] * n  # sum of the rewards of those
+        self.going_on: dict[int, Observation] = {}  # observations of rows whose streams are in the middle of an episode
         self.clear()
 
     # ---------------------------------------------------------------------------------------------- protocol
 
     def clear(self) -> None:
-        """Forget what is being played; but not which scenes the rows have, nor streams that stand between tickets."""
+        """Drop the running tickets. The scenes that the envs have loaded and streams between two tickets are kept."""
         self.waiting: deque[EpisodeRequest] = deque()
         self.takes.clear()
         self.active = np.zeros(self.rows, bool)
-        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]  # of the running ticket; [N, ...]
-        self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # of its episodes
+        # Of each row's running ticket: one record a chunk step; the arrays of a record are of all rows, [N, ...].
+        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]
+        self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # episodes of the running ticket that ended
         self.frames: dict[int, list[dict[str, Array]]] = {}
         self.recorded: dict[int, dict[str, Array]] = {}
         self.obs_rows = NO_ROWS
 
     def leave(self) -> None:
-        """Somebody else will play on the simulator."""
+        """Forget the positions of streams, because something else will run on the simulator."""
         self.going_on.clear()
 
     def step(self, actions: Array | None = None, tickets: Sequence[EpisodeRequest] = ()) -> StepRequest:
-        """Execute float [R, C, A], aligned with the last request's `positions`; let rows that are free begin with
-        tickets, of which others wait in the lane; and ask for the next chunks."""
+        """Execute actions, start tickets in free envs, and ask for the next chunks.
+
+        Args:
+            actions: float [R, C, A], aligned with the last request's `positions`.
+            tickets: further tickets; those without a free env wait in the lane.
+        """
         self.waiting.extend(tickets)
         self.seconds, self.env_steps, self.replayed, self.restarted = 0.0, 0, 0, 0
         if not self.active.any():
@@ -173,7 +182,7 @@ class Episodes:
         return self._request(valued_of, final, finished, retaken)
 
     def _fill(self) -> Array:
-        """Let free rows begin with waiting tickets. -> these rows."""
+        """Start waiting tickets in free envs. Return these envs, int64."""
         filled = []
         for row in np.flatnonzero(~self.active):
             ticket = self._next_of(row)
@@ -188,18 +197,18 @@ class Episodes:
             self.since[row] = [] if ticket.actions is None else list(ticket.actions)
             self.before[row], self.paid[row] = len(self.since[row]), ticket.paid
             if ticket.row is not None and not self.since[row]:
-                self._draw(row, ticket.episode)  # by the weights of this ticket
+                self._draw(row, ticket.episode)  # drawn with the task weights of this ticket
             filled.append(row)
         return np.array(filled, np.int64)
 
     def _next_of(self, row: Any) -> EpisodeRequest | None:
-        """The ticket for a row, best one of the task whose scene it has."""
+        """Return the next ticket for an env, preferably one of the task whose scene it has loaded."""
         before, own = self.starts[row], [t for t in self.waiting if t.row in (None, self.first_row + row)]
         like = (t for t in own if before is not None and t.state.task == before.state.task)
         return next(like, own[0] if own else None)
 
     def _follow(self, row: int) -> None:
-        """The row's ticket, or its stream, goes on with another episode."""
+        """Continue the env's ticket, or its stream, with another episode."""
         self._draw(row, self._start(row).episode + 1)
         self.since[row], self.before[row], self.paid[row] = [], 0, 0.0
 
@@ -212,7 +221,7 @@ class Episodes:
         self.identity[row] = start.number, start.key, start.episode, start.version
 
     def _hand_over(self, row: int, obs: Observation) -> EnvTrajectory:
-        """The ticket that a row is done with; the row is free then. `obs`: of all rows."""
+        """Return the finished ticket of an env, which is free then. `obs`: observations of all envs."""
         start, records, self.active[row] = self._start(row), self.records[row], False
         after, since = None, self.since[row]
         if start.row is not None:
@@ -232,13 +241,13 @@ class Episodes:
     # --------------------------------------------------------------------------------------------- simulator
 
     def _reset(self, rows: Array) -> Observation:
-        """Put rows at the beginning of their episodes. -> Observation of these rows."""
+        """Reset envs to the beginning of their episodes. Return their observations."""
         starts = [self._start(row) for row in rows]
         ids = np.array([s.state.id for s in starts], np.int64)
         seeds = np.array([derived_seed(self.seed, "episode", s.key, s.episode) for s in starts], np.int64)
         before = perf_counter()
         obs = self.env.reset(rows, ids, seeds)
-        self._broken(self.active)  # and repaired: these faults are only counted
+        self._broken(self.active)  # they are repaired already: these faults are only counted
         self.seconds += perf_counter() - before
         obs = checked_observation(self.name, self.env.info, obs, len(rows), "reset")
         if self.watch is not None:
@@ -252,7 +261,7 @@ class Episodes:
         return obs
 
     def _chunk_step(self, actions: Array, active: Array) -> ChunkResult:
-        """Of all rows: float32 [N, C', A], bool [N]."""
+        """Execute actions float32 [N, C', A] in the active envs, bool [N]; both are of all envs."""
         before = perf_counter()
         if self.takes.wants_steps(active):
             result, self.broke = one_by_one(self.env, actions, active, self.stop_at_end, self.takes.see)
@@ -262,7 +271,9 @@ class Episodes:
         return checked_result(self.name, self.env.info, result, self.rows, actions.shape[1])
 
     def _replay(self, rows: Array) -> Observation:
-        """Execute the actions of running episodes again, from the rows' resets. -> Observation of these rows."""
+        """Reset to where running episodes are: execute their actions again after the envs' resets. Return their
+        observations.
+        """
         done = dict.fromkeys(rows.tolist(), 0)
         arrived: dict[int, Observation] = {}
         while left := [row for row in done if row not in arrived]:
@@ -291,7 +302,7 @@ class Episodes:
     # -------------------------------------------------------------------------------------------- accounting
 
     def _remaining(self, active: Array) -> Array:
-        """Actions before the step limit, int64 [N]; of rows that are not active 0."""
+        """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
         return np.where(active, self.limit - self.accounts.steps, 0)
 
     def _finish(self, row: int, record: dict[str, Array]) -> None:
@@ -306,8 +317,9 @@ class Episodes:
             self.frames[row].append({name: to_numpy(obs.images[name][row]) for name in self.cameras})
 
     def _renew(self, rows: Array) -> None:
-        """Let rows go on where their stream stands, or else from a reset; and put the observation from which they do so
-        in the place of the one they have."""
+        """Continue envs where their stream is, or else from a reset, and replace their observations by the ones from
+        there.
+        """
         if not len(rows):
             return
         rows = np.unique(rows)
@@ -319,7 +331,7 @@ class Episodes:
         self.obs_rows = np.concatenate([of for of, _ in found])
 
     def _set_up(self, rows: Array) -> list[tuple[Array, Observation]]:
-        """Reset rows, and bring those whose episode has begun before to where it stood."""
+        """Reset envs, and replay the episodes that had begun before."""
         if not len(rows):
             return []
         for row in rows:
@@ -333,7 +345,7 @@ class Episodes:
         return [(rows[~begun], obs.take(np.flatnonzero(~begun))), (rows[begun], self._replay(rows[begun]))]
 
     def _broken(self, active: Array) -> Array:
-        """Those of the active rows that broke since the last call, int64, ascending."""
+        """Return those of the active envs that broke since the last call, int64, ascending; report their faults."""
         faults, self.broke = {**self.broke, **self.env.faults()}, {}
         for row, texts in faults.items():
             self.going_on.pop(row, None)
@@ -342,12 +354,16 @@ class Episodes:
         return np.array(sorted(row for row in faults if active[row]), np.int64)
 
     def _take_back(self, row: int) -> tuple[int, int]:
-        """Forget what the ticket has of the running episode. -> (ticket, chunk steps of it that stand)."""
+        """Drop the ticket's records of the running episode. Return (ticket, number of its chunk steps that remain
+        valid).
+        """
         del self.records[row][self.begun[row] :], self.since[row][self.before[row] :]
         return self._start(row).number, int(self.begun[row])
 
     def _ending(self, rows: Array, played: Sequence[int]) -> int:
-        """How many of these rows, with so many chunk steps, surely end their tickets with the next one."""
+        """Return how many of these envs, with this many chunk steps each, certainly end their tickets with the next
+        one.
+        """
         if self.chunk_steps is not None:
             return sum(count + 1 == self.chunk_steps for count in played)
         return int(np.count_nonzero(self.limit[rows] - self.accounts.steps[rows] <= self.chunk))
@@ -358,7 +374,7 @@ class Episodes:
         return start
 
     def _counted(self, obs: Observation, rows: Array) -> Observation:
-        """An observation of these rows, with the steps of their episodes."""
+        """Return the observation of these envs with the step counts of their episodes."""
         return evolve(obs, steps=self.accounts.steps[rows])
 
     def _request(

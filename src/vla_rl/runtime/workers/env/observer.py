@@ -1,4 +1,4 @@
-"""Who sees all that the rows of a lane see and do."""
+"""Interface of observers that see all that the envs of a lane see and do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from vla_rl.runtime.messages.requests import EpisodeRequest
 
 
 class RolloutObserver(Protocol):
-    """Somebody who sees all of a lane's episodes: `runtime/imagination` records them."""
+    """Observer of all episodes of a lane; `world_model_recording.py` records them through it."""
 
     def began(self, rows: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
-        """These rows (int64 [R]) were reset, with these seeds (int64 [R]); `obs` is theirs."""
+        """Take note that these envs (int64 [R]) were reset with these seeds (int64 [R]); `obs` has their R
+        observations.
+        """
 
     def moved(self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation) -> None:
-        """These rows executed a chunk. Of all rows: actions float32 [N, C, A] as they were asked for; masks [N, C] as
-        `Accounts.add` gives them; whether the last action solved the task, bool [N]; what was seen after it."""
+        """Take note that these envs (int64 [R]) executed a chunk.
+
+        Args:
+            actions: float32 [N, C, A] of all N envs, as they were asked for.
+            record: masks [N, C], as `EpisodeStatistics.add` returns them.
+            success: bool [N]: whether the last action solved the task.
+            obs: observations of all envs after the chunk.
+        """

@@ -1,4 +1,4 @@
-"""A chunk as single actions, so that cameras are drawn after each of them."""
+"""Execution of a chunk as single actions, so that cameras are rendered after each of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Saw = Callable[[Array, Observation], None]
 def one_by_one(
     env: SimEnv, actions: Array, active: Array, stop_at_end: bool, saw: Saw
 ) -> tuple[ChunkResult, dict[int, Sequence[str]]]:
-    """What `env.chunk_step` does with the whole chunk; -> (its result, rows that broke and what did).
+    """Return what `env.chunk_step` returns for the whole chunk, and the envs that broke with the texts of their faults.
 
     Args:
-        saw: is told, after each action, which rows executed it (int64) and the observation of all rows.
+        saw: called after each action with the envs that executed it (int64) and the observation of all envs.
     """
     going, faults = active.copy(), dict[int, Sequence[str]]()
     last = np.zeros(len(active), np.int64)

@@ -1,7 +1,7 @@
-"""Episodes that are being recorded, where the simulators are.
+"""Recording of episodes as data, in the simulators' process.
 
-An image is compressed as soon as it is drawn, and an episode that ended goes to a file without a name, which ends with
-its process. So memory holds the episodes that are being played, compressed, and nothing of those that were.
+Images are compressed as soon as they are rendered. An episode that ended goes to an unnamed temporary file, which
+disappears with its process. So memory holds only the running episodes, compressed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from vla_rl.toolkit.data.recording import Recording, RecordSettings, png
 
 @define
 class RecordingStore:
-    """Recordings in a file, in the order in which they come; it is emptied when nobody wants any of them."""
+    """Recorded episodes in a file, in the order in which they end. The file is emptied when all of them are forgotten.
+    Any thread may use the store.
+    """
 
     _file: Any = field(factory=tempfile.TemporaryFile, init=False)
     _places: dict[RecordingKey, tuple[int, int]] = field(factory=dict, init=False)
@@ -45,7 +47,7 @@ class RecordingStore:
             return recording
 
     def forget(self, last: int | None) -> None:
-        """Those of tickets up to this number; None: all."""
+        """Forget the episodes of tickets up to this number; None: all."""
         with self._lock:
             self._places = {key: p for key, p in self._places.items() if last is not None and key[0] > last}
             if not self._places:
@@ -55,6 +57,8 @@ class RecordingStore:
 
 @define(kw_only=True)
 class _Take:
+    """Recording of a running episode."""
+
     images: dict[str, list[bytes]]
     states: list[Array] = field(factory=list)
     actions: list[Array] = field(factory=list)
@@ -64,7 +68,7 @@ class _Take:
 
 
 class EpisodeRecorder:
-    """Of one lane: what its rows are recording."""
+    """Recorder of the running episodes of one lane."""
 
     def __init__(self, info: EnvInfo, settings: RecordSettings, spool: RecordingStore) -> None:
         self.info, self.settings, self.spool = info, settings, spool
@@ -72,15 +76,15 @@ class EpisodeRecorder:
         self._takes: dict[int, _Take] = {}
 
     def clear(self) -> None:
-        """Forget what is being recorded."""
+        """Drop the recordings of running episodes."""
         self._takes.clear()
 
     def wants_steps(self, active: Array) -> bool:
-        """Whether one of the active rows (bool [N]) records each environment step."""
+        """Return whether one of the active envs (bool [N]) records every environment step."""
         return self.by_step and any(active[row] for row in self._takes)
 
     def begin(self, row: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
-        """An episode begins in a row, whose observation is at this position."""
+        """Begin to record the episode of an env, if its request asks for it. `position`: the env's index in `obs`."""
         self._takes.pop(row, None)
         if start.recorded:
             images: dict[str, list[bytes]] = {camera: [] for camera in self.info.cameras}
@@ -88,7 +92,7 @@ class EpisodeRecorder:
             self._see(row, obs, position)
 
     def see(self, rows: Array, obs: Observation) -> None:
-        """What the next action, or chunk, of these rows (int64) follows on; `obs`: of all rows."""
+        """Record what these envs (int64) observe before their next action, or chunk; `obs` is of all envs."""
         for row in rows.tolist():
             if row in self._takes:
                 self._see(row, obs, row)
@@ -101,7 +105,9 @@ class EpisodeRecorder:
         take.states.append(np.array(state, np.float32))
 
     def add(self, rows: Array, chosen: Array, result: ChunkResult, valid: Array) -> None:
-        """What these rows (int64) did: float32 [N, C, A] of all rows, and which actions count, bool [N, C]."""
+        """Record what these envs (int64) did: actions float32 [N, C, A] of all envs, and which of them count, bool [N,
+        C].
+        """
         rewards = to_numpy(result.rewards)
         for row in [row for row in rows.tolist() if row in self._takes]:
             take, count = self._takes[row], int(valid[row].sum())
@@ -115,7 +121,7 @@ class EpisodeRecorder:
                 self._see(row, result.obs, row)
 
     def end(self, row: int, episode: Episode) -> None:
-        """A row's episode ended."""
+        """Put the recording of an env's finished episode into the store, if the settings keep it."""
         take = self._takes.pop(row, None)
         if take is None or not self.settings.keeps(episode.success_once):
             return

@@ -1,4 +1,4 @@
-"""What the running episode of each row has brought so far: masks, rewards, success."""
+"""Statistics of the running episode of each env: masks, rewards, success."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 
 
 class EpisodeStatistics:
+    """Statistics of the running episodes of N envs; `add` derives the masks and rewards of a chunk step."""
+
     def __init__(
         self,
         rows: int,
@@ -23,7 +25,7 @@ class EpisodeStatistics:
     ):
         self.rows, self.name, self.chunk = rows, name, chunk
         self.ignore_terminations, self.reward, self.reward_coef = ignore_terminations, reward, reward_coef
-        self.steps = np.zeros(rows, np.int64)  # valid ones
+        self.steps = np.zeros(rows, np.int64)  # only valid ones count
         self.chunks = np.zeros(rows, np.int64)
         self.total = np.zeros(rows, np.float64)
         self.last_reward = np.zeros(rows, np.float32)
@@ -31,16 +33,21 @@ class EpisodeStatistics:
         self.at_end = np.zeros(rows, bool)
 
     def open(self, row: Any) -> None:
-        """An episode begins."""
+        """Reset the statistics of an env whose episode begins."""
         self.steps[row] = self.chunks[row] = 0
         self.total[row], self.last_reward[row], self.once[row] = 0.0, 0.0, False
 
     def add(
         self, active: Array, remaining: Array, result: ChunkResult, broken: Array
     ) -> tuple[dict[str, Array], Array, int]:
-        """A chunk step of the active rows (bool [N]), with so many actions before each one's limit (int64 [N]).
-        -> its masks and rewards, padded to [N, C]; which rows' episodes ended; actions that were executed.
-        Raises EnvError where a row did not move."""
+        """Add a chunk step of the active envs, bool [N].
+
+        Args:
+            remaining: actions before each env's step limit, int64 [N].
+            broken: indices of the envs that broke in this chunk.
+        Raises EnvError where an env executed no action.
+        Returns: (masks and rewards, padded to [N, C]; whose episodes ended, bool [N]; number of executed actions).
+        """
         width = to_numpy(result.rewards).shape[1]
         rewards = to_numpy(result.rewards).astype(np.float32)
         terminated = to_numpy(result.terminated).astype(bool)
@@ -84,7 +91,7 @@ class EpisodeStatistics:
         return record, (terminated | truncated).any(1), int(executed.sum())
 
     def close(self, row: int, start: EpisodeRequest, truncated: bool) -> Episode:
-        """An episode ended."""
+        """Return the result of an env's finished episode."""
         return Episode(
             number=start.key,
             episode=start.episode,

@@ -1,4 +1,4 @@
-"""Makes recordings of the episodes of a lane, where their frames are made, and keeps them for the world model."""
+"""Recording of a lane's episodes for the world model, in the simulators' process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from vla_rl.runtime.messages.world_model import RecordedEpisode
 
 @define(eq=False)
 class _Running:
+    """Recording of a running episode."""
+
     start: EpisodeRequest
     seed: int
     frames: list[Observation]
-    """Of one row each."""
+    """Observations, each of one env."""
     actions: list[Array] = field(factory=list)
     executed: list[Array] = field(factory=list)
     outcomes: list[int] = field(factory=list)
 
 
 class WorldModelObserver:
-    """A `Watch` of a lane without auto_reset, where a ticket is an episode."""
+    """A `RolloutObserver` of a lane without auto_reset, where a ticket is an episode."""
 
     def __init__(self, recordings: dict[int, RecordedEpisode]) -> None:
-        """`recordings`: where those of tickets that ended are put, by their numbers."""
+        """Create an observer that puts finished episodes into `recordings`, by the numbers of their tickets."""
         self.recordings = recordings
         self._running: dict[int, _Running] = {}
 
@@ -51,14 +53,16 @@ class WorldModelObserver:
 
 
 class WorldModelRecordings(WorldModelRecordingInterface):
-    """A role of each worker with simulators: episodes of tickets that ended there."""
+    """Role of each worker with simulators that holds its recorded episodes until the world model takes them."""
 
     def __init__(self) -> None:
         self.ended: dict[int, RecordedEpisode] = {}
-        """By the numbers of their tickets; those of later steps too, where rollouts run ahead."""
+        """Number of the ticket -> its episode. With rollouts ahead of training, episodes of later steps are among
+        them.
+        """
 
     def tap(self) -> WorldModelObserver:
-        """For the episodes of a lane."""
+        """Return an observer for the episodes of a lane."""
         return WorldModelObserver(self.ended)
 
     def take(self, last: int) -> list[RecordedEpisode]:
@@ -66,7 +70,7 @@ class WorldModelRecordings(WorldModelRecordingInterface):
 
 
 def _copy(obs: Observation, row: int) -> Observation:
-    """Of one row, in memory of its own: a simulator may write into what it returned."""
+    """Return the observation of one env in memory of its own, because a simulator may write into what it returned."""
     taken = obs.take(np.array([row])).numpy()
     images = {camera: np.array(frames) for camera, frames in taken.images.items()}
     state = None if taken.state is None else np.array(taken.state, np.float32)

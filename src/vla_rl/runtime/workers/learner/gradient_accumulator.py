@@ -1,8 +1,9 @@
-"""One optimiser step whose samples come in parts, and whose divisors are known at its end alone.
+"""Gradient accumulation for an optimiser step whose samples arrive in parts, and whose divisors are known only at its
+end.
 
-A loss is linear in its weights: what those of the policy contribute to gradients and metrics, and what those of the
-critic do, are sums that may be divided after they were added up. Each has its own divisor, so that with a critic there
-are two sums, and two backward passes over one forward pass.
+A loss is linear in its weights. So the contributions of the policy's weights to gradients and metrics are sums that can
+be divided after they were added up, and so are those of the critic's weights. Each has its own divisor. With a critic
+there are therefore two sums, and two backward passes for one forward pass.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from vla_rl.runtime.messages.model_inputs import ModelInputs
 
 Light = Mapping[str, "Array | None"]
 LINEAR = 1e-3
-"""By how much of its terms a loss may differ from a linear one: rounding of sums."""
+"""Tolerance of the linearity check, relative to the size of the terms: rounding of sums."""
 
 
 @define(eq=False)
 class MetricAccumulator:
-    """What losses say beside their gradients."""
+    """Metrics of losses: sums, maxima and statistics over micro-batches."""
 
     sums: dict[str, torch.Tensor] = field(factory=dict)
     maxima: dict[str, torch.Tensor] = field(factory=dict)
@@ -48,15 +49,17 @@ class MetricAccumulator:
 
 @define(eq=False)
 class GradientAccumulator:
+    """Gradients and metrics of one optimiser step, divided at its end."""
+
     parameters: Mapping[str, nn.Parameter]
-    """Their `grad` holds the policy's sum; in the end, the gradient."""
+    """Trainable parameters. Their `grad` holds the policy's sum, and the gradient after `divide`."""
     loss: Callable[[Scores, Batch], Loss]
     keep: bool
-    """There are further epochs, which need the parts again."""
+    """True where there are further epochs, which need the parts again."""
     seconds: float = field(default=0.0, init=False)
-    """That the parts took."""
+    """Seconds that the parts took."""
     _sums: MetricAccumulator = field(factory=MetricAccumulator, init=False)
-    """The policy's, and all that is no sum."""
+    """Sums of the policy's terms, and all metrics that are not sums."""
     _value_sums: MetricAccumulator = field(factory=MetricAccumulator, init=False)
     _value_gradients: dict[str, torch.Tensor | None] = field(factory=dict, init=False)
     _parts: list[tuple[ModelInputs | None, Light, Sequence[Array], int]] = field(factory=list, init=False)
@@ -67,7 +70,9 @@ class GradientAccumulator:
     def part(
         self, heavy: ModelInputs | None, light: Light, micro_batches: Sequence[Array], passes: int
     ) -> Iterator[None]:
-        """Whose micro-batches are added meanwhile. Nothing goes on from one that failed."""
+        """Context in which the micro-batches of one part are added. If it fails, the accumulator refuses further
+        use.
+        """
         before = perf_counter()
         self._check_whole()
         self._broken = True
@@ -82,10 +87,10 @@ class GradientAccumulator:
             raise RuntimeError("an earlier part of this training step failed")
 
     def add(self, scores: Scores, batch: Batch, counts: bool = True) -> None:
-        """The backward passes of a micro-batch, whose weights are not divided.
+        """Run the backward passes of a micro-batch, whose weights are not divided yet.
 
         Args:
-            counts: False: only for its gradient of 0, of a rank that keeps step with others.
+            counts: False for a dummy batch with weight 0, by which a rank keeps step with the others.
         """
         whole, value = self.loss(scores, batch), None
         if batch.value_weights is not None:
@@ -95,6 +100,8 @@ class GradientAccumulator:
             self._checked = True
         if value is None:
             whole.total.backward()
+        # Two backward passes over one graph: the policy's terms into `grad`, then the critic's into the swapped-in
+        # sums.
         else:
             (whole.total - value.total).backward(retain_graph=True)
             self._swap()
@@ -104,12 +111,13 @@ class GradientAccumulator:
             of_values = {} if value is None else _numbers(value)
             policy = {name: number - of_values.get(name, 0.0) for name, number in _numbers(whole).items()}
             self._sums.add_sums(policy)
-            self._sums.add(whole.maxima, whole.statistics)  # each entry once
+            self._sums.add(whole.maxima, whole.statistics)  # they are of both losses, so they are added once
             self._value_sums.add_sums(of_values)
 
     def divide(self, step: OptimizerStep, tally: MetricAccumulator, steps: int) -> torch.Tensor:
-        """Make the sums of gradients one gradient, and add the rest to the tally of so many optimiser steps.
-        -> the loss."""
+        """Turn the sums of gradients into one gradient, and add the metrics to `tally`, which covers `steps` optimiser
+        steps. Return the loss.
+        """
         self._check_whole()
         for name, parameter in self.parameters.items():
             value = self._value_gradients.get(name)
@@ -126,8 +134,9 @@ class GradientAccumulator:
         return found.sums["loss/total"]
 
     def again(self, steps: Sequence[OptimizerStep]) -> tuple[ModelInputs | None, Light, list[OptimizerStep]]:
-        """The parts that were kept, as one, and the same optimiser steps: those after the first go over its
-        micro-batches."""
+        """Return the parts that were kept, joined, with the same optimiser steps: those after the first use the
+        micro-batches of all parts.
+        """
         self._check_whole()
         if not self._parts:
             return None, {}, list(steps)
@@ -142,14 +151,15 @@ class GradientAccumulator:
         return (ModelInputs.concat(there) if there else None), light, [steps[0], *further]
 
     def _swap(self) -> None:
-        """Exchange the sums of the policy's and the critic's gradients."""
+        """Exchange the policy's and the critic's sums of gradients."""
         for name, parameter in self.parameters.items():
             parameter.grad, self._value_gradients[name] = self._value_gradients.get(name), parameter.grad
 
     @torch.no_grad()
     def _check_linear(self, scores: Scores, batch: Batch, whole: Loss, value: Loss | None) -> None:
-        """With half the weights of the policy, and with half those of the critic, there is half as much of each part.
-        Raises PluginError where there is not."""
+        """Check that the loss is linear: half the weights of the policy, or of the critic, must halve its terms. Raises
+        PluginError otherwise.
+        """
         of_all, of_values = _numbers(whole), {} if value is None else _numbers(value)
         half = self.loss(scores, evolve(batch, weights=batch.weights / 2))
         wanted = {name: (number + of_values.get(name, 0.0)) / 2 for name, number in of_all.items()}

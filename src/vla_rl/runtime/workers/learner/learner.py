@@ -1,4 +1,4 @@
-"""The learner role: model, algorithm and optimiser; exact gradients of all micro-batches and ranks."""
+"""The learner role: model, algorithm and optimiser, with exact gradients over all micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ HeavyRows = ModelInputs | ScatteredRows[ModelInputs]
 
 
 class Learner(LearnerInterface):
+    """One rank of the learners (role "learner")."""
+
     def __init__(
         self,
         model: VLAModel,
@@ -52,10 +54,11 @@ class Learner(LearnerInterface):
         beat: Callable[[], None],
         data: Demonstrations | None = None,
     ):
-        """
+        """Create the optimiser for a model.
+
         Args:
-            world: number of learners; more than one have to `join` each other.
-            info: what the model was built for.
+            world: number of learners; if there are several, each has to `join`.
+            info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
         """
         self.beat, self.data = beat, data
@@ -63,7 +66,7 @@ class Learner(LearnerInterface):
         self.device, self.world, self.info, self.acting = device, world, info, acting
         self.rank, self.version = 0, 0
         self.door: socket.socket | None = None
-        """At which rank 0 lets the others in."""
+        """Listening socket of rank 0 for the other ranks."""
         self.group: ParallelStrategy = DataParallel(world)
         self.publisher = WeightPublisher()
         self.buffer = SampleBuffer()
@@ -82,7 +85,7 @@ class Learner(LearnerInterface):
         self.fed = self._begin()
 
     def open_door(self, host: str) -> str:
-        """For rank 0: let the others in at this address of the machine. -> the address for `join`."""
+        """Open the listening socket of rank 0 at this address of the machine. Return the address for `join`."""
         self.door = open_door(host)
         return address_of(self.door)
 
@@ -108,12 +111,12 @@ class Learner(LearnerInterface):
     def update(
         self, step: int, heavy: HeavyRows | None, light: Light, steps: Sequence[OptimizerStep]
     ) -> dict[str, Any]:
-        """All optimiser steps of one iteration.
+        """Make all optimiser steps of one iteration.
 
         Args:
-            heavy, light: this rank's samples in one order; light holds arrays [B, ...] of `Batch`'s fields.
+            heavy, light: this rank's samples in one order: model inputs, and arrays [B, ...] of `Batch`'s fields.
         Returns: "sums", "maxima" and "statistics" of the algorithm's metrics (sums are means over the optimiser steps
-            once added over ranks) and "seconds".
+        once they are added over ranks) and "seconds".
         """
         before = perf_counter()
         self.group.release()
@@ -128,7 +131,7 @@ class Learner(LearnerInterface):
             else:
                 total = self._passes(heavy, light, optimizer_step, tally, len(steps))
             norms.append(self._optimizer_step(f"step {step}", total, step <= self.train.critic_warmup_steps))
-        self.fed = self._begin()  # frees what it kept
+        self.fed = self._begin()  # frees the parts that it kept
         self._let_act()
         self.version += 1
         return {
@@ -141,11 +144,13 @@ class Learner(LearnerInterface):
     def feed(
         self, heavy: ModelInputs | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool
     ) -> None:
-        """The passes of a part of a training step's samples, before the rest is there; `update` steps the optimiser.
+        """Run the passes of a part of a training step's samples, before the rest is there. `update` makes the optimiser
+        step.
 
         Args:
-            heavy, light: as in `update`.   micro_batches, passes: as in `OptimizerStep`.
-            first: no other of the training step came before it.
+            heavy, light: as in `update`.
+            micro_batches, passes: as in `OptimizerStep`.
+            first: this is the training step's first part.
         """
         self.group.release()
         if first:
@@ -168,7 +173,7 @@ class Learner(LearnerInterface):
     def _passes(
         self, heavy: HeavyRows | None, light: Light, optimizer_step: OptimizerStep, tally: MetricAccumulator, steps: int
     ) -> torch.Tensor:
-        """Forward and backward of all micro-batches of one of so many optimiser steps. -> the loss."""
+        """Run forward and backward passes of all micro-batches of one of `steps` optimiser steps. Return the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for indices in optimizer_step.micro_batches:
@@ -236,7 +241,7 @@ class Learner(LearnerInterface):
         return float(torch.stack(losses).sum())
 
     def _read_ahead(self, parts: Sequence[Array]) -> Iterator[tuple[Observation, Any]]:
-        """These samples of the demonstrations, the next being read while the last are trained on."""
+        """Yield the demonstrations with these indices; the next ones are read while the last ones are trained on."""
         if self.data is None or not parts:
             return
         with ThreadPoolExecutor(1) as reader:
@@ -258,7 +263,7 @@ class Learner(LearnerInterface):
         return optimizer.step(self.optimizer, chosen, self.group, self.train.max_grad_norm, loss, self.name, where)
 
     def _idle(self, passes: int, own: int) -> int:
-        """Passes that the rank makes on a black picture, without weight, while others have samples left."""
+        """Return the number of dummy batches that the rank runs, with weight 0, while others have samples left."""
         return passes - own if self.group.lockstep else 0
 
     def _loss(self, batch: Batch) -> Loss:
@@ -276,7 +281,7 @@ class Learner(LearnerInterface):
         return self.collate(self.filler, zeros, np.zeros(1, np.int64), optimizer_step)
 
     def collate(self, rows: HeavyRows, light: Light, indices: Array, optimizer_step: OptimizerStep) -> Batch:
-        """One micro-batch of the rank's samples."""
+        """Build one micro-batch of the rank's samples."""
         heavy = rows.take(indices)
 
         fields: dict[str, Any] = {
@@ -344,7 +349,9 @@ class Learner(LearnerInterface):
 
     @contextmanager
     def _whole(self) -> Iterator[bool]:
-        """The module holds whole weights meanwhile, to be saved or sent. -> whether by this rank: the first."""
+        """Context in which the module holds full weights, to be saved or sent. Yields whether this rank does it: the
+        first.
+        """
         self.group.release()
         with self.group.whole_weights():
             yield self.rank == 0
@@ -352,5 +359,5 @@ class Learner(LearnerInterface):
 
 
 def _each(change: Callable[[Any, int], Any], state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The state of an optimiser with `change` of every value and the index of its parameter."""
+    """Return an optimiser's state with `change` applied to every value and the index of its parameter."""
     return {i: {name: change(value, i) for name, value in of_one.items()} for i, of_one in state.items()}

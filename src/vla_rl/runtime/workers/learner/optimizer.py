@@ -1,4 +1,4 @@
-"""AdamW over the trainable parameters of actor and critic, each with a learning rate of its own."""
+"""AdamW over the trainable parameters of actor and critic, with separate learning rates."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from vla_rl.runtime.workers.learner.parallel.data_parallel import ParallelStrate
 
 
 def built(actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], train: TrainSpec) -> torch.optim.AdamW:
-    """On a CPU in one pass over weights and moments, which is several times faster than PyTorch's default there."""
-    groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # rates are set by each update
-    plain = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in (*actor, *critic))  # not shards
+    """Return the optimiser. On a CPU it is the fused one, which passes once over weights and moments and is several
+    times faster than PyTorch's default there.
+    """
+    groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # every update sets the learning rates
+    plain = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in (*actor, *critic))  # False for shards
     return torch.optim.AdamW(groups, lr=train.lr, weight_decay=train.weight_decay, fused=plain or None)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, train: TrainSpec, factor: float) -> None:
-    """Those of a training step of reinforcement learning."""
+    """Set the learning rates of an RL training step: `factor` times the spec's rates of actor and critic."""
     rates = (train.lr, train.lr if train.value_lr is None else train.value_lr)
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
         group["lr"] = rate * factor
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One for all parameters."""
+    """Set one learning rate for all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
@@ -41,8 +43,11 @@ def step(
     model: str,
     where: str,
 ) -> float:
-    """Add up the gradients of all ranks, clip their norm to `limit`, and step. -> the norm. Raises UserError, that says
-    which `model` and `where`, for one that is not finite; the weights are unchanged then."""
+    """Add up the gradients of all ranks, clip their norm to `limit`, and make a step. Return the norm before clipping.
+
+    Raises UserError naming `model` and `where` for a loss or gradient that is not finite; the weights are unchanged
+    then.
+    """
     group.reduce(parameters)
     norm = group.whole(torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf")))
     if not bool(torch.isfinite(norm + loss)):

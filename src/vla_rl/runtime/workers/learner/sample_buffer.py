@@ -1,4 +1,4 @@
-"""Heavy parts that lie with a learner, from when they come to when nobody trains on them any more."""
+"""Buffer of model inputs on a learner, from their arrival until no training step needs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch, nbyte
 
 
 class Indexable(Protocol):
-    """`ModelInputs` and `Observation`."""
+    """What `ModelInputs` and `Observation` have in common."""
 
     def take(self, indices: Array, /) -> Any: ...
 
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Indexable)
 
 @define(eq=False)
 class _Block:
-    """A part, and how many of its samples are still wanted."""
+    """A batch of samples, with the number of them that are still needed."""
 
     part: SampleBatch
     left: int
@@ -31,19 +31,19 @@ class _Block:
 
 @frozen(eq=False)
 class ScatteredRows(Generic[T]):
-    """B rows that lie in several batches of one kind."""
+    """B samples that are spread over several batches of one kind."""
 
     batches: Sequence[T]
     of: Array
-    """int64 [B]: the batch of each."""
+    """int64 [B]: index of each sample's batch."""
     rows: Array
-    """int64 [B]: its row there."""
+    """int64 [B]: row of the sample in its batch."""
 
     def __len__(self) -> int:
         return len(self.of)
 
     def take(self, indices: Array) -> T:
-        """Those at these positions (int64 [b]), in this order, as one batch."""
+        """Return the samples at these positions (int64 [b]), in this order, as one batch."""
         of, rows = self.of[indices], self.rows[indices]
         order = np.argsort(of, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
@@ -54,31 +54,33 @@ class ScatteredRows(Generic[T]):
 
 
 class SampleBuffer:
-    """Samples by the worker whose policy made them, and their place there. One thread adds while others read."""
+    """Samples by (worker whose policy made them, sample id). The thread of "beside" adds and releases while the thread
+    of "call" reads; there is no lock, since single operations of a dict are atomic.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
-        """Of what lies here."""
+        """Bytes of the samples that are held."""
         self._blocks: dict[tuple[int, int], tuple[_Block, int]] = {}
-        """(worker, place) -> where the sample lies."""
+        """(worker, sample id) -> the batch that holds the sample, and its row there."""
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def add(self, worker: int, parts: Iterable[SampleBatch]) -> None:
-        """Keep what that worker's policy made, until `release`."""
+        """Hold samples that this worker's policy made, until `release`."""
         for part in parts:
             block = _Block(part, len(part.places))
             self.bytes += _bytes_of(part)
             self._blocks.update({(worker, place): (block, row) for row, place in enumerate(part.places.tolist())})
 
     def heavy(self, workers: Array, places: Array) -> ScatteredRows[ModelInputs]:
-        """These samples."""
+        """Return the model inputs of these samples."""
         found = self._find(workers, places)
         return _rows([block for block, _ in found], [row for _, row in found], lambda block: block.part.heavy)
 
     def finals(self, workers: Array, places: Array) -> ScatteredRows[Observation]:
-        """The observations behind these samples, each of which has one."""
+        """Return the final observations of these samples, each of which has one."""
         blocks = [block for block, _ in self._find(workers, places)]
         rows = [int(np.searchsorted(b.part.ended, place)) for b, place in zip(blocks, places.tolist(), strict=True)]
         return _rows(blocks, rows, _finals_of)
@@ -87,7 +89,9 @@ class SampleBuffer:
         return [self._blocks[key] for key in zip(workers.tolist(), places.tolist(), strict=True)]
 
     def release(self, places: Mapping[int, Array]) -> None:
-        """Forget these samples (worker -> places), as far as they lie here."""
+        """Free these samples (worker -> sample ids), as far as they are held. The memory of a batch is freed with its
+        last sample.
+        """
         for worker, of_worker in places.items():
             for place in of_worker.tolist():
                 block, _ = self._blocks.pop((worker, place), (None, 0))
@@ -97,7 +101,7 @@ class SampleBuffer:
 
 
 def _rows(blocks: Sequence[_Block], rows: Sequence[int], batch_of: Callable[[_Block], T]) -> ScatteredRows[T]:
-    """`rows` of the batches of `blocks`, one each."""
+    """Return row `rows[i]` of the batch of `blocks[i]`, for each i."""
     index = {block: i for i, block in enumerate(dict.fromkeys(blocks))}
     of = np.array([index[block] for block in blocks], np.int64)
     return ScatteredRows([batch_of(block) for block in index], of, np.array(rows, np.int64))

@@ -1,5 +1,6 @@
-"""What a learner computes of samples that lie with it before they are trained on: values, those of final observations
-included (AcceRL eq. 3-4), and log-probs, by its weights, which are the newest."""
+"""Scores that a learner computes with its current weights, before training on its samples: values, also of final
+observations (AcceRL eq. 3-4), and log-probs.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +23,20 @@ T = TypeVar("T")
 
 @frozen(eq=False)
 class Scoring:
+    """Scoring of samples in the buffer of one rank."""
+
     model: VLAModel
     group: ParallelStrategy
     buffer: SampleBuffer
     filler: ModelInputs | None
-    """One sample to keep step with other ranks, where all passes are made together."""
+    """A sample for dummy batches, by which the rank keeps step with others; None where ranks run their passes
+    independently.
+    """
     beat: Callable[[], None]
 
     @torch.no_grad()
     def answer(self, asked: ScoreRequest) -> SampleScores:
-        """Raises KeyError for a sample that does not lie here."""
+        """Compute all scores of a request. Raises KeyError for a sample that this rank does not hold."""
         heavy, finals = self.buffer.heavy, self.buffer.finals
         values, next_values, log_probs = asked.passes
         return SampleScores(
@@ -79,5 +84,5 @@ def _all(rows: ScatteredRows[Any]) -> Any:
 
 
 def _first(values: Array) -> Array:
-    """Of the first action of each row, [b]."""
+    """Return the values of the first action of each sample, [b]."""
     return values if values.ndim == 1 else values[:, 0]

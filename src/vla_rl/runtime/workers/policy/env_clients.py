@@ -1,4 +1,4 @@
-"""How a policy's worker reaches the simulators that it acts for: in its own process, or through its peers."""
+"""Clients by which a policy's worker calls the envs that it acts for: in its own process, or through its peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_rl.runtime.scheduling.batching import Call, Lane
 
 @frozen(eq=False)
 class _Remote:
-    """What a simulator in another process answers."""
+    """Reference to the answer of an env in another process."""
 
     lane: int
     reference: Any
@@ -25,11 +25,13 @@ class _Remote:
 
 @define(eq=False)
 class EnvClients:
+    """Clients of the lanes that a worker's policy acts for."""
+
     assignment: Assignment
     direct: Callable[[str], Call]
-    """Calls to a role of this worker."""
+    """Returns a function that calls a role of this worker."""
     idle: Callable[[], None]
-    """Says that the worker waits."""
+    """Tells that the worker waits, so that the waiting is not taken for a hung call."""
     peers: RayPeers | None = field(default=None, init=False)
     _inboxes: dict[int, SharedMemoryReader] = field(init=False)
 
@@ -37,7 +39,7 @@ class EnvClients:
         self._inboxes = {lane.index: SharedMemoryReader() for lane in self.assignment.served}
 
     def meet(self, peers: RayPeers) -> None:
-        """From now on these are the workers of the other simulators."""
+        """Connect to the workers of the other simulators, in place of earlier connections."""
         if self.peers is not None:
             self.peers.close()
         self.peers = peers
@@ -50,7 +52,9 @@ class EnvClients:
         return nullcontext() if self.peers is None else self.peers.talking()
 
     def lanes(self, role: str) -> list[Lane]:
-        """Those that this worker acts for: of simulators ("sim"), or in the world model ("imagined")."""
+        """Return the lanes that this worker acts for, with calls to their simulators ("sim") or to their imagined envs
+        ("imagined").
+        """
         served, homes, imagined_at = self.assignment.served, self.assignment.homes, self.assignment.imagined_at
         at = homes if role != IMAGINED or imagined_at is None else (imagined_at,) * len(served)
         return [
@@ -62,11 +66,11 @@ class EnvClients:
             inbox, direct = self._inboxes[lane], self.direct(role)
             return lambda method, *arguments: inbox.take(direct(method, *arguments))
         peers = self.peers
-        assert peers is not None  # the driver introduces them before anything is played
+        assert peers is not None  # the driver connects them before the first rollout
         return lambda method, *arguments: _Remote(lane, peers.call(home, role, method, *arguments))
 
     def value_of(self, reference: Any) -> Any:
-        """Wait for what a simulator answers."""
+        """Wait for an answer and return it, copied out of shared memory."""
         if not isinstance(reference, _Remote):
             return reference
         assert self.peers is not None
@@ -74,7 +78,7 @@ class EnvClients:
         return self._inboxes[reference.lane].take(self.peers.value_of(reference.reference))
 
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
-        """Those answers that are there, at least one unless the timeout (seconds) came first."""
+        """Return the answers that are there: at least one, unless the timeout (seconds) came first."""
         local = [reference for reference in references if not isinstance(reference, _Remote)]
         remote = {remote.reference: remote for remote in references if isinstance(remote, _Remote)}
         if not remote:

@@ -33,26 +33,28 @@ NOBODY = nullcontext()
 
 @define(eq=False)
 class _Inference:
-    """What the policy did for one lane at one time."""
+    """One inference of the policy for one lane, with its R samples."""
 
     place: int
     versions: Array
-    """int64 [R]: of the weights that chose."""
+    """int64 [R]: versions of the weights that chose the actions."""
     log_probs: Array
     values: Array | None
-    """float32 [R, ...]."""
+    """Values of each sample, float32 [R] or [R, C]; None without a critic."""
     heavy: ModelInputs
     next_values: Array
-    """float32 [R]: bootstrap values; 0 where there is none."""
+    """Bootstrap values, float32 [R]; 0 where there is none."""
     left: int
-    """Rows that somebody may still want."""
+    """Number of samples that may still be needed; the inference is dropped when it is 0."""
     ended: Array
-    """bool [R]: rows behind which there is a final observation."""
+    """bool [R]: samples that are followed by a final observation."""
     finals: Observation | None = None
-    """Of these, where learners ask for their values again."""
+    """Final observations of these samples, where learners recompute their values."""
 
 
 class PolicyWorker(PolicyInterface):
+    """The policy of a worker (role "policy")."""
+
     def __init__(
         self,
         model: VLAModel,
@@ -65,13 +67,14 @@ class PolicyWorker(PolicyInterface):
         on_version: Callable[[int], None] = lambda version: None,
         between_requests: AbstractContextManager[Any] = NOBODY,
     ):
-        """
+        """Create the role around a model.
+
         Args:
-            lag: versions before the newest that tickets may ask for; they are kept in host memory.
-            finals: learners ask for values again; final observations are kept for them.
+            lag: number of versions before the newest that tickets may ask for; they are kept in host memory.
+            finals: learners recompute values, so final observations are kept for them.
             embed: `Algorithm.features`.
-            on_version: is told of the weights that act from now on.
-            between_requests: held by whoever uses the model.
+            on_version: called with the version of the weights that act from now on.
+            between_requests: lock that is held while the model is used.
         """
         self.between_requests = between_requests
         self.embed, self.on_version = embed, on_version
@@ -79,13 +82,13 @@ class PolicyWorker(PolicyInterface):
         self.version = 0
         self.past: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque(maxlen=lag + 1)
         self.made = 0
-        """Inferences so far."""
+        """Number of inferences so far: the first half of a `SampleId`."""
         self.seconds: dict[str, float] = {}
-        """Purpose of a `PolicyMode` -> that it took, until whoever plays reads it."""
+        """Purpose of a `PolicyMode` -> seconds that it took, until the rollout reports and resets them."""
         self.store: dict[int, _Inference] = {}
-        """By place, until nobody wants a row of it any more."""
+        """Inferences by number, until none of their samples is needed."""
         self.tickets: dict[int, list[tuple[_Inference, int]]] = {}
-        """Ticket -> its chunk steps: inference and row there."""
+        """Ticket -> its chunk steps: (inference, row in its batch)."""
 
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         before = perf_counter()
@@ -121,8 +124,9 @@ class PolicyWorker(PolicyInterface):
         return [actions.get(lane, empty) for lane in lanes]
 
     def results(self, finished: Sequence[EnvTrajectory], framed: bool) -> list[dict[str, Any]]:
-        """Of each ticket that ended: its light fields [T, ...], and "features" [D] of its frames where these are asked
-        for. "ended" says behind which chunks there is a final observation."""
+        """Return the policy's half of each finished ticket: its fields [T, ...], and "features" [D] of its frames if
+        `framed`. "ended" marks the chunks that are followed by a final observation.
+        """
         features = self._features([self._frames(ticket) for ticket in finished]) if framed and finished else None
         results = []
         for i, ticket in enumerate(finished):
@@ -142,7 +146,9 @@ class PolicyWorker(PolicyInterface):
         return SampleBatch.concat(self.parts(samples)).numpy()
 
     def parts(self, samples: Array) -> list[SampleBatch]:
-        """The same where they lie, by inference; nothing is copied of one that is wanted as a whole."""
+        """Return the samples of `take` where they are, by inference. Nothing is copied of an inference that is needed
+        in full.
+        """
         inferences, rows = SampleId.unpack(samples)
         cuts = np.flatnonzero(np.diff(inferences)) + 1
         return [
@@ -175,7 +181,7 @@ class PolicyWorker(PolicyInterface):
         self.seconds[purpose] = self.seconds.get(purpose, 0.0) + perf_counter() - since
 
     def _forget(self, number: int, standing: int = 0) -> None:
-        """All of a ticket's chunk steps but the first."""
+        """Drop a ticket's chunk steps except the first `standing`."""
         steps = self.tickets.get(number, [])
         for inference, _ in steps[standing:]:
             inference.left -= 1
@@ -202,8 +208,9 @@ class PolicyWorker(PolicyInterface):
         self.on_version(version)
 
     def _by_version(self, wanted: Array, act: Callable[[Array], T]) -> list[tuple[Array, int, T]]:
-        """Act for the rows [R] with the weights of the versions that they want (below 0: the newest), and leave
-        the newest in place. -> (rows, version, what came of it) for each version."""
+        """Act for the envs [R] with the versions of the weights that they want (below 0: the newest), and leave the
+        newest loaded. Return (rows, version, result of `act`) for each version.
+        """
         if self.lag and not self.past:
             self._remember()
         newest, found = self.version, []
@@ -231,7 +238,7 @@ class PolicyWorker(PolicyInterface):
 
     def _remember(self) -> None:
         if self.past and self.past[-1][0] == self.version:
-            self.past.pop()  # published again: after a warm-up, or from a checkpoint
+            self.past.pop()  # the version was published again: after behaviour cloning, or from a checkpoint
         self.past.append((self.version, [(n, w.detach().to("cpu", copy=True)) for n, w in self.model.weights()]))
 
     def _put(self, version: int, weights: list[tuple[str, torch.Tensor]]) -> None:
@@ -280,7 +287,7 @@ class PolicyWorker(PolicyInterface):
             self.tickets.setdefault(number, []).append((inference, row))
 
     def _value_finals(self, requests: Sequence[StepRequest]) -> None:
-        """Bootstrap values of the previous chunk step: one value-only forward on just the rows that need one."""
+        """Compute the bootstrap values of the previous chunk step, in one forward pass of the envs that need one."""
         due = [request for request in requests if request.final is not None]
         if not due:
             return
@@ -291,14 +298,14 @@ class PolicyWorker(PolicyInterface):
         for rows, _, found in self._by_version(pinned, lambda rows: self._bootstrap(_taken(final, rows))):
             values[rows] = found
         for request, of_lane in zip(due, last, strict=True):
-            inference, rows = of_lane[0][0], np.array([row for _, row in of_lane])  # of one lane: of one inference
+            inference, rows = of_lane[0][0], np.array([row for _, row in of_lane])  # a lane is in one inference
             inference.next_values[rows], values = values[: len(rows)], values[len(rows) :]
             inference.ended[rows] = True
             if self.finals and request.final is not None:
                 inference.finals = _taken(request.final, np.argsort(rows))
 
     def _bootstrap(self, obs: Observation) -> Array:
-        """Value of the first action of each row, float32 [R]."""
+        """Return the value of the first action of each row, float32 [R]."""
         values = to_numpy(self.model.values(obs))
         first: Array = (values if values.ndim == 1 else values[:, 0]).astype(np.float32)
         return first
@@ -313,7 +320,7 @@ def _taken(obs: Observation, rows: Array) -> Observation:
 
 
 def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
-    """One chunk of parts, in the order of their rows."""
+    """Return one chunk of these parts, in the order of their rows."""
     if len(parts) == 1:
         return parts[0][1]
     chunks, order = [chunk for _, chunk in parts], np.argsort(np.concatenate([rows for rows, _ in parts]))
@@ -327,7 +334,7 @@ def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
 
 
 def _values_of(steps: Sequence[tuple[_Inference, int]]) -> dict[str, Array]:
-    """values [T] or [T, C] and next_values [T]; nothing without a critic."""
+    """Return values [T] or [T, C] and next_values [T]; empty without a critic."""
     values = [inference.values[row] for inference, row in steps if inference.values is not None]
     if not values:
         return {}

@@ -1,4 +1,4 @@
-"""How far a rollout or an evaluation is, while it goes on: counted where policies act, asked by the driver."""
+"""Progress of a rollout or an evaluation: counted where policies act, asked for by the driver."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from vla_rl.runtime.messages.requests import StepRequest
 
 
 class ProgressCounter:
-    """Counts what a policy is asked. Written by the thread that plays, read by others."""
+    """Counter of finished tickets and running chunk steps. One thread writes it, others read it; it needs no lock,
+    since readers only sum plain integers.
+    """
 
     def __init__(self) -> None:
         self._tickets = 0
         self._steps: dict[int, int] = {}
-        """Lane -> chunk steps of what its rows play."""
+        """Lane -> chunk steps of its running tickets."""
 
     def begin(self) -> None:
-        """A rollout, or an evaluation, begins."""
+        """Reset the counts, as a rollout or an evaluation begins."""
         self._tickets, self._steps = 0, {}
 
     def note(self, lane: int, request: StepRequest) -> None:

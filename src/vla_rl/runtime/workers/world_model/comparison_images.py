@@ -1,4 +1,4 @@
-"""Pictures of what a world model imagines: recorded episodes above imagined ones, with the same actions."""
+"""Images that compare recorded episodes with what the world model imagines for the same actions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ GAP, WHITE = 2, 255
 
 
 def write_strips(world: WorldModel, windows: Windows, file: Path) -> None:
-    """A PNG. A line for each episode of `windows` (from its first frame on, as `measure` takes them), and below it what
-    is imagined of it; cameras beside each other, from left to right chunk by chunk. White is what was not played."""
+    """Write a PNG with two lines for each episode of `windows`: the recorded one (from its first frame on, as `measure`
+    takes them), and below it the imagined one.
+
+    Frames run from left to right chunk by chunk, cameras next to each other. White marks chunks that were not executed.
+    """
     replay, first = play(world, windows), frames_of(windows, world.history - 1)
     lines = []
     for row in range(len(windows.instructions)):
@@ -33,6 +36,6 @@ def write_strips(world: WorldModel, windows: Windows, file: Path) -> None:
 
 
 def _framed(obs: Observation, row: int) -> Array:
-    """The cameras of a row, with a gap to what is beside and below."""
+    """Return the cameras of an env side by side, with a gap to the right and below."""
     frame = np.concatenate([np.asarray(images[row]) for images in obs.images.values()], axis=1)
     return np.pad(frame, ((0, GAP), (0, 2 * GAP), (0, 0)), constant_values=WHITE)

@@ -17,15 +17,15 @@ from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeSto
 from vla_rl.toolkit.world_models.windows import followed_by, put_rows, take_rows
 
 TRIES = 3
-"""Of a trajectory in which the model gives numbers that are not finite, each with noise of its own."""
+"""Number of tries of a trajectory in which the model gives numbers that are not finite, each with different noise."""
 
 
 class ImaginedEnv(SimEnv):
-    """N rows that start where recorded train episodes were, and go on as the model says.
+    """N envs that start from recorded train episodes and continue as the model predicts.
 
-    A reset state is a window of the recorder. The reset's seed keys everything that is drawn, so rows of a group are
-    the same window with other seeds. After `horizon` chunks of actions a row is truncated, and at the step limit of the
-    episode that it goes on with. What is recorded meanwhile is not started from before `refresh`.
+    A reset state is a window of the episode store. The reset's seed keys everything that is drawn, so the envs of a
+    group have the same window and different seeds. An env is truncated after `horizon` chunks of actions, and at the
+    step limit of the episode that it continues. Episodes recorded after the last `refresh` are not used as starts.
     """
 
     def __init__(
@@ -41,13 +41,14 @@ class ImaginedEnv(SimEnv):
         recent: int | None = None,
         seed: int = 0,
     ) -> None:
-        """
+        """Wrap a world model.
+
         Args:
-            info: of the simulator that the episodes are of, with the step limits that hold.
-            recent: start from the newest so many train episodes; None: from all.
-            outcome: how an episode's going on or end is taken from the model's probabilities.
-            seed: of the run.
-        Raises UserError for a recorder of another simulator's episodes.
+            info: description of the simulator of the recorded episodes, with its step limits.
+            recent: start from this many of the newest train episodes; None: from all.
+            outcome: how an outcome is chosen from the model's probabilities.
+            seed: seed of the run.
+        Raises UserError for a store with another simulator's episodes.
         """
         found, wanted = recorder.shape, EpisodeShape.of(info, recorder.shape.chunk)
         for name in ("cameras", "state_dim", "action_dim"):
@@ -68,11 +69,11 @@ class ImaginedEnv(SimEnv):
         self._over, self._success = np.ones(num_envs, bool), np.zeros(num_envs, bool)
         self._faults: dict[int, list[str]] = {}
         self._tried: dict[tuple[int, int], int] = {}
-        """(reset state, seed) of a trajectory -> how often it broke since `refresh`."""
+        """(reset state, seed) of a trajectory -> number of times it broke since `refresh`."""
         self.refresh()
 
     def refresh(self) -> None:
-        """From now on start from what is recorded by now."""
+        """Use all episodes that are recorded by now as starts."""
         self._tried.clear()
         self._starts = self.recorder.starts(self._start, newest=self._recent)
 
@@ -128,7 +129,7 @@ class ImaginedEnv(SimEnv):
         return found
 
     def _imagine(self, rows: Array, actions: Array) -> Array:
-        """Move these rows on. -> the class of each one's outcome, int64 [R]."""
+        """Advance these envs by a chunk. Return the outcome class of each, int64 [R]."""
         assert self._windows is not None
         windows = take_rows(self._windows, rows)
         keys = [self._keys(rows), self._ids[rows].tolist(), self._chunks[rows].tolist()]
@@ -146,6 +147,8 @@ class ImaginedEnv(SimEnv):
                     "other noise: its weights are not sound; go on from an earlier checkpoint with a lower learning "
                     "rate of the world model, or without it"
                 )
+        # A broken env gets outcome 0 (the episode continues). Its window is not advanced, and the fault that it reports
+        # makes its episode run again.
         chances[broken] = np.eye(1, chances.shape[1])
         uniforms = Noise(self.seed, "imagination/outcome", *keys).uniforms()
         drawn: Array = chances.argmax(1)
@@ -165,7 +168,7 @@ class ImaginedEnv(SimEnv):
         return list(zip(self._ids[rows].tolist(), self._seed[rows].tolist(), strict=True))
 
     def _keys(self, rows: Array) -> list[int]:
-        """Of the noise: a trajectory that broke is not played again with the same."""
+        """Return the keys of the noise: a trajectory that broke is repeated with different noise."""
         drawn = zip(self._seed[rows].tolist(), self._tries[rows].tolist(), strict=True)
         return [derived_seed(seed, "tried", tries) if tries else seed for seed, tries in drawn]
 

@@ -1,5 +1,6 @@
-"""The rows in which policies practise, where the world model is. They are apart from those of the simulators, so that a
-rollout may be played meanwhile."""
+"""The envs in which policies train in imagination, in the worker of the world model. They are separate from the
+simulators' envs, so that a rollout may run at the same time.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
 
 
 class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
+    """The imagined envs of all lanes (role `IMAGINED`)."""
+
     def __init__(self, practice: WorldModelWorker, rows: Mapping[int, int], bootstrap: bool) -> None:
-        """
+        """Create the envs.
+
         Args:
-            rows: lane -> how many it has, for all lanes of the run.
-            bootstrap: what follows a truncation is valued.
+            rows: lane -> number of its envs, for all lanes of the run.
+            bootstrap: bootstrap values are computed after truncations.
         """
         spec = practice.spec
         super().__init__(spec.env.type, spec.runtime.max_faults)
@@ -33,7 +37,7 @@ class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
         return in_host_memory(self.stepped(lane, actions, tickets))
 
     def _check(self, tickets: Sequence[EpisodeRequest]) -> None:
-        """Raises RuntimeError for a ticket of another version of the world model than the one that is here."""
+        """Raises RuntimeError for a ticket that belongs to another version of the world model than the current one."""
         here = self.practice.counts.updates
         for ticket in tickets:
             if ticket.world != here:

@@ -1,8 +1,8 @@
-"""Whole episodes in memory-mapped files of fixed size, and windows of them.
+"""Store of whole episodes in memory-mapped files of fixed size, and of windows into them.
 
-An episode lies in a slot. The index, which says what lies where, goes into the run's checkpoints; the data stay where
-they are. A slot is written to again only when neither the index nor a checkpoint that may still be resumed names it, so
-a run that was killed finds what its newest checkpoint speaks of.
+An episode occupies a slot. The index, which says what each slot holds, goes into the run's checkpoints; the data stay
+where they are. A slot is overwritten only when neither the index nor a checkpoint that may still be resumed refers to
+it, so a run that was killed finds the episodes of its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from vla_rl.core.world_models import Windows
 from vla_rl.runtime.messages.world_model import RecordedEpisode
 
 QUARTERS = (0.1, 0.1, 0.1, 0.7)
-"""How often windows come from each quarter of the episodes, the oldest first (DIAMOND)."""
+"""Probability that a window comes from each quarter of the episodes, the oldest first (DIAMOND)."""
 
 
 @frozen(kw_only=True)
 class Entry:
-    """Where an episode lies, and what it is."""
+    """Index entry of an episode: its slot, and what it is."""
 
     slot: int
     serial: int
-    """Counts the episodes that were ever recorded."""
+    """Index of the episode among all that were ever recorded."""
     length: int
-    """Chunks."""
+    """Number of chunks."""
     reset_state: int
     number: int
     seed: int
@@ -48,18 +48,18 @@ class Entry:
 
 @frozen(kw_only=True)
 class EpisodeShape:
-    """What all episodes of a recorder have in common."""
+    """Shapes that all episodes of a store have in common."""
 
     cameras: Mapping[str, tuple[int, int]]
     state_dim: int
     chunk: int
     action_dim: int
     longest: int
-    """Chunks of the longest episode."""
+    """Number of chunks of the longest episode."""
 
     @staticmethod
     def of(info: EnvInfo, chunk: int) -> EpisodeShape:
-        """Raises UserError for a simulator without cameras."""
+        """Return the shape of a simulator's episodes. Raises UserError for a simulator without cameras."""
         if not info.cameras:
             raise UserError("a world model predicts frames, and this simulator has no cameras; choose another one")
         longest = max(math.ceil(task.max_steps / chunk) for task in info.tasks)
@@ -67,7 +67,7 @@ class EpisodeShape:
         return EpisodeShape(cameras=dict(info.cameras), chunk=chunk, longest=longest, **dims)
 
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Name -> (type, shape) of what a slot holds."""
+        """Return name -> (type, shape) of the arrays in a slot."""
         n = self.longest
         kept: dict[str, tuple[str, tuple[int, ...]]] = {}
         for camera, size in self.cameras.items():
@@ -85,20 +85,23 @@ class EpisodeShape:
 
 @attrs.define
 class _Kept:
+    """The index."""
+
     entries: list[Entry] = field(factory=list)
-    """The oldest first."""
+    """Entries, the oldest first."""
     recorded: int = 0
 
 
 class EpisodeStore:
-    """Holds the newest `capacity` episodes."""
+    """Store of the newest `capacity` episodes."""
 
     def __init__(self, folder: Path, shape: EpisodeShape, *, capacity: int, spare: int, held_out: float = 0.2) -> None:
-        """
+        """Open the files in `folder`, or create them.
+
         Args:
-            spare: episodes that may be recorded between two checkpoints.
-            held_out: share of episodes that are for measuring only, chosen by a hash of their identity.
-        Raises UserError where disk or memory is too small, and for files of other episodes.
+            spare: number of episodes that may be recorded between two checkpoints.
+            held_out: share of episodes that are used for measuring only, chosen by a hash of their identity.
+        Raises UserError where disk or memory is too small, and for files with other episodes.
         """
         self.folder, self.shape, self.capacity, self.share = folder, shape, capacity, held_out
         self._slots = capacity + spare
@@ -107,11 +110,12 @@ class EpisodeStore:
         self._arrays = {name: self._open(name, kind, of) for name, (kind, of) in shape.arrays().items() if 0 not in of}
         self._kept = _Kept()
         self._named: list[frozenset[int]] = []
-        """Slots of the checkpoint that would be resumed, and of those that are being written."""
+        """Slots of the checkpoint that would be resumed, and of checkpoints that are being written."""
 
     def add(self, episodes: Iterable[RecordedEpisode]) -> None:
-        """Record episodes; the oldest beyond `capacity` are forgotten. Raises UserError where an episode is of another
-        shape, and where checkpoints are too far apart for `spare`."""
+        """Record episodes; the oldest beyond `capacity` are dropped. Raises UserError where an episode has another
+        shape, and where checkpoints are too far apart for `spare`.
+        """
         for episode in episodes:
             length = len(episode.actions)
             self._check(episode, length)
@@ -132,26 +136,27 @@ class EpisodeStore:
     # ------------------------------------------------------------------------------------------------- resume
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: the index, plain data. What it names stays until a later checkpoint was `saved`, or this
-        one was `dropped`."""
+        """Return the index as plain data, for a checkpoint. Its slots are kept until a later checkpoint is `saved`, or
+        this one is `dropped`.
+        """
         self._named.append(frozenset(entry.slot for entry in self._kept.entries))
         return {"recorded": self._kept.recorded, "entries": [attrs.astuple(entry) for entry in self._kept.entries]}
 
     def saved(self) -> None:
-        """The checkpoint with the last `state` is in its place."""
+        """Take note that the checkpoint with the last `state` is written."""
         self._named = self._named[-1:]
 
     def dropped(self) -> None:
-        """The last `state` is not saved, and will not be."""
+        """Take note that the last `state` will not be saved."""
         self._named.pop()
 
     def flush(self) -> None:
-        """Have all that was recorded on disk."""
+        """Write all that was recorded to disk."""
         for array in self._arrays.values():
             array.flush()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's index."""
+        """Restore a checkpoint's index."""
         names = [f.name for f in attrs.fields(Entry)]
         entries = [Entry(**dict(zip(names, values, strict=True))) for values in state["entries"]]
         self._kept = _Kept(entries, state["recorded"])
@@ -162,9 +167,13 @@ class EpisodeStore:
     def starts(
         self, where: Literal["any", "first"], *, held_out: bool = False, newest: int | None = None
     ) -> tuple[ResetState, ...]:
-        """Windows to imagine from, the newest frame of which is the first of an episode, or any that a chunk followed;
-        of so many of the newest episodes, or of all. Their ids stay the same as long as the episode is there."""
+        """Return the windows to imagine from: their newest frame is the first of an episode, or ("any") one that a
+        chunk followed.
+
+        They come from the `newest` episodes, or from all. Their ids stay valid as long as the episode is in the store.
+        """
         entries = self._entries(held_out)
+        # The id of a window packs the serial number of its episode and the index of its newest frame.
         return tuple(
             ResetState(id=entry.serial * self.shape.longest + t, task=entry.task)
             for entry in entries[-newest if newest else 0 :]
@@ -172,8 +181,11 @@ class EpisodeStore:
         )
 
     def held_out(self, count: int) -> Array:
-        """Ids of the first windows of at most so many held-out episodes, int64, the oldest first: the newest of them,
-        half successes and half others where there are as many, so that failures do not run out as a policy learns."""
+        """Return the ids of the first windows of at most `count` held-out episodes, int64, the oldest first.
+
+        They are the newest ones, half successes and half failures where there are enough of both, so that failures do
+        not run out as a policy improves.
+        """
         entries = self._entries(True)
         won = [self._won(entry) for entry in entries]
         of_each = [[e for e, w in zip(entries, won, strict=True) if w is kind] for kind in (True, False)]
@@ -184,7 +196,7 @@ class EpisodeStore:
         return np.array(sorted(entry.serial for entry in chosen), np.int64) * self.shape.longest
 
     def last(self, count: int) -> list[tuple[ResetState, bool]]:
-        """First windows of the last so many episodes, held out or not, and whether each was a success."""
+        """Return the first windows of the last `count` episodes, held out or not, and whether each was a success."""
         return [
             (
                 ResetState(id=entry.serial * self.shape.longest, task=entry.task),
@@ -194,7 +206,7 @@ class EpisodeStore:
         ]
 
     def draw(self, count: int, *, history: int, rollout: int, seed: int, number: int) -> Windows:
-        """Train windows to fit on, newer episodes more often; `number`: of the draw, which keys it."""
+        """Draw train windows for fitting, newer episodes more often. `number`: number of the draw, which keys it."""
         chance, entries = generator(seed, "world-model/windows", number), self._entries(False)
         if not entries:
             raise UserError("no episodes have been recorded yet that a world model can be fitted to")
@@ -208,13 +220,16 @@ class EpisodeStore:
         return self.windows(np.array(ids), history=history, rollout=rollout)
 
     def tasks(self, ids: Array) -> list[str]:
-        """Of the episodes of these windows (int64 [B])."""
+        """Return the tasks of these windows' episodes (ids int64 [B])."""
         known = {entry.serial: entry.task for entry in self._kept.entries}
         return [known[serial] for serial in (np.asarray(ids, np.int64) // self.shape.longest).tolist()]
 
     def windows(self, ids: Array, *, history: int, rollout: int = 0) -> Windows:
-        """Windows of `starts` (int64 [B]): `history` frames, and those after the `rollout` chunks that followed. Raises
-        UserError for an id whose episode is no longer there."""
+        """Return the windows with these ids of `starts` (int64 [B]): `history` frames, and the frames after the
+        `rollout` chunks that followed.
+
+        Raises UserError for an id whose episode is no longer in the store.
+        """
         known = {entry.serial: entry for entry in self._kept.entries}
         serials, newest = np.divmod(np.asarray(ids, np.int64), self.shape.longest)
         gone = [int(s) for s in serials if int(s) not in known]
@@ -297,6 +312,6 @@ class EpisodeStore:
 
 
 def is_held_out(reset_state: int, number: int, share: float) -> bool:
-    """Whether an episode is for measuring only: the same answer in every run and process."""
+    """Return whether an episode is used for measuring only: the same answer in every run and process."""
     digest = hashlib.sha256(f"{reset_state} {number}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64

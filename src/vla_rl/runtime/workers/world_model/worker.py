@@ -1,4 +1,4 @@
-"""The world model of a run, where its simulators are: what it is fitted to, and what it is worth."""
+"""The world model of a run, in a worker with simulators: fitting, measuring, and the envs that it imagines."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ from vla_rl.toolkit.models.checkpoints import read_pickled
 from vla_rl.toolkit.world_models.measures import GATES, gates, measure
 
 ROLLOUT = 2
-"""Predictions in a row of a fit: the second is made from the first (DIAMOND)."""
+"""Number of consecutive predictions of a fit: the second is made from the first (DIAMOND)."""
 OF_ACTIONS = 16
-"""Held-out episodes by which action following is measured: each of their chunks is imagined 8 times."""
+"""Number of held-out episodes by which action following is measured; each of their chunks is imagined 8 times."""
 SHOWN = 6
-"""Episodes of a picture."""
+"""Number of episodes in a comparison image."""
 
 
 @define(eq=False)
 class _Counts:
+    """Counts that a checkpoint keeps."""
+
     updates: int = 0
-    """Of the world model: its version."""
+    """Number of updates of the world model: its version."""
     good: bool = False
-    """All gates were open when it was measured last."""
+    """True where all quality thresholds were met at the last measurement."""
 
 
 class WorldModelWorker(WorldModelInterface):
-    """A role of the worker that has the simulators."""
+    """The world model of a run, a role of the first worker with simulators (role "imagination")."""
 
     def __init__(
         self,
@@ -63,14 +65,15 @@ class WorldModelWorker(WorldModelInterface):
         beat: Callable[[], None],
         stop_requested: Callable[[], bool],
     ) -> None:
-        """
+        """Build the world model and the store of its episodes.
+
         Args:
-            info: of the simulator.
-            folder: of the run.
-            beat: says that a long call goes on.
-            has_to_leave: whether a fit ends where it is, with StopRequested.
+            info: description of the simulator.
+            folder: folder of the run.
+            beat: heartbeat, called within long calls.
+            stop_requested: whether a fit has to end early, with StopRequested.
         Raises UserError where the simulator has no cameras, episodes do not fit on disk or in memory, or they have
-        another shape than those that are there.
+        another shape than those in the store.
         """
         assert spec.world_model is not None and spec.imagination is not None
         self.spec, self.section, self.folder = spec, spec.imagination, folder
@@ -92,13 +95,14 @@ class WorldModelWorker(WorldModelInterface):
         self.counts = _Counts()
         self._pool: tuple[ResetState, ...] = ()
         self._before: dict[str, Any] | None = None
-        """What a checkpoint has, while a step goes on."""
+        """State for checkpoints while a step is running: the state before the step."""
 
     def episodes(
         self, rows: Mapping[int, int], bootstrap: bool, on_fault: Callable[[str], None]
     ) -> dict[str, dict[int, Episodes]]:
-        """Where the policy practises, and where it is measured, for lanes of so many rows each: purpose of a `Mode` ->
-        lane -> its imagined episodes."""
+        """Return the imagined episodes of all lanes: purpose of a `PolicyMode` -> lane -> episodes. "imagination" is
+        for training, "inflation" for measuring the over-estimation of success. `rows`: lane -> number of envs.
+        """
         section, rollout = self.section, self.spec.rollout
         assert self.spec.world_model is not None
         found: dict[str, dict[int, Episodes]] = {"imagination": {}, "inflation": {}}
@@ -212,7 +216,7 @@ class WorldModelWorker(WorldModelInterface):
         return {} if windows is None else measure(self.model, windows, self.spec.seed, of_actions=OF_ACTIONS)
 
     def _held_out(self, count: int) -> Windows | None:
-        """Whole episodes."""
+        """Return windows of complete held-out episodes; None where there are none."""
         ids, longest = self.recorder.held_out(count), self.recorder.shape.longest
         return self.recorder.windows(ids, history=self.model.history, rollout=longest) if len(ids) else None
 
@@ -223,14 +227,14 @@ class WorldModelWorker(WorldModelInterface):
 
 
 def limited(info: EnvInfo, max_steps: int | None) -> EnvInfo:
-    """With the step limit of the spec, where it has one."""
+    """Return the description with the spec's step limit, if it has one."""
     if max_steps is None:
         return info
     return attrs.evolve(info, tasks=tuple(attrs.evolve(task, max_steps=max_steps) for task in info.tasks))
 
 
 def spare_of(spec: Spec) -> int:
-    """Episodes that may be recorded between two checkpoints, and in a step that is not over."""
+    """Return how many episodes may be recorded between two checkpoints and in an unfinished step."""
     shape = RunShape.of(spec)
     section: ImaginationSpec | None = spec.imagination
     assert section is not None

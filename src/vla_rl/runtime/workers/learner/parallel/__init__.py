@@ -1,1 +1,1 @@
-"""How the model of several learners is held: replicated, or in shards."""
+"""Parallel strategies: how several learners hold one model, as replicas or in shards."""

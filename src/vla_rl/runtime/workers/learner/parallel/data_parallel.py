@@ -1,4 +1,4 @@
-"""How the learners of a group hold one model: as replicas, or each a share of every tensor (`shards.py`).
+"""Interface of a parallel strategy, and data parallelism: a full replica on each rank. `fsdp.py` has the sharded one.
 
 Both give exact sums: gradients of all ranks are added, never averaged, since a loss is already divided by the counts of
 all ranks.
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class ParallelStrategy(Protocol):
-    """How a rank holds the model."""
+    """Strategy by which the ranks hold the model, run it and reduce its gradients."""
 
     lockstep: bool
-    """Every forward and backward pass is made by all ranks together."""
+    """True where all ranks have to run every forward and backward pass together."""
 
     def run(self, forward: Callable[[], T]) -> T:
         """Call the model; the result is a tensor or a dict of tensors."""
@@ -29,23 +29,27 @@ class ParallelStrategy(Protocol):
         """Add up the gradients of all ranks."""
 
     def gather(self) -> None:
-        """Put whole weights into the module, for use outside `run`; all ranks together."""
+        """Put full weights into the module, for use outside `run`; all ranks together."""
 
     def release(self) -> None:
         """Undo `gather`."""
 
     def whole_weights(self) -> AbstractContextManager[None]:
-        """The module, released, holds whole weights meanwhile, to be saved or sent; all ranks together."""
+        """Context in which the released module holds full weights, to be saved or sent; all ranks together."""
 
     def whole(self, tensor: Any) -> Any:
-        """A tensor that may be shared out, whole and in host memory; all ranks together. Other values as they are."""
+        """Return a tensor that may be sharded as a full tensor in host memory; all ranks together. Other values are
+        returned unchanged.
+        """
 
     def share(self, tensor: Any, like: torch.Tensor) -> Any:
-        """What this rank holds of a whole tensor, as it holds the parameter `like`. Other values as they are."""
+        """Return this rank's share of a full tensor, sharded as the parameter `like`. Other values are returned
+        unchanged.
+        """
 
 
 class DataParallel:
-    """The whole model on every rank."""
+    """Data parallelism: the full model on every rank."""
 
     lockstep = False
 
@@ -69,10 +73,10 @@ class DataParallel:
             start += grad.numel()
 
     def gather(self) -> None:
-        """They are whole."""
+        """Do nothing: the weights are full."""
 
     def release(self) -> None:
-        """They stay whole."""
+        """Do nothing: the weights stay full."""
 
     def whole_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -85,4 +89,5 @@ class DataParallel:
 
 
 def on_host(value: Any) -> Any:
+    """Return a tensor detached and in host memory; other values unchanged."""
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value

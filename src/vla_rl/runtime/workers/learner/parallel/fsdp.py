@@ -1,6 +1,6 @@
-"""Learners that each hold a share of the model (FSDP2, Zhao et al. 2023).
+"""Fully sharded data parallelism (FSDP2, Zhao et al. 2023): each learner holds a share of the model.
 
-Imported where it is asked for: PyTorch takes a second to load what this needs.
+The module is imported only where it is used, because PyTorch takes a second to load what it needs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 class _Whole(nn.Module):
-    """Makes any function of a model the forward pass of a module, around which FSDP gathers weights."""
+    """Module whose forward pass is any function of the model, so that FSDP gathers weights around it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, forward: Callable[[], Any]) -> Any:
-        """What is given out are no views, on which FSDP's hooks could be lost."""
+        """Call the function. Results are cloned, because FSDP's hooks could be lost on views."""
         result = forward()
         if isinstance(result, torch.Tensor):
             return result.clone()
@@ -41,13 +41,16 @@ class _Whole(nn.Module):
 
 
 class FullyShardedParallel:
-    """A share of the model on every rank. Weights are gathered a block at a time: `blocks` are submodules, the rest
-    (embeddings, heads) is one more block. Gradients are reduced as soon as a block's are there."""
+    """Fully sharded strategy: a share of the model on every rank.
+
+    Weights are gathered block by block: `blocks` are submodules, and the rest (embeddings, heads) is one more block.
+    Gradients of a block are reduced as soon as they are there.
+    """
 
     lockstep = True
 
     def __init__(self, module: nn.Module, blocks: Iterable[nn.Module], device: str, world: int) -> None:
-        """Raises UserError for a block whose trainable weights differ in type."""
+        """Shard the module. Raises UserError for a block whose trainable weights differ in type."""
         blocks = list(blocks)
         _check_types(module, blocks)
         mesh = init_device_mesh(torch.device(device).type, (world,))
@@ -55,7 +58,7 @@ class FullyShardedParallel:
         self.whole_module: Any = fully_shard(_Whole(module), mesh=mesh)
         for part in (self.whole_module, *self.blocks):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
+            part.set_force_sum_reduction_for_comms(True)  # not an average, as every backend has a plain sum
         self.whole_module.set_reduce_scatter_unused_params(True)
 
     def run(self, forward: Callable[[], T]) -> T:
@@ -63,7 +66,7 @@ class FullyShardedParallel:
         return result
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """The backward pass has done it."""
+        """Do nothing: the backward pass has reduced the gradients."""
 
     def gather(self) -> None:
         for part in (self.whole_module, *self.blocks):
@@ -77,7 +80,9 @@ class FullyShardedParallel:
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """FSDP has no part in these weights: `state_dict` finds them, and NumPy may hold their memory."""
+        """Context in which the module's parameters are plain full tensors, outside of FSDP: `state_dict` finds them,
+        and NumPy may share their memory.
+        """
         parts = list(self.whole_module.modules())
         places = [(part, name, p) for part in parts for name, p in part.named_parameters(recurse=False)]
         made: dict[int, nn.Parameter] = {}
@@ -93,7 +98,9 @@ class FullyShardedParallel:
         return on_host(_tensor_of_all(tensor))
 
     def share(self, tensor: Any, like: torch.Tensor) -> Any:
-        """As FSDP cuts it: in rows, of which the last ranks have fewer."""
+        """Return this rank's share as FSDP2 cuts it: in chunks of the first dimension, of which the last ranks may have
+        fewer rows.
+        """
         if not isinstance(tensor, torch.Tensor) or not tensor.dim():
             return tensor
         assert isinstance(like, DTensor)
@@ -111,7 +118,7 @@ class FullyShardedParallel:
 
 
 def _tensor_of_all(value: Any) -> Any:
-    """Of the shares of all ranks."""
+    """Return the full tensor of all ranks' shares; other values unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -133,8 +140,9 @@ def _check_types(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 @contextmanager
 def called(model: VLAModel) -> Iterator[list[nn.Module]]:
-    """Collects the model's blocks that are called meanwhile: members of its module lists, and the critic. Those that
-    lie in another are left out."""
+    """Context that collects the model's blocks that are called in it: members of its module lists, and the critic.
+    Blocks inside other blocks are left out.
+    """
     critic = [] if model.critic is None else [model.critic]
     lists = [part for parts in model.module.modules() if isinstance(parts, nn.ModuleList) for part in parts]
     candidates = [part for part in (*critic, *lists) if any(True for _ in part.parameters())]
@@ -155,8 +163,9 @@ def called(model: VLAModel) -> Iterator[list[nn.Module]]:
 
 
 def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[FullyShardedParallel, ModelInputs]:
-    """Keep a share of the model, whose weights are equal on all ranks; all ranks together. -> (how it is held, one
-    blank sample)."""
+    """Shard a model whose weights are equal on all ranks; all ranks together. Return the strategy, and one sample for
+    dummy batches.
+    """
     obs, chunk = dummy_sample(model, info)
     passes: list[Callable[[], Any]] = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -167,7 +176,7 @@ def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Full
             ):
                 try:
                     forward()
-                except NotOffered:  # one that cannot be trained this way
+                except NotOffered:  # the model cannot be trained in this way
                     continue
                 passes.append(forward)
         held = FullyShardedParallel(model.module, blocks, device, world)
