@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vla_rl.core.spec.structure import at
     from vla_rl.core.types import (
         Advantages,
+        AdvantageScope,
         Batch,
         Chunk,
         ChunkResult,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         Loss,
         Observation,
         Plugin,
+        Requirements,
         ResetState,
         Rollout,
         Scores,
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdvantageScope",
     "Advantages",
     "Algorithm",
     "BadObservation",
@@ -92,6 +95,7 @@ __all__ = [
     "PluginError",
     "Policy",
     "Rate",
+    "Requirements",
     "ResetState",
     "Rollout",
     "Run",
@@ -172,6 +176,7 @@ _MODULES = {
     "core.spec.spec": ("Spec", "load_spec", "parse_spec"),
     "core.spec.structure": ("at",),
     "core.types": (
+        "AdvantageScope",
         "Advantages",
         "Batch",
         "Chunk",
@@ -182,6 +187,7 @@ _MODULES = {
         "Loss",
         "Observation",
         "Plugin",
+        "Requirements",
         "ResetState",
         "Rollout",
         "Scores",

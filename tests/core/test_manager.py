@@ -14,12 +14,13 @@ from vla_rl.core.errors import HookFailed, NotOffered, PluginError
 from vla_rl.core.hookspecs import Algorithm, RunEvents, SimEnv, VLAModel, hookspec
 from vla_rl.core.interrupts import StopAtOnce
 from vla_rl.core.manager import broadcast, check_module, hookimpl, wrap
+from vla_rl.core.types import Requirements
 
 
 class Twice(Algorithm):
     """`advantages` doubles its argument; everything else is as simple."""
 
-    needs = frozenset({"groups"})
+    needs = Requirements(groups=True)
 
     @property
     def costly(self) -> int:
@@ -44,7 +45,7 @@ def test_a_seat_is_its_component():
     assert algorithm.advantages(rollout=21) == 42
     assert algorithm.loss("scores", "batch") == "batch"
     assert algorithm.loss(batch="b", scores="s") == "b"
-    assert algorithm.needs == {"groups"}
+    assert algorithm.needs == Requirements(groups=True)
     assert algorithm.features(()) is None
     with pytest.raises(AttributeError):
         _ = algorithm.nothing

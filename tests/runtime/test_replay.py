@@ -180,8 +180,8 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
         for name in ("log_probs", "versions", "rewards", "valid", "truncated"):
             assert torch.equal(getattr(whole, name)[:, :8], getattr(first, name)), name
         if algorithm["type"] == "ppo":
-            assert torch.equal(whole.fresh_log_probs[:, 8:], whole.log_probs[:, 8:])
-            assert not torch.allclose(whole.fresh_log_probs[:, :8], whole.log_probs[:, :8], atol=1e-3)
+            assert torch.equal(whole.proximal_log_probs[:, 8:], whole.log_probs[:, 8:])
+            assert not torch.allclose(whole.proximal_log_probs[:, :8], whole.log_probs[:, :8], atol=1e-3)
 
 
 def test_nothing_is_left_of_what_nobody_trains_on():

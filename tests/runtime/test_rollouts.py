@@ -270,17 +270,17 @@ def played_under_a_lag(made):
     return rollout, scores.log_probs.detach().unflatten(0, shape), scores.values.detach().unflatten(0, shape)
 
 
-def test_fresh_log_probs_are_those_of_the_newest_weights():
+def test_proximal_log_probs_are_those_of_the_newest_weights():
     changes = {"env": {"length": 3}, "train": {"lr": 0.1}}
     fixed = {"episodes": None, "steps": 8, "auto_reset": "immediate", "group_size": 1, "ignore_terminations": True}
     with runtime(algorithm={"type": "ppo", "correction": "v-trace"}, rollout={**fixed, "lag": 1}, **changes) as made:
         rollout, log_probs, values = played_under_a_lag(made)
         assert rollout.versions.max() == 0 and made.version == 1
-        torch.testing.assert_close(rollout.fresh_log_probs, log_probs)
-        assert float((rollout.fresh_log_probs - rollout.log_probs).abs().max()) > 0.05
+        torch.testing.assert_close(rollout.proximal_log_probs, log_probs)
+        assert float((rollout.proximal_log_probs - rollout.log_probs).abs().max()) > 0.05
         torch.testing.assert_close(rollout.values, values)  # V-trace needs these too
         metrics = made.update(rollout, made.algorithm.advantages(rollout))
-        first = rollout.fresh_log_probs - rollout.log_probs
+        first = rollout.proximal_log_probs - rollout.log_probs
         assert metrics["policy/behaviour_weight_p95"] == pytest.approx(float(first.exp().quantile(0.95)), rel=0.05)
 
 
@@ -304,10 +304,10 @@ def test_what_the_newest_weights_chose_is_not_scored_again(monkeypatch):
         with runtime(algorithm={"type": "ppo", "correction": "decoupled"}, rollout={**PPO, "lag": lag}) as made:
             advance(made, 1)
             rollout = prepared(made, play(made, 2)[0])
-            assert torch.equal(rollout.fresh_log_probs, rollout.log_probs) == (lag == 0)
+            assert torch.equal(rollout.proximal_log_probs, rollout.log_probs) == (lag == 0)
     assert sum(counts) == rollout.samples.sum()
     with runtime(algorithm={"type": "ppo"}, rollout={**PPO, "lag": 1}) as made:
-        assert prepared(made, play(made, 1)[0]).fresh_log_probs is None
+        assert prepared(made, play(made, 1)[0]).proximal_log_probs is None
 
 
 def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
@@ -337,12 +337,14 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     (places,) = gathered.places_of().values()
     learner.buffer.add(0, policy.parts(np.sort(places)))
     chosen = evolve(gathered, ranks=0 * gathered.places)
-    fresh = refreshed(Alone(learner), chosen, values=nobody, log_probs=~nobody, version=1, size=None).fresh_log_probs
+    proximal = refreshed(
+        Alone(learner), chosen, values=nobody, log_probs=~nobody, version=1, size=None
+    ).proximal_log_probs
     assert counts == [3] and gathered.rollout.samples.sum(0).tolist() == [2, 1, 2]
-    assert torch.equal(fresh[1], recorded[1]) and not torch.isclose(fresh[0], recorded[0], atol=1e-4).all()
+    assert torch.equal(proximal[1], recorded[1]) and not torch.isclose(proximal[0], recorded[0], atol=1e-4).all()
     tokens = policy.store[0].heavy.extras["tokens"]
     wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, extras={"tokens": tokens})).log_probs
-    np.testing.assert_allclose(fresh[0], wanted.detach(), rtol=1e-6)
+    np.testing.assert_allclose(proximal[0], wanted.detach(), rtol=1e-6)
     policy.release([0, 1])
     assert sorted(policy.tickets) == [2] and sorted(policy.store) == [0, 1]
     policy.release([2])

@@ -22,9 +22,10 @@ from vla_rl.core.run.flow import Ledger
 from vla_rl.core.run.loop import flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Advantages, Loss, Plugin
+from vla_rl.core.types import Advantages, AdvantageScope, Loss, Plugin
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.planning.profile import from_trace
 from vla_rl.runtime.start import run, start
 from vla_rl.runtime.workers.learner.learner import Learner
@@ -214,7 +215,11 @@ def test_ahead_and_streamed(train, tmp_path):
         ),
         ({"algorithm": {"type": "grpo", "aggregation": "rlinf"}}, "rlinf weighs by its longest trajectory"),
         ({"algorithm": {"type": "srpo", "encoder": "tiny"}}, "compared with all successes of the step; choose grpo"),
-        ({"algorithm": {"type": "secretive"}}, "'secretive' needs the whole step .*: its scope is 'step'; choose"),
+        (
+            {"algorithm": {"type": "secretive"}},
+            "'secretive' needs the whole step .*: its advantage_scope is STEP; choose",
+        ),
+        ({"algorithm": {"type": "explained"}}, "'explained' needs the whole step .*: all scores are ranked, or asynch"),
         ({"train": {"global_batch": 16}}, "train.global_batch: with asynchrony.stream .* remove it, or"),
         ({"runtime": {"backend": "ray"}}, "learners share workers with .*use `placement: {type: disaggregated}`"),
         ({"placement": {"type": "collocated", "offload": {"learner": True}}}, "leave out placement.offload, or"),
@@ -226,6 +231,17 @@ def test_what_needs_the_whole_step_is_refused(changes, message):
     with pytest.raises(SpecError, match=message):
         check_spec(spec, training=True)
     check_spec(parse_spec(scripted_spec(**changed({**base, **changes}))), training=True)
+
+
+def test_needs_in_words_are_refused_with_the_line_to_write():
+    spec = parse_spec(
+        scripted_spec(**changed({"algorithm": {"type": "words"}, "plugins": [__file__, "vla_rl.testing.scripted"]}))
+    )
+    message = r"algorithm 'words' \(.*test_stream.py:\d+\): needs: .*; write `needs = Requirements\(groups=True\)`"
+    with pytest.raises(SpecError, match=message):
+        check_spec(spec, training=True)
+    with pytest.raises(PluginError, match=message):
+        build_algorithm(spec)
 
 
 def test_one_process_is_no_reason_to_refuse():
@@ -242,8 +258,16 @@ class Step(Algorithm):
         return Loss(total=total, metrics={"loss/policy": total.detach()})
 
 
+class Explained(Step):
+    scope_reason = "all scores are ranked"
+
+
+class Words(Step):
+    needs = frozenset({"groups"})
+
+
 class Group(Step):
-    scope = "group"
+    advantage_scope = AdvantageScope.GROUP
 
 
 class Centred(Group):
@@ -294,6 +318,8 @@ vla_rl_plugins = {
         name: Plugin(config=Nothing, build=lambda config, context, made=made: made(), summary=name)
         for name, made in {
             "secretive": Step,
+            "explained": Explained,
+            "words": Words,
             "group": Group,
             "centred": Centred,
             "best": Best,
@@ -313,7 +339,10 @@ def of(algorithm, **changes):
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ("centred", "algorithm 'centred' says scope 'group', and needs other groups: advantages of parts differ by"),
+        (
+            "centred",
+            "algorithm 'centred' says advantage_scope GROUP, and needs other groups: advantages of parts differ by",
+        ),
         ("best", "algorithm 'best' says .*`select` keeps"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from test_check_algorithm import Critic, Reinforce, findings
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Loss
+from vla_rl.core.types import Advantages, AdvantageScope, Loss, Requirements
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
 from vla_rl.plugins.algorithms.grpo import GRPOConfig
@@ -132,7 +132,7 @@ class GroupsByPosition(Grpo):
 class UndeclaredGroups(Grpo):
     def __init__(self):
         super().__init__()
-        self.needs = frozenset()
+        self.needs = Requirements()
 
 
 @found_by("as much credit for actions up to a reward as for those after it")
@@ -197,7 +197,7 @@ class MeanOverAllValues(Critic):
 class NormalisedInSecret(Ppo):
     def __init__(self):
         super().__init__()
-        self.scope = "group"
+        self.advantage_scope = AdvantageScope.GROUP
 
 
 @found_by("select: expected the same for a group whatever others there are")
@@ -211,7 +211,7 @@ class TopGroups(Grpo):
 class RelativeLengths(GRPO):
     def __init__(self):
         super().__init__(GRPOConfig(aggregation="rlinf"))
-        self.scope = "group"
+        self.advantage_scope = AdvantageScope.GROUP
 
 
 @found_by("finite numbers")
@@ -380,11 +380,11 @@ class PushedFromTheReference(Kl):
 
 @found_by("batch.reference_log_probs is not used")
 class UnusedReference(Grpo):
-    needs = frozenset({"groups", "reference"})
+    needs = Requirements(groups=True, reference=True)
 
     def __init__(self):
         super().__init__()
-        self.needs = frozenset({"groups", "reference"})
+        self.needs = Requirements(groups=True, reference=True)
 
 
 @found_by("metrics of names that are free, got ['loss/total']")
@@ -408,9 +408,9 @@ class MetricTwice(Reinforce):
         return attrs.evolve(loss, maxima={"loss/policy": scores.log_probs.detach().max()})
 
 
-@found_by("'values' beside 'fresh-values'")
-class FreshValuesAlone(Reinforce):
-    needs = frozenset({"fresh-values"})
+@found_by("needs: expected values beside recomputed_values, got no values; write `needs = Requirements(values=True, ")
+class RecomputedValuesAlone(Reinforce):
+    needs = Requirements(recomputed_values=True)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
@@ -463,7 +463,7 @@ class GroupStandardised(Grpo):
 
     def __init__(self):
         super().__init__()
-        self.scope = "step"
+        self.advantage_scope = AdvantageScope.STEP
 
     def advantages(self, rollout):
         made = GRPO(GRPOConfig(normalize_by_std=False)).advantages(rollout)

@@ -4,9 +4,11 @@ import attrs
 import pytest
 import torch
 
+from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.testing import CheckFailed, check_algorithm, synthetic
+from vla_rl.toolkit.algorithms.declarations import check_declarations
 
 
 class Reinforce(Algorithm):
@@ -23,7 +25,7 @@ class Reinforce(Algorithm):
 
 
 class Critic(Reinforce):
-    needs = frozenset({"values"})
+    needs = Requirements(values=True)
     value_granularity = "action"
 
     def advantages(self, rollout):
@@ -95,6 +97,51 @@ def test_a_critic_without_targets_is_found() -> None:
             return Reinforce.advantages(self, rollout)
 
     assert "advantages: returns: expected [4, 12, 3], as it needs values, got None" in findings(NoTarget())
+
+
+WRONG_NEEDS = [
+    (frozenset({"groups"}), "got frozenset of 'groups'; write `needs = Requirements(groups=True)` (from vla_rl import"),
+    (["values", "groups"], "got list of 'groups', 'values'; write `needs = Requirements(values=True, groups=True)`"),
+    ("frames", "got str of 'frames'; write `needs = Requirements(frames=True)`"),
+    (set(), "got set of nothing; write `needs = Requirements()`"),
+    ({"values", "fresh-values"}, "write `needs = Requirements(values=True, recomputed_values=True)`"),
+    ({"values", "fresh-values"}, "'fresh-values' is called recomputed_values now"),
+    (
+        {"fresh-log-probs"},
+        "Requirements(proximal_log_probs=True)` (from vla_rl import Requirements); 'fresh-log-probs' is",
+    ),
+    (("group",), "no requirement 'group'; did you mean 'groups'?; there are: values, recomputed_values, proximal_"),
+    (None, "got a NoneType; write `needs = Requirements(groups=True)` (from vla_rl import Requirements), for instance"),
+    (Requirements, "got the class Requirements; write `needs = Requirements(groups=True)`"),
+    (
+        Requirements(recomputed_values=True, groups=True),
+        "Requirements(values=True, recomputed_values=True, groups=True)`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("needs", "text"), WRONG_NEEDS)
+def test_needs_that_are_no_requirements_are_found_with_the_line_to_write(needs: object, text: str) -> None:
+    algorithm = Reinforce()
+    algorithm.needs = needs  # type: ignore[assignment]
+    assert text in findings(algorithm)
+    with pytest.raises(PluginError) as refused:  # as the runtime refuses it
+        check_declarations(algorithm, "mine")
+    assert text in str(refused.value) and f"algorithm 'mine' ({__file__}:" in str(refused.value)
+
+
+def test_a_scope_in_words_is_found() -> None:
+    class Words(Reinforce):
+        advantage_scope = "group"
+
+    assert "got 'group'; write `advantage_scope = AdvantageScope.GROUP` (from vla_rl import" in findings(Words())
+
+
+def test_requirements_unite() -> None:
+    both = Requirements(values=True) | Requirements(values=True, reference=True)
+    assert both == Requirements(values=True, reference=True)
+    with pytest.raises(TypeError):
+        Requirements(values=True) | {"reference"}  # type: ignore[operator]
 
 
 def test_synthetic_rollouts_are_consistent() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Loss
+from vla_rl.core.types import Advantages, Loss, Requirements
 from vla_rl.testing import CheckFailed, check_algorithm
 
 MUTANTS: dict[type[Algorithm], str] = {}
@@ -44,7 +44,7 @@ def done(total, policy=None):
 class Ppo(Algorithm):
     """Advantages by GAE over chunks; a ratio whose exponential is not bounded."""
 
-    needs = frozenset({"values"})
+    needs = Requirements(values=True)
     gamma, lam, low, high, entropy_coef = 0.99, 0.95, 0.2, 0.2, 0.01
 
     def next_value(self, rollout, t):
@@ -115,7 +115,7 @@ class A2c(Ppo):
 class Grpo(Algorithm):
     """A ratio of each token, and a KL term."""
 
-    needs = frozenset({"groups", "reference"})
+    needs = Requirements(groups=True, reference=True)
     low, high, kl_coef = 0.2, 0.28, 0.05
 
     def centred(self, returns, same):
@@ -159,19 +159,19 @@ class Impala(Reinforce):
 class Decoupled(Grpo):
     """PPO around the policy before the step, weighed by that policy's ratio to what acted."""
 
-    needs = frozenset({"groups", "fresh-log-probs"})
+    needs = Requirements(groups=True, proximal_log_probs=True)
     off_policy = True
     kl_coef = 0.0
 
     def log_ratio(self, scores, batch):
-        return scores.log_probs - batch.fresh_log_probs
+        return scores.log_probs - batch.proximal_log_probs
 
     def divergence(self, scores, batch):
         return torch.zeros_like(scores.log_probs)
 
     def loss(self, scores, batch):
         advantages, weights = batch.advantages[..., None], batch.weights[..., None]
-        behaviour = (batch.fresh_log_probs - batch.log_probs).exp()
+        behaviour = (batch.proximal_log_probs - batch.log_probs).exp()
         return done((behaviour * self.surrogate(self.log_ratio(scores, batch), advantages) * weights).sum())
 
 
@@ -443,12 +443,12 @@ class MeanMinusReturns(Grpo):
 # -------------------------------------------------------------------------------------------------------- old data
 
 
-@found_by("corrects: expected old data that count otherwise than new ones, got the same loss")
+@found_by("off_policy: expected old data that count otherwise than new ones, got the same loss")
 class SaysThatItCorrects(Reinforce):
     off_policy = True
 
 
-@found_by("corrects: expected old data that count otherwise than new ones, got the same loss")
+@found_by("off_policy: expected old data that count otherwise than new ones, got the same loss")
 class RatioToItself(Reinforce):
     off_policy = True
 
@@ -457,13 +457,13 @@ class RatioToItself(Reinforce):
         return done(-(ratio * batch.advantages * batch.weights).sum())
 
 
-@found_by("needs: expected a use of fresh_log_probs")
-class FreshLogProbsUnused(Grpo):
-    needs = frozenset({"groups", "reference", "fresh-log-probs"})
+@found_by("needs: expected a use of proximal_log_probs")
+class ProximalLogProbsUnused(Grpo):
+    needs = Requirements(groups=True, reference=True, proximal_log_probs=True)
 
 
-@found_by("corrects: expected True where fresh and recorded log_probs are compared, got False")
-class CorrectsInSecret(Decoupled):
+@found_by("off_policy: expected True where proximal and recorded log_probs are compared, got False")
+class OffPolicyInSecret(Decoupled):
     off_policy = False
 
 
@@ -482,7 +482,7 @@ class WeightInverted(Impala):
 class BehaviourInverted(Decoupled):
     def loss(self, scores, batch):
         advantages, weights = batch.advantages[..., None], batch.weights[..., None]
-        behaviour = (batch.log_probs - batch.fresh_log_probs).exp()
+        behaviour = (batch.log_probs - batch.proximal_log_probs).exp()
         return done((behaviour * self.surrogate(self.log_ratio(scores, batch), advantages) * weights).sum())
 
 

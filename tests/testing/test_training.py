@@ -33,7 +33,7 @@ class Remembers(LinearModel):
 
 
 def model_for(algorithm):
-    values = algorithm.value_granularity if "values" in algorithm.needs else "none"
+    values = algorithm.value_granularity if algorithm.needs.values else "none"
     model = Remembers(INFO, 3, values=values)
     return model, synthetic.rollout(values=values, chunk=3, tokens=INFO.action_dim)
 

@@ -45,7 +45,7 @@ ROLLOUT = (
     Field(name="values", dims="T N [C]", source="policy", optional=True, in_batch=True),
     Field(name="next_values", dims="T N", source="policy", optional=True),
     Field(name="versions", dims="T N", source="policy", in_batch=True),
-    Field(name="fresh_log_probs", dims="T N C M", source="learner", optional=True, in_batch=True),
+    Field(name="proximal_log_probs", dims="T N C M", source="learner", optional=True, in_batch=True),
     Field(name="groups", dims="N", source="driver"),
     Field(name="success", dims="N", source="driver"),
     Field(name="features", dims="N D", source="policy", optional=True),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from vla_rl.core.errors import NotOffered
+from vla_rl.core.types import AdvantageScope, Requirements
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,17 +181,17 @@ class Algorithm(ABC):
     """Advantages and a loss; no model, no simulator, no device choice, no logging. Entry-point group
     `vla_rl.algorithms`."""
 
-    needs: frozenset[str] = frozenset()
-    """Inputs that the algorithm needs, out of "values", "fresh-values", "fresh-log-probs", "groups", "reference",
-    "frames". Core provides them, or refuses the run early. The "fresh" ones are recomputed with the newest weights."""
+    needs: Requirements = Requirements()
+    """Inputs that the algorithm needs. Core provides them, or refuses the run early."""
     off_policy: bool = False
     """The loss corrects for the age of the data (off-policy correction), so a sample may be trained on more than
     once."""
-    scope: str = "step"
-    """Dependence of advantages on other groups. "group": the rewards, filters and advantages of a group need no other
-    group. Otherwise "step", or a text that says why not and what to set."""
+    advantage_scope: AdvantageScope = AdvantageScope.STEP
+    """What the rewards, filters and advantages of a group depend on: that group alone, or the whole step."""
+    scope_reason: str = ""
+    """Why `advantage_scope` is STEP, and what to set for GROUP; shown where `asynchrony.stream` is refused."""
     value_granularity: str = "chunk"
-    """Shape of the critic's output, for algorithms that need "values": "chunk" ([B]) or "action" ([B, C])."""
+    """Shape of the critic's output, with `Requirements.values`: "chunk" ([B]) or "action" ([B, C])."""
     extras: Mapping[str, str] = MappingProxyType({})
     """Further numbers that `advantages` returns for the loss: name -> dimensions, such as {"q_target": "T N"}. The loss
     receives them in `Batch.extras`."""
@@ -199,9 +200,9 @@ class Algorithm(ABC):
 
     @hookspec(firstresult=True)
     def features(self, frames: tuple[Array, ...]) -> torch.Tensor | None:
-        """Return a feature vector per trajectory, float32 [N, D], for `Rollout.features`. Optional, for algorithms that
-        need "frames"; runs where the model inputs are stored. `frames` holds N arrays uint8 [frames, H, W, 3] of
-        `camera`; an array has no frames if its trajectory was not collected."""
+        """Return a feature vector per trajectory, float32 [N, D], for `Rollout.features`. Optional, called with
+        `Requirements.frames`; runs where the model inputs are stored. `frames` holds N arrays uint8 [frames, H, W, 3]
+        of `camera`; an array has no frames if its trajectory was not collected."""
         return None
 
     @hookspec(firstresult=True)

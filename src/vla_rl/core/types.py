@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
@@ -304,6 +305,40 @@ class Episode:
     """The episode ended by the step limit, or by the simulator's own truncation."""
 
 
+@frozen(kw_only=True)
+class Requirements:
+    """What an algorithm needs beside rewards, ends and recorded log-probs (`Algorithm.needs`). `|` unites two."""
+
+    values: bool = False
+    """A critic: `Rollout.values` and `next_values` in `advantages`; `Batch.values` and `Scores.values` in `loss`."""
+    recomputed_values: bool = False
+    """The rollout's `values` and `next_values` are recomputed with the newest weights; beside `values`."""
+    proximal_log_probs: bool = False
+    """Log-probs of the weights that the training step began with (the proximal policy): `Rollout.proximal_log_probs`
+    and `Batch.proximal_log_probs`."""
+    groups: bool = False
+    """At least two trajectories in each group of `Rollout.groups`."""
+    reference: bool = False
+    """Log-probs of the policy before training: `Batch.reference_log_probs`. The model has to offer them."""
+    frames: bool = False
+    """Frames of whole trajectories: the argument of `Algorithm.features`, whose result is `Rollout.features`."""
+
+    def __or__(self, other: Requirements) -> Requirements:
+        if not isinstance(other, Requirements):
+            return NotImplemented
+        names = [known.name for known in attrs.fields(Requirements)]
+        return Requirements(**{name: getattr(self, name) or getattr(other, name) for name in names})
+
+
+class AdvantageScope(Enum):
+    """What rewards, filters, advantages and weights of a group depend on (`Algorithm.advantage_scope`)."""
+
+    GROUP = "group"
+    """On that group alone, so `asynchrony.stream` may train on it before the step is whole."""
+    STEP = "step"
+    """On other groups of the step too."""
+
+
 @frozen(kw_only=True, eq=False)
 class Rollout:
     """The trajectory record of a whole rollout: torch tensors on the CPU, time-major. Each column is a ticket, in their
@@ -336,9 +371,9 @@ class Rollout:
     """Features from `Algorithm.features`, float32 [N, D]."""
     tasks: tuple[str, ...] = ()
     """Task of each column's first episode; empty if one of them did not end."""
-    fresh_log_probs: torch.Tensor | None = None
-    """Log-probs recomputed with the newest weights, float32 [T, N, C, M]; set in `advantages` of algorithms that need
-    "fresh-log-probs"."""
+    proximal_log_probs: torch.Tensor | None = None
+    """Log-probs of the weights that the training step begins with, float32 [T, N, C, M]; set in `advantages`, with
+    `Requirements.proximal_log_probs`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
     """Further fields of `fields.ROLLOUT`, by name."""
     findings: Mapping[str, torch.Tensor] = field(factory=dict)
@@ -406,10 +441,10 @@ class Batch:
     lag: torch.Tensor
     """Policy lag, int64 [B]: learner version minus the version that sampled."""
     reference_log_probs: torch.Tensor | None = None
-    """Log-probs of the reference policy, float32 [B, C, M], for algorithms that need "reference"."""
-    fresh_log_probs: torch.Tensor | None = None
-    """Log-probs of the weights at the start of the training step, float32 [B, C, M], for algorithms that need
-    "fresh-log-probs"."""
+    """Log-probs of the reference policy, float32 [B, C, M], with `Requirements.reference`."""
+    proximal_log_probs: torch.Tensor | None = None
+    """Log-probs of the weights at the start of the training step, float32 [B, C, M], with
+    `Requirements.proximal_log_probs`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)
     """Further numbers of these samples, [B, ...] each: `Advantages.extras`, and further fields of the rollout."""
 

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckFailed": "findings",
+    "CheckFailed": "common.findings",
     "LinearModel": "linear",
     "ScriptedEnv": "scripted",
     "check_algorithm": "algorithms",

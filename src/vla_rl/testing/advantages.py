@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.types import Advantages, Rollout, ValueGranularity
+from vla_rl.core.types import Advantages, AdvantageScope, Rollout, ValueGranularity
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings
 from vla_rl.toolkit.algorithms.functional import expand_to
@@ -48,7 +48,7 @@ class AdvantageCase:
             group_size=SIZE,
             values=self.values,
             features=self.features,
-            fresh="fresh-log-probs" in self.algorithm.needs,
+            proximal=self.algorithm.needs.proximal_log_probs,
             ends=[ends] * len(won) if isinstance(ends, int) else ends,
             won=won,
         )
@@ -86,7 +86,7 @@ def check_advantages(case: AdvantageCase) -> None:
     ]
     if case.values != "none":
         checks += [_baseline, _unfinished]
-    if case.algorithm.scope == "group":
+    if case.algorithm.advantage_scope is AdvantageScope.GROUP:
         checks.append(_scope)
     for check in checks:
         with case.f.section(check.__name__.strip("_").replace("_", " ")):
@@ -203,7 +203,7 @@ def _credit(case: AdvantageCase) -> None:
 
 def _groups(case: AdvantageCase) -> None:
     rollout, where, f = case.rollout(), "advantages", case.f
-    if "groups" in case.algorithm.needs:
+    if case.algorithm.needs.groups:
         alike = take_columns(rollout, np.array([0] * SIZE + [*range(SIZE, len(WON))]))
         found = float(case.advantages(alike).advantages[:, :SIZE].abs().max())
         expected = "0 in a group whose members are all alike, as `needs` has groups"
@@ -211,14 +211,15 @@ def _groups(case: AdvantageCase) -> None:
         return
     apart = rollout.evolve(groups=torch.arange(len(WON)))
     same = same_tensor(case.advantages(rollout).advantages, case.advantages(apart).advantages, 1e-5)
-    f.expect(same, where, "no use of groups, which `needs` lacks", "some", "add 'groups' to needs")
+    f.expect(same, where, "no use of groups, which `needs` lacks", "some", "add groups=True to its Requirements")
 
 
 def _scope(case: AdvantageCase) -> None:
     """Each group by itself, as long as its longest trajectory."""
     ends = [(STEPS - n // SIZE) * CHUNK for n in range(len(WON))]
-    rollout, remedy = case.rollout(ends=ends), "leave out scope, or let it name the setting that looks at others"
-    expected = "the same for a group whatever others there are, as scope is 'group'"
+    rollout = case.rollout(ends=ends)
+    remedy = "leave out advantage_scope, and let scope_reason name the setting that looks at others"
+    expected = "the same for a group whatever others there are, as advantage_scope is GROUP"
     shaped = case.algorithm.shape_rewards(rollout)
     kept, whole = case.algorithm.select(shaped), case.algorithm.advantages(shaped)
     for g in range(len(WON) // SIZE):

@@ -18,9 +18,8 @@ from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
 from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
+from vla_rl.toolkit.algorithms.declarations import wrong_declarations
 from vla_rl.toolkit.algorithms.result_checks import SAID, reserved
-
-NEEDS = {"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"}
 
 
 @frozen(eq=False)
@@ -45,18 +44,18 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     chosen: Algorithm
     chosen, name = built("algorithm", algorithm, config, Context())
     f = Findings(f"check_algorithm of {name}")
-    unknown = sorted(set(chosen.needs) - NEEDS)
-    f.expect(not unknown, "needs", f"some of {sorted(NEEDS)}", unknown, "correct the name")
-    alone = "fresh-values" in chosen.needs and "values" not in chosen.needs
-    f.expect(not alone, "needs", "'values' beside 'fresh-values'", "no 'values'", "name both")
+    wrong = wrong_declarations(chosen)
+    for part in wrong:
+        f.expect(False, part.attribute, part.expected, part.got, part.remedy)
+    if wrong:
+        f.close()
     granularity = chosen.value_granularity
     f.expect(granularity in ("chunk", "action"), "value_granularity", "chunk or action", repr(granularity), "choose")
     values: ValueGranularity = "none"
-    if "values" in chosen.needs:
+    if chosen.needs.values:
         values = "action" if granularity == "action" else "chunk"
-    if "frames" in chosen.needs:
+    if chosen.needs.frames:
         features = _check_features(f, chosen)
-    fresh = "fresh-log-probs" in chosen.needs
     case = _Case(chosen, f, values, features)
     kinds: dict[str, dict[str, Any]] = {
         "a rollout": {},
@@ -67,7 +66,8 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     made: list[LossCase | None] = []
     for kind, options in kinds.items():
         with f.section(kind):
-            rollout = synthetic.rollout(values=values, features=features, fresh=fresh, **options)
+            proximal = chosen.needs.proximal_log_probs
+            rollout = synthetic.rollout(values=values, features=features, proximal=proximal, **options)
             made.append(_whole_path(case, kind, rollout))
     if made and made[0] is not None:
         advantages = AdvantageCase(chosen, f, values, features)
@@ -83,15 +83,17 @@ def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
     algorithm, f = loss.algorithm, loss.f
     by_age = _matters(advantages, loss, "log_probs") or _matters_by_lag(loss)
     if algorithm.off_policy:
-        remedy = "weigh by exp(log_ratio) to batch.log_probs, by fresh_log_probs or by lag; or leave corrects False"
+        remedy = (
+            "weigh by exp(log_ratio) to batch.log_probs, by proximal_log_probs or by lag; or leave off_policy False"
+        )
         f.expect(by_age, "off_policy", "old data that count otherwise than new ones", "the same loss", remedy)
-    if "fresh-log-probs" not in algorithm.needs:
+    if not algorithm.needs.proximal_log_probs:
         return
-    used = _matters(advantages, loss, "fresh_log_probs")
-    f.expect(used, "needs", "a use of fresh_log_probs, as it has fresh-log-probs", "none", "leave it out of needs")
+    used = _matters(advantages, loss, "proximal_log_probs")
+    f.expect(used, "needs", "a use of proximal_log_probs, as it asks for them", "none", "leave it out of needs")
     told = algorithm.off_policy or not (used and by_age)
     remedy = "say so, or the runtime refuses to train on data more than once"
-    f.expect(told, "off_policy", "True where fresh and recorded log_probs are compared", "False", remedy)
+    f.expect(told, "off_policy", "True where proximal and recorded log_probs are compared", "False", remedy)
 
 
 def _matters(advantages: AdvantageCase, loss: LossCase, name: str) -> bool:
@@ -153,7 +155,7 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     _untouched(case, trained, kept, "advantages")
     if not _check_shapes(case, advantages, trained):
         return None
-    batch = synthetic.batch(trained, advantages, reference="reference" in case.algorithm.needs)
+    batch = synthetic.batch(trained, advantages, reference=case.algorithm.needs.reference)
     signed = bool((advantages.advantages < 0).any())
     of_loss = LossCase(case.algorithm, case.f, f"loss of {name}", batch, signed)
     return of_loss if check_shape(of_loss) else None

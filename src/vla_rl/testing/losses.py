@@ -50,12 +50,12 @@ class LossCase:
     def probe(self) -> Batch:
         """The batch with one old policy: the behaviour policy is the proximal one."""
         batch = self.batch
-        return batch if batch.fresh_log_probs is None else attrs.evolve(batch, log_probs=batch.fresh_log_probs)
+        return batch if batch.proximal_log_probs is None else attrs.evolve(batch, log_probs=batch.proximal_log_probs)
 
     @property
     def at_the_old_policy(self) -> tuple[Tensor, ...]:
         batch = self.batch
-        log_probs = batch.log_probs if batch.fresh_log_probs is None else batch.fresh_log_probs
+        log_probs = batch.log_probs if batch.proximal_log_probs is None else batch.proximal_log_probs
         old = (log_probs, self.leaves[1], batch.values)
         return tuple(tensor for tensor in old if tensor is not None)
 
@@ -310,7 +310,7 @@ def _importance(case: LossCase) -> None:
             judged, neutral = (case.of(_judged(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0))
             sizes.append(float((judged - neutral).abs().sum()))
         fine = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
-        expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as corrects is True"
+        expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as off_policy is True"
         got, remedy = (
             f"{sizes[1]:.3g}, and {sizes[0]:.3g}",
             "weigh by exp(log_probs - batch.log_probs), not its inverse",

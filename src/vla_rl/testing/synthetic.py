@@ -70,17 +70,16 @@ def rollout(
     values: ValueGranularity = "none",
     successes: bool = True,
     features: int = 0,
-    fresh: bool = False,
+    proximal: bool = False,
     seed: int = 0,
     ends: Sequence[int] | None = None,
     won: Sequence[bool] | None = None,
 ) -> Rollout:
     """A rollout with one episode a column that ends at any action, by success, failure or step limit, or not at all.
 
-    T = chunk_steps, N = groups * group_size, C = chunk, M = tokens. `successes=False`: nobody succeeds. `fresh`: with
-    fresh_log_probs, near the recorded ones. `ends`, `won`:
-    the action (from 1) at which each column ends, and whether by success or else by failure, instead of chance; all
-    other numbers are the same whatever these are.
+    T = chunk_steps, N = groups * group_size, C = chunk, M = tokens. `successes=False`: nobody succeeds. `proximal`:
+    with proximal_log_probs, near the recorded ones. `ends`, `won`: the action (from 1) at which each column ends, and
+    whether by success or else by failure, instead of chance; all other numbers are the same whatever these are.
     """
     rng = generator(seed, "synthetic rollout")
     columns, steps = groups * group_size, chunk_steps * chunk
@@ -101,7 +100,7 @@ def rollout(
 
     succeeded = (kinds == 0) & (last <= steps)
     log_probs = -normal(chunk_steps, columns, chunk, tokens).abs()
-    drift = generator(seed, "fresh log-probs").standard_normal(log_probs.shape, dtype=np.float32)
+    drift = generator(seed, "proximal log-probs").standard_normal(log_probs.shape, dtype=np.float32)
     value_shape = (chunk_steps, columns) if values == "chunk" else (chunk_steps, columns, chunk)
     return Rollout(
         step=1,
@@ -110,7 +109,7 @@ def rollout(
         truncated=shaped(ending & (kinds == 2)),
         valid=shaped(valid),
         log_probs=log_probs,
-        fresh_log_probs=log_probs + 0.1 * torch.from_numpy(drift) if fresh else None,
+        proximal_log_probs=log_probs + 0.1 * torch.from_numpy(drift) if proximal else None,
         values=None if values == "none" else normal(*value_shape),
         next_values=None if values == "none" else normal(chunk_steps, columns),
         groups=torch.arange(columns) // group_size,
@@ -164,5 +163,5 @@ def batch(rolled: Rollout, advantages: Advantages, info: EnvInfo | None = None, 
         else value_weights[samples] / value_counts[samples].sum().clamp_min(1e-12),
         lag=torch.zeros(size, dtype=torch.int64),
         reference_log_probs=rolled.log_probs[samples] - 0.1 if reference else None,
-        fresh_log_probs=taken(rolled.fresh_log_probs),
+        proximal_log_probs=taken(rolled.proximal_log_probs),
     )

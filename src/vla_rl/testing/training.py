@@ -13,6 +13,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import Chunk, EnvInfo, Rollout, pick, to_numpy
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.algorithms.declarations import check_declarations
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 
@@ -33,13 +34,14 @@ def train_on(
         rollout: C actions a chunk and M tokens an action are the model's.   info: what the model was built for.
     Returns: metrics under the names of a run; none where the algorithm keeps nothing.
     """
+    check_declarations(algorithm, type(algorithm).__name__)
     shape = rollout.samples.shape
     count = rollout.samples.numel()
     obs = synthetic.observation(info, count)
     chunk = model.sample_chunk(obs, Noise(0, "train_on", range(count), [0] * count, [0] * count), False)
     scored = _with_scores(rollout, chunk)
-    if "fresh-log-probs" in algorithm.needs:
-        scored = scored.evolve(fresh_log_probs=scored.log_probs)
+    if algorithm.needs.proximal_log_probs:
+        scored = scored.evolve(proximal_log_probs=scored.log_probs)
     played = algorithm.shape_rewards(scored)
     columns = np.flatnonzero(algorithm.select(played).numpy())
     if not len(columns):
@@ -54,7 +56,7 @@ def train_on(
         extras={name: pick(tensor, samples) for name, tensor in chunk.extras.items()},
     )
     batch = attrs.evolve(batch, obs=obs.take(samples), chunk=seen)
-    if "reference" in algorithm.needs:
+    if algorithm.needs.reference:
         with torch.no_grad():
             batch = attrs.evolve(batch, reference_log_probs=model.reference_log_probs(batch.obs, batch.chunk))
     loss = algorithm.loss(model.chunk_log_probs(batch.obs, batch.chunk), batch)

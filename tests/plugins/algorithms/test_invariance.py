@@ -53,14 +53,16 @@ def without_steps(learner):
 
 def learn(algorithm, micro_batches, ranks, global_batch=None):
     """-> (gradient of each optimiser step, metrics), summed over ranks."""
-    values = "none" if "groups" in algorithm.needs else algorithm.value_granularity
-    rolled = synthetic.rollout(values=values, groups=4, chunk=CHUNK, tokens=INFO.action_dim, chunk_steps=5, fresh=True)
+    values = "none" if algorithm.needs.groups else algorithm.value_granularity
+    rolled = synthetic.rollout(
+        values=values, groups=4, chunk=CHUNK, tokens=INFO.action_dim, chunk_steps=5, proximal=True
+    )
     rolled = rolled.evolve(  # near the model's: 8 bins about equally likely
         log_probs=0.1 * rolled.log_probs - 2.0,
-        fresh_log_probs=0.1 * rolled.fresh_log_probs - 2.0,
+        proximal_log_probs=0.1 * rolled.proximal_log_probs - 2.0,
     )
     keep = algorithm.select(rolled)
-    assert "groups" not in algorithm.needs or 0 < int(keep.sum()) < 16  # something is filtered, something is left
+    assert not algorithm.needs.groups or 0 < int(keep.sum()) < 16  # something is filtered, something is left
     size = -(-int(rolled.samples[:, keep].sum()) // ranks // micro_batches) + 1
     update = update_of(algorithm, rolled, INFO, world=ranks, micro_batch=size, global_batch=global_batch)
     train = TrainSpec(steps=1, lr=0.1, micro_batch=size, max_grad_norm=None)
@@ -124,7 +126,7 @@ def test_all_algorithms_report_the_same_names(name):
     of_age = {name for name in metrics if name.startswith("policy/behaviour_")}
     assert bool(of_age) == (getattr(ALGORITHMS[name].config, "correction", "none") != "none")
     assert set(metrics) - of_age - {"loss/value", "value/clip_fraction"} == NAMES
-    assert ("loss/value" in metrics) == ("values" in ALGORITHMS[name].needs)
+    assert ("loss/value" in metrics) == ALGORITHMS[name].needs.values
     assert metrics["policy/lag_mean"] == metrics["policy/lag_max"] == 3
     shares = ("loss/clip_fraction", "policy/dead_gradients", "policy/effective_sample_size", "policy/ratio_cut")
     assert all(0 <= metrics[share] <= 1 for share in shares)

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 
-from vla_rl.core.types import Context, Scores
+from vla_rl.core.types import AdvantageScope, Context, Scores
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
 from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
 from vla_rl.testing import synthetic
@@ -69,8 +69,8 @@ CASES = [(name, key) for name, (_, keys) in TABLE.items() for key in keys]
 def fingerprint(plugin, **keys):
     """Everything that a spec's key can reach."""
     algorithm = plugin.build(plugin.config(**keys), Context())
-    values = algorithm.value_granularity if "values" in algorithm.needs else "none"
-    rollout = synthetic.rollout(values=values, groups=6, chunk_steps=5, fresh=True)
+    values = algorithm.value_granularity if algorithm.needs.values else "none"
+    rollout = synthetic.rollout(values=values, groups=6, chunk_steps=5, proximal=True)
     rollout = rollout.evolve(success=rollout.rewards.sum((0, 2)) > 0)
     selected = algorithm.select(rollout)
     found = algorithm.advantages(rollout)
@@ -85,7 +85,7 @@ def fingerprint(plugin, **keys):
     numbers = [
         t for t in (found.advantages, found.weights, found.returns, loss.total.detach(), new.grad) if t is not None
     ]
-    return sorted(algorithm.needs), algorithm.value_granularity, selected.tolist(), [t.tolist() for t in numbers]
+    return algorithm.needs, algorithm.value_granularity, selected.tolist(), [t.tolist() for t in numbers]
 
 
 @pytest.mark.parametrize(("name", "key"), CASES)
@@ -115,13 +115,15 @@ def test_keys_of_grpo_that_contradict():
         GRPOConfig(soft_gate=SoftGate(), dual_clip=3.0)
     with pytest.raises(ValueError, match="std_of: step says .*; normalize_by_std is false"):
         GRPOConfig(std_of="step", normalize_by_std=False)
-    assert GRPOConfig(std_of="step").scope.endswith("set algorithm.std_of: group")
+    assert GRPOConfig(std_of="step").scope_reason.endswith("set algorithm.std_of: group")
+    assert GRPOConfig(std_of="step").advantage_scope is AdvantageScope.STEP
+    assert GRPOConfig().advantage_scope is AdvantageScope.GROUP and not GRPOConfig().scope_reason
 
 
 def test_kl_needs_a_reference_and_only_then():
     for plugin, _ in TABLE.values():
-        assert "reference" not in plugin.build(plugin.config(), Context()).needs
-        assert "reference" in plugin.build(plugin.config(kl_coef=0.1), Context()).needs
+        assert not plugin.build(plugin.config(), Context()).needs.reference
+        assert plugin.build(plugin.config(kl_coef=0.1), Context()).needs.reference
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
@@ -130,13 +132,13 @@ def test_what_a_correction_needs(name):
 
     def asked(**keys):
         algorithm = plugin.build(plugin.config(**keys), Context())
-        return algorithm.off_policy, algorithm.needs & {"fresh-values", "fresh-log-probs"}
+        return algorithm.off_policy, algorithm.needs.proximal_log_probs, algorithm.needs.recomputed_values
 
-    assert asked() == (False, frozenset())
-    assert asked(correction="decoupled") == asked(correction="truncated") == (True, {"fresh-log-probs"})
-    assert asked(correction="decoupled", proximal="interpolate") == (True, frozenset())
+    assert asked() == (False, False, False)
+    assert asked(correction="decoupled") == asked(correction="truncated") == (True, True, False)
+    assert asked(correction="decoupled", proximal="interpolate") == (True, False, False)
     if name == "ppo":
-        assert asked(correction="v-trace") == (True, {"fresh-values", "fresh-log-probs"})
+        assert asked(correction="v-trace") == (True, True, True)
     assert gipo.plugin.build(gipo.plugin.config(), Context()).off_policy  # by its trust weights
 
 

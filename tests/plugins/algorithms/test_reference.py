@@ -236,7 +236,7 @@ def test_decoupled_losses():
             chunk=Chunk(actions=torch.zeros(*shape[:2], 1), log_probs=old),
             valid=everything,
             log_probs=old,
-            fresh_log_probs=proximal_of(inputs, k).reshape(shape) if "proximal_logprobs" in inputs else None,
+            proximal_log_probs=proximal_of(inputs, k).reshape(shape) if "proximal_logprobs" in inputs else None,
             values=coarse(inputs["prev_values"]),
             advantages=coarse(inputs["advantages"]),
             weights=mask.float() * (fine[0].numel() / mask[0].numel()) / divisor,

@@ -10,7 +10,7 @@ from algorithm_cases import cases_of
 
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.spec.spec import component
-from vla_rl.core.types import Context, Scores
+from vla_rl.core.types import Context, Requirements, Scores
 from vla_rl.plugins.algorithms.srpo import plugin
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards, success_centres
@@ -222,8 +222,9 @@ def test_the_encoder_is_built_by_its_keys_at_its_first_use():
 
 
 def test_a_kl_term_needs_the_reference():
-    assert SRPO(CONFIG, "cpu").needs == {"groups", "frames"}
-    assert SRPO(attrs.evolve(CONFIG, kl_coef=0.1), "cpu").needs == {"groups", "frames", "reference"}
+    assert SRPO(CONFIG, "cpu").needs == Requirements(groups=True, frames=True)
+    wanted = Requirements(groups=True, frames=True, reference=True)
+    assert SRPO(attrs.evolve(CONFIG, kl_coef=0.1), "cpu").needs == wanted
 
 
 def test_the_device_is_the_workers_unless_given():

@@ -43,12 +43,12 @@ def doubled(thing):
     return attrs.evolve(thing, **changes)
 
 
-def made(algorithm, *, lag=None, fresh=True, shift=0.4):
+def made(algorithm, *, lag=None, proximal=True, shift=0.4):
     """(scores with a leaf, batch), in float64: current log-probs are `shift` times noise beside the recorded ones."""
-    values = algorithm.value_granularity if "values" in algorithm.needs else "none"
-    rollout = doubled(synthetic.rollout(values=values, fresh=True, chunk_steps=5))
-    if not fresh:
-        rollout = rollout.evolve(fresh_log_probs=rollout.log_probs)
+    values = algorithm.value_granularity if algorithm.needs.values else "none"
+    rollout = doubled(synthetic.rollout(values=values, proximal=True, chunk_steps=5))
+    if not proximal:
+        rollout = rollout.evolve(proximal_log_probs=rollout.log_probs)
     batch = doubled(synthetic.batch(rollout, algorithm.advantages(rollout)))
     lags = torch.arange(len(batch.lag)) % 4 if lag is None else torch.full_like(batch.lag, lag)
     batch = attrs.evolve(batch, lag=lags)
@@ -88,7 +88,7 @@ def by_hand(batch, new, level, config):
             v_now = v_old + 1
             old = mu + (v_old - v_mu) / (v_now - v_mu) * (pi - mu)
         else:
-            old = sum(float(batch.fresh_log_probs[b, i, m]) for i, m in places)
+            old = sum(float(batch.proximal_log_probs[b, i, m]) for i, m in places)
         w, u = math.exp(old - mu), math.exp(pi - old)
         if config.correction == "truncated":
             w = min(w, config.truncation)
@@ -131,7 +131,7 @@ def test_weighted_surrogates_are_their_definition(level, keys):
 def test_the_divisor_counts_what_the_threshold_leaves(level):
     """A mean over the entries that are kept; RLinf's own aggregation, and interpolation, divide by all."""
     keys = {"log_prob": level, "correction": "decoupled", "behaviour_weight_threshold": 1.05}
-    rollout = synthetic.rollout(values="chunk", fresh=True)
+    rollout = synthetic.rollout(values="chunk", proximal=True)
     for aggregation in ("step-mean", "trajectory-mean"):
         algorithm = PPO(PPOConfig(**keys, aggregation=aggregation))
         plain = PPO(PPOConfig(log_prob=level, aggregation=aggregation)).advantages(rollout)
@@ -139,7 +139,7 @@ def test_the_divisor_counts_what_the_threshold_leaves(level):
         assert torch.equal(found.weights, plain.weights) and torch.equal(found.advantages, plain.advantages)
         wanted = torch.zeros_like(plain.counts)
         valid = rollout.valid[..., None].expand(rollout.log_probs.shape)
-        apart = rollout.fresh_log_probs - rollout.log_probs
+        apart = rollout.proximal_log_probs - rollout.log_probs
         for t in range(len(valid)):
             for b, c, places, share in entry_groups(valid[t], level):
                 kept = math.exp(sum(float(apart[t, b, i, m]) for i, m in places)) <= 1.05
@@ -168,7 +168,7 @@ def test_at_lag_0_nothing_is_corrected(level, keys):
     found = []
     for changes in ({}, keys):
         algorithm = PPO(PPOConfig(log_prob=level, entropy_coef=0.01, **changes, **CLIP))
-        scores, batch, new = made(algorithm, lag=0, fresh=False)
+        scores, batch, new = made(algorithm, lag=0, proximal=False)
         loss = algorithm.loss(scores, batch)
         loss.total.backward()
         found.append((loss, new.grad))
@@ -217,9 +217,9 @@ def test_what_is_dropped_or_bounded_is_counted():
     shares = {}
     for keys in ({"correction": "decoupled", "behaviour_weight_threshold": 2.0}, {"correction": "truncated"}):
         algorithm = PPO(PPOConfig(**keys))
-        old = rollout.evolve(fresh_log_probs=rollout.log_probs + weights.reshape(1, 4, 1, 1))
+        old = rollout.evolve(proximal_log_probs=rollout.log_probs + weights.reshape(1, 4, 1, 1))
         batch = synthetic.batch(old, algorithm.advantages(old))
-        new = batch.fresh_log_probs.clone()
+        new = batch.proximal_log_probs.clone()
         loss = algorithm.loss(Scores(log_probs=new, entropy=0 * new, values=batch.values), batch)
         found = read_all([loss.statistics])
         shares[keys["correction"]] = found["policy/behaviour_cut"], found["policy/dead_gradients"]
@@ -230,11 +230,11 @@ def test_what_is_dropped_or_bounded_is_counted():
     assert shares == {"decoupled": (0.25, 0.25), "truncated": (0.25, 0.0)}
 
 
-def test_a_batch_without_fresh_log_probs_is_refused():
+def test_a_batch_without_proximal_log_probs_is_refused():
     algorithm = PPO(PPOConfig(correction="decoupled"))
     scores, batch, _ = made(algorithm)
-    with pytest.raises(ShapeError, match="has to need 'fresh-log-probs'"):
-        algorithm.loss(scores, attrs.evolve(batch, fresh_log_probs=None))
+    with pytest.raises(ShapeError, match="needs proximal_log_probs; set that field of the algorithm's Requirements"):
+        algorithm.loss(scores, attrs.evolve(batch, proximal_log_probs=None))
 
 
 # ------------------------------------------------------------------------------------------------------- V-trace
@@ -342,9 +342,9 @@ def test_v_trace_of_nothing_and_of_what_is_not_finite():
 
 @pytest.mark.parametrize("advantage", ["chunk", "action"])
 def test_a_step_weighs_as_all_its_tokens_together(advantage):
-    rollout = synthetic.rollout(values=advantage, fresh=True)
+    rollout = synthetic.rollout(values=advantage, proximal=True)
     found = step_log_weights(rollout, advantage)
-    apart = torch.where(rollout.valid[..., None], rollout.fresh_log_probs - rollout.log_probs, torch.zeros(()))
+    apart = torch.where(rollout.valid[..., None], rollout.proximal_log_probs - rollout.log_probs, torch.zeros(()))
     wanted = apart.sum((2, 3)) if advantage == "chunk" else apart.sum(3).permute(0, 2, 1).flatten(0, 1)
     torch.testing.assert_close(found, wanted)
     config = PPOConfig(correction="v-trace", advantage=advantage, normalize_advantages=False, rho_bar=1.2, c_bar=0.9)
@@ -362,10 +362,10 @@ def test_a_step_weighs_as_all_its_tokens_together(advantage):
 
 def test_what_the_proximal_policy_would_not_do_gets_no_gradient():
     """Neither from its own advantage nor from the mean of all."""
-    rollout = synthetic.rollout(values="chunk", fresh=True)
+    rollout = synthetic.rollout(values="chunk", proximal=True)
     unlikely = rollout.samples & (torch.rand(rollout.samples.shape, generator=torch.Generator().manual_seed(0)) < 0.5)
-    fresh = torch.where(unlikely[..., None, None], rollout.log_probs - 20.0, rollout.log_probs)
-    made = PPO(PPOConfig(correction="v-trace")).advantages(rollout.evolve(fresh_log_probs=fresh))
+    proximal = torch.where(unlikely[..., None, None], rollout.log_probs - 20.0, rollout.log_probs)
+    made = PPO(PPOConfig(correction="v-trace")).advantages(rollout.evolve(proximal_log_probs=proximal))
     assert made.advantages[unlikely].abs().max() < 1e-6
     assert made.advantages[rollout.samples & ~unlikely].abs().min() > 1e-6
 
@@ -380,7 +380,7 @@ def test_the_surrogate_of_v_trace_is_around_the_proximal_policy():
     scores, batch, new = made(algorithm)
     algorithm.loss(scores, batch).total.backward()
     plain = PPO(PPOConfig(value_coef=0.0, **CLIP))
-    moved = attrs.evolve(batch, log_probs=batch.fresh_log_probs)
+    moved = attrs.evolve(batch, log_probs=batch.proximal_log_probs)
     again = new.detach().clone().requires_grad_()
     plain.loss(attrs.evolve(scores, log_probs=again), moved).total.backward()
     assert torch.equal(new.grad, again.grad)

@@ -175,8 +175,8 @@ class AsynchronySpec:
 
     stream: bool = False
     """Streaming update: learners begin with collected groups while the rest of the step is still being collected. The
-    optimiser still steps once all are there, with the same gradient. For algorithms whose `scope` is "group"; the
-    learners need dedicated workers."""
+    optimiser still steps once all are there, with the same gradient. For algorithms whose `advantage_scope` is GROUP;
+    the learners need dedicated workers."""
 
     @swap.validator
     def _swap(self, attribute: Any, value: str) -> None:

@@ -34,15 +34,15 @@ def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if spec.env.python is not None:
         text = "the world model lives with the simulators, and needs this interpreter's packages; remove it"
         yield ("env", "python"), text
-    if "frames" in algorithm.needs:
+    if algorithm.needs.frames:
         text = (
             f"algorithm {spec.algorithm.type!r} looks at the frames of whole trajectories, and imagined ones are never "
             "collected; choose another algorithm, such as grpo or ppo"
         )
         yield ("algorithm",), text
-    if "values" not in algorithm.needs and section.start != "first":
+    if not algorithm.needs.values and section.start != "first":
         yield ("imagination", "start"), f"{_no_critic(spec)}; use start: first, or an algorithm with a critic, as ppo"
-    if "values" not in algorithm.needs and rollout.max_steps is not None:
+    if not algorithm.needs.values and rollout.max_steps is not None:
         yield from _of_horizon(spec, rollout.max_steps)
 
 
@@ -62,7 +62,7 @@ def check_episodes(spec: Spec, algorithm: Algorithm, info: EnvInfo) -> None:
     are.
     """
     limit = spec.rollout.max_steps or max(task.max_steps for task in info.tasks)
-    found = [] if "values" in algorithm.needs else list(_of_horizon(spec, limit))
+    found = [] if algorithm.needs.values else list(_of_horizon(spec, limit))
     if found:
         raise SpecError(located(found, spec.source))
 

@@ -21,7 +21,7 @@ from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
 from vla_rl.core.spec.spec import Component, Spec, missing, takes_data_statistics
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.types import AdvantageScope, Context, EnvInfo
 from vla_rl.runtime.checks.imagination import of_imagination, of_plan
 from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.checks.no_effect import without_effect
@@ -32,7 +32,6 @@ from vla_rl.toolkit.envs.settings import rows_apart
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 
 logger = logging.getLogger(__name__)
-SUPPORTED_NEEDS = frozenset({"values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames"})
 
 
 def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: Cluster | None = None) -> None:
@@ -309,8 +308,8 @@ def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
 
 def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     """Yield why groups cannot be trained on before the step is complete (streaming update)."""
-    if algorithm.scope != "group":
-        why = "its scope is 'step'; choose another" if algorithm.scope == "step" else algorithm.scope
+    if algorithm.advantage_scope is not AdvantageScope.GROUP:
+        why = algorithm.scope_reason or "its advantage_scope is STEP; choose another"
         text = f"algorithm {spec.algorithm.type!r} needs the whole step before learners can begin: {why}"
         yield ("asynchrony", "stream"), f"{text}, or asynchrony.stream: false"
     if spec.train.global_batch is not None:
@@ -331,30 +330,23 @@ def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
     """Return the requirements of the algorithm that are not met."""
     name, rollout = spec.algorithm.type, spec.rollout
     found: list[Item] = []
-    unknown = algorithm.needs - SUPPORTED_NEEDS
-    if unknown:
-        text = (
-            f"algorithm {name!r} needs {', '.join(sorted(unknown))}, which this runtime does not provide; "
-            f"it provides: {', '.join(sorted(SUPPORTED_NEEDS))}"
-        )
-        found.append((("algorithm",), text))
-    if "groups" in algorithm.needs and (rollout.group_size < 2 or rollout.auto_reset != "off"):
+    if algorithm.needs.groups and (rollout.group_size < 2 or rollout.auto_reset != "off"):
         text = (
             f"algorithm {name!r} compares trajectories of a group: it needs rollout.group_size >= 2 (got "
             f"{rollout.group_size}) and rollout.auto_reset: off (got {rollout.auto_reset})"
         )
         found.append((("rollout", "group_size"), text))
-    if "frames" in algorithm.needs and rollout.auto_reset != "off":
+    if algorithm.needs.frames and rollout.auto_reset != "off":
         text = (
             f"algorithm {name!r} looks at the frames of whole trajectories: it needs rollout.auto_reset: off "
             f"(got {rollout.auto_reset})"
         )
         found.append((("rollout", "auto_reset"), text))
-    if "values" not in algorithm.needs:
+    if not algorithm.needs.values:
         keys = {"value_lr": spec.train.value_lr, "critic_warmup_steps": spec.train.critic_warmup_steps}
         text = "{} is for a critic, and algorithm {!r} has none; remove it"
         found += [(("train", key), text.format(value, name)) for key, value in keys.items() if value]
-    if rollout.resample is not None and "groups" not in algorithm.needs:
+    if rollout.resample is not None and not algorithm.needs.groups:
         text = f"it replaces groups that are filtered; algorithm {name!r} has none"
         found.append((("rollout", "resample"), text))
     config = spec.algorithm.config

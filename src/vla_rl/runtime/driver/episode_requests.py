@@ -4,7 +4,7 @@ starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import evolve
@@ -13,7 +13,7 @@ from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Episode, ResetState
+from vla_rl.core.types import Episode, Requirements, ResetState
 from vla_rl.runtime.driver.recordings import RecordingSchedule
 from vla_rl.runtime.driver.stream_cursors import EnvStreams
 from vla_rl.runtime.driver.task_weights import TaskWeighting
@@ -23,9 +23,9 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 class EpisodeRequests:
     """Turns tickets into episode requests."""
 
-    def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Collection[str]):
+    def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Requirements):
         """Create the requests' source. `needs`: requirements of the algorithm."""
-        self.spec, self.states, self.record = spec, states, "frames" in needs
+        self.spec, self.states, self.record = spec, states, needs.frames
         self.shape = RunShape.of(spec)
         self.streams, self.marks = EnvStreams(), RecordingSchedule(spec)
         self.windows: TaskWeighting | None = None

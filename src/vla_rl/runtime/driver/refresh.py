@@ -25,8 +25,8 @@ def refreshed(
     Args:
         chosen: the rollout batch, with `ranks`.
         values: bool [N], columns whose `values` and `next_values` are recomputed.
-        log_probs: bool [N], columns whose `fresh_log_probs` (proximal log-probs) are computed where another version
-            chose the chunk; all others equal the recorded ones.
+        log_probs: bool [N], columns whose `proximal_log_probs` are computed where another version chose the chunk; all
+            others equal the recorded ones.
         version: version of the learners' weights.
         size: samples of a batch; None: samples of one inference form one batch again, so that the numbers equal those
             of a policy that computes them itself.
@@ -61,12 +61,12 @@ def refreshed(
         learner.call(LearnerInterface.score, of_rank) for learner, of_rank in zip(fleet.learners, asked, strict=True)
     ]
     changed = {name: getattr(rollout, name).clone() for name in ("values", "next_values") if any(masks[0])}
-    changed |= {"fresh_log_probs": rollout.log_probs.clone()} if any(scored) else {}
+    changed |= {"proximal_log_probs": rollout.log_probs.clone()} if any(scored) else {}
     for rank, found in enumerate(fleet.get_all(calls)):
         of_rank = (found.values, found.next_values, found.log_probs)
-        for name, batches, arrays in zip(("values", "next_values", "fresh_log_probs"), parts, of_rank, strict=True):
+        for name, batches, arrays in zip(("values", "next_values", "proximal_log_probs"), parts, of_rank, strict=True):
             for part, array in zip(batches[rank], arrays, strict=True):
-                new = old[part] if name == "fresh_log_probs" else np.ones(len(part), bool)
+                new = old[part] if name == "proximal_log_probs" else np.ones(len(part), bool)
                 changed[name][samples.steps[part[new]], samples.columns[part[new]]] = torch.from_numpy(array[new])
     return rollout.evolve(**changed)
 

@@ -12,7 +12,7 @@ from attrs import evolve
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Array, Rollout
+from vla_rl.core.types import Array, Requirements, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
@@ -26,7 +26,7 @@ from vla_rl.runtime.placement.assignments import ranks_of
 class SampleRouter:
     """Samples of the running step and of the replay buffer, and the learners that hold them."""
 
-    def __init__(self, fleet: Fleet, spec: Spec, needs: frozenset[str]):
+    def __init__(self, fleet: Fleet, spec: Spec, needs: Requirements):
         """Create the router. `needs`: requirements of the algorithm."""
         shape = RunShape.of(spec)
         self.fleet, self.needs, self.again = fleet, needs, shape.replays
@@ -158,10 +158,10 @@ class SampleRouter:
         """
         rollout, needs = whole.rollout, self.needs
         first = (rollout.samples & (rollout.versions != version)).numpy()[:, ~again].any()
-        values = np.where(again, "values" in needs, first and "fresh-values" in needs)
-        log_probs = np.full(len(again), "fresh-log-probs" in needs)
+        values = np.where(again, needs.values, first and needs.recomputed_values)
+        log_probs = np.full(len(again), needs.proximal_log_probs)
         if log_probs.any():
-            whole = evolve(whole, rollout=rollout.evolve(fresh_log_probs=rollout.log_probs))
+            whole = evolve(whole, rollout=rollout.evolve(proximal_log_probs=rollout.log_probs))
         return refreshed(self.fleet, whole, values=values, log_probs=log_probs, version=version, size=self.size)
 
     def _metrics(self, rollout: Rollout, again: Array, version: int) -> dict[str, float]:

@@ -217,8 +217,9 @@ class StreamingUpdate:
 
     def _wrong(self, what: str) -> PluginError:
         return PluginError(
-            f"algorithm {self.spec.algorithm.type!r} says scope 'group', and needs other groups: {what} (or a wrapper "
-            f"around it does); the weights are unchanged. Set scope = 'step' in it, or asynchrony.stream: false"
+            f"algorithm {self.spec.algorithm.type!r} says advantage_scope GROUP, and needs other groups: {what} (or a "
+            f"wrapper around it does); the weights are unchanged. Set advantage_scope = AdvantageScope.STEP in it, or "
+            f"asynchrony.stream: false"
         )
 
 

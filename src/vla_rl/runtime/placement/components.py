@@ -8,6 +8,7 @@ from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.toolkit.algorithms.declarations import check_declarations
 from vla_rl.toolkit.algorithms.result_checks import guard
 from vla_rl.toolkit.data.samples import check_sample
 from vla_rl.toolkit.data.validation import CheckedDemonstrations
@@ -15,9 +16,11 @@ from vla_rl.toolkit.envs.settings import in_processes
 
 
 def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
-    """Build the spec's algorithm with its wrappers."""
+    """Build the spec's algorithm with its wrappers. Raises PluginError for a declaration that the contract does not
+    allow."""
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk)
     component: Algorithm = build("algorithm", spec.algorithm.type, spec.algorithm.config, context, spec.plugins)
+    check_declarations(component, spec.algorithm.type)
     return wrap(
         "algorithm",
         component,
@@ -28,7 +31,7 @@ def build_algorithm(spec: Spec, device: str = "cpu") -> Algorithm:
 
 def values_for(algorithm: Algorithm) -> ValueGranularity:
     """Return whether the algorithm needs values, and for each chunk or for each action."""
-    if "values" not in algorithm.needs:
+    if not algorithm.needs.values:
         return "none"
     return "action" if algorithm.value_granularity == "action" else "chunk"
 

@@ -134,7 +134,7 @@ class WorkerHost(HostInterface):
             envs,
             self.assignment.lanes,
             bootstrap=bootstrap,
-            framed="frames" in self.algorithm.needs,
+            framed=self.algorithm.needs.frames,
             camera=self.algorithm.camera,
             local=self.assignment.local,
             recordings=self.roles.get("recordings"),
@@ -180,7 +180,7 @@ class WorkerHost(HostInterface):
                 name=spec.model.type,
                 seed=spec.seed,
                 lag=shape.pinned_lag,
-                finals="fresh-values" in needs or ("values" in needs and shape.replays),
+                finals=needs.recomputed_values or (needs.values and shape.replays),
                 embed=self.algorithm.features,
                 on_version=self.plays["action"].reach,
                 between_requests=self.between_requests,
@@ -369,7 +369,7 @@ class WorkerHost(HostInterface):
         real, home = mode.purpose in PLAYING, self._homes
         lanes = self.reach.lanes("sim" if real else IMAGINED)
         policy = self._direct("policy", None if real else PRACTICE)
-        framed = "frames" in self.algorithm.needs
+        framed = self.algorithm.needs.frames
         window = evolve(self.assignment.window, max_wait=None) if self.assignment.local else self.assignment.window
         if real:
             self.played.begin()

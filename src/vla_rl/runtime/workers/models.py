@@ -48,7 +48,7 @@ def build_model(
         check_critic(component, spec)
     narrow = [("train.precision", Autocast(device))] if spec.train.precision == "bf16" else []
     model = wrap("model", component, spec.model.type, [*wrappers, *narrow])
-    if learns and "reference" in algorithm.needs:
+    if learns and algorithm.needs.reference:
         check_reference(model, spec, info)
     return model
 

@@ -149,7 +149,9 @@ def loss_terms(scores: Scores, batch: Batch, granularity: Granularity) -> LossTe
 def reference_log_probs(batch: Batch, granularity: Granularity) -> Tensor:
     """Return log-probs of the reference policy, for a KL term: summed to the granularity, without gradient."""
     if batch.reference_log_probs is None:
-        raise ShapeError("kl_coef needs the batch's reference_log_probs; the algorithm has to need 'reference'")
+        raise ShapeError(
+            "kl_coef needs the batch's reference_log_probs; set `reference` of the algorithm's Requirements"
+        )
     return F.reduce_tokens(batch.reference_log_probs, batch.valid, granularity)
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core.types import AdvantageScope, Requirements
+
 Aggregation = Literal["step-mean", "trajectory-mean", "rlinf"]
 Correction = Literal["none", "decoupled", "truncated", "v-trace"]
 Deviation = Literal["unbiased", "population"]
@@ -39,9 +41,19 @@ class PolicySettings:
             )
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Requirements:
         """Inputs that these keys require from the runtime, out of `Algorithm.needs`."""
-        return frozenset({"reference"} if self.kl_coef else ())
+        return Requirements(reference=self.kl_coef > 0)
+
+    @property
+    def scope_reason(self) -> str:
+        """Value of `Algorithm.scope_reason`: which key makes advantages depend on the whole step; "" if none does."""
+        return ""
+
+    @property
+    def advantage_scope(self) -> AdvantageScope:
+        """Value of `Algorithm.advantage_scope`."""
+        return AdvantageScope.STEP if self.scope_reason else AdvantageScope.GROUP
 
 
 @frozen(kw_only=True, slots=False)
@@ -106,13 +118,11 @@ class CorrectionSettings(PolicySettings):
         return self.correction != "none"
 
     @property
-    def needs(self) -> frozenset[str]:
-        found = set(super().needs)
-        if self.off_policy and self.proximal == "forward":
-            found.add("fresh-log-probs")
-        if self.correction == "v-trace":
-            found.add("fresh-values")
-        return frozenset(found)
+    def needs(self) -> Requirements:
+        return super().needs | Requirements(
+            proximal_log_probs=self.off_policy and self.proximal == "forward",
+            recomputed_values=self.correction == "v-trace",
+        )
 
 
 @frozen(kw_only=True, slots=False)
@@ -182,11 +192,11 @@ class GroupSettings(PolicySettings):
             raise ValueError(f"std_of: {std_of} says by which std advantages are divided; normalize_by_std is false")
 
     @property
-    def scope(self) -> str:
-        """Value of `Algorithm.scope`."""
+    def scope_reason(self) -> str:
+        """Value of `Algorithm.scope_reason`."""
         if self.std_of == "step":
             return "advantages are divided by a std over all of it; set algorithm.std_of: group"
-        return OF_STEP if self.aggregation == "rlinf" else "group"
+        return OF_STEP if self.aggregation == "rlinf" else ""
 
 
 @frozen(kw_only=True, slots=False)
@@ -228,8 +238,8 @@ class CriticSettings(PolicySettings):
             raise ValueError("advantage: action cannot be used with log_prob: chunk; use log_prob: action or token")
 
     @property
-    def scope(self) -> str:
-        """Value of `Algorithm.scope`."""
+    def scope_reason(self) -> str:
+        """Value of `Algorithm.scope_reason`."""
         if self.normalize_advantages:
             return "advantages are normalised over all of it; set algorithm.normalize_advantages: false"
-        return OF_STEP if self.aggregation == "rlinf" else "group"
+        return OF_STEP if self.aggregation == "rlinf" else ""

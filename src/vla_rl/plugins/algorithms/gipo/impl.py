@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.losses import (
@@ -29,9 +29,9 @@ class GIPO(Algorithm):
 
     def __init__(self, config: GIPOConfig):
         self.config = config
-        fresh = {"fresh-values"} if config.recompute_values else set()
-        self.needs = frozenset({"values", *fresh, *config.needs})
-        self.scope = config.scope
+        self.needs = config.needs | Requirements(values=True, recomputed_values=config.recompute_values)
+        self.advantage_scope = config.advantage_scope
+        self.scope_reason = config.scope_reason
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked
@@ -19,9 +19,10 @@ class GRPO(Algorithm):
 
     def __init__(self, config: GRPOConfig):
         self.config = config
-        self.needs = frozenset({"groups", *config.needs})
+        self.needs = config.needs | Requirements(groups=True)
         self.off_policy = config.off_policy
-        self.scope = config.scope
+        self.advantage_scope = config.advantage_scope
+        self.scope_reason = config.scope_reason
 
     def select(self, rollout: Rollout) -> Tensor:
         """Return which trajectories to train on: whole groups are dropped by success rate, equal scores or

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked, step_log_weights, v_trace
 from vla_rl.toolkit.algorithms.losses import critic_advantages, critic_loss, critic_steps, gae_of
@@ -17,9 +17,10 @@ class PPO(Algorithm):
 
     def __init__(self, config: PPOConfig):
         self.config = config
-        self.needs = frozenset({"values", *config.needs})
+        self.needs = config.needs | Requirements(values=True)
         self.off_policy = config.off_policy
-        self.scope = config.scope
+        self.advantage_scope = config.advantage_scope
+        self.scope_reason = config.scope_reason
         self.value_granularity = config.advantage
 
     def advantages(self, rollout: Rollout) -> Advantages:

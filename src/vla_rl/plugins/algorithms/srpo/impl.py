@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
@@ -23,11 +23,11 @@ class SRPO(Algorithm):
     """GRPO on shaped rewards. The encoder is loaded by the first call of `features`, so only in the process that
     embeds."""
 
-    scope = "failures are compared with all successes of the step; choose grpo"
+    scope_reason = "failures are compared with all successes of the step; choose grpo"
 
     def __init__(self, config: SRPOConfig, device: str):
         self.config, self.device = config, config.device or device
-        self.needs = frozenset({"groups", "frames", *config.needs})
+        self.needs = config.needs | Requirements(groups=True, frames=True)
         self.off_policy = config.off_policy
         self.camera = config.camera
         self.encoder: TrajectoryEncoder | None = None

@@ -173,9 +173,9 @@ class GradientAccumulator:
                 most = LINEAR * float(abs(size[name]) + abs(number)) + 1e-6
                 if name not in found or float(abs(found[name] - number)) > most:
                     raise PluginError(
-                        f"the algorithm says scope 'group', and its {name} is not linear in the batch's weights and "
-                        f"value weights, so that asynchrony.stream cannot divide it at the end; return sums of entries "
-                        f"times weights, or leave out scope"
+                        f"the algorithm says advantage_scope GROUP, and its {name} is not linear in the batch's "
+                        f"weights and value weights, so that asynchrony.stream cannot divide it at the end; return "
+                        f"sums of entries times weights, or leave out advantage_scope"
                     )
 
 

@@ -297,7 +297,7 @@ class Learner(LearnerInterface):
             actions=heavy.actions, log_probs=fields["log_probs"], values=fields["values"], extras=heavy.extras
         )
         reference = None
-        if "reference" in self.algorithm.needs:
+        if self.algorithm.needs.reference:
             with torch.no_grad():
                 reference = self.group.run(lambda: self.model.reference_log_probs(heavy.obs, chunk))
         return Batch(obs=heavy.obs, chunk=chunk, reference_log_probs=reference, **arranged(Batch, fields))

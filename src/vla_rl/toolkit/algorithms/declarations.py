@@ -1,0 +1,112 @@
+"""What an algorithm declares about itself. The runtime and `check_algorithm` refuse the same declarations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from vla_rl.core.errors import PluginError, did_you_mean
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.types import AdvantageScope, Requirements
+
+REQUIREMENTS = tuple(field.name for field in attrs.fields(Requirements))
+RENAMED = {"fresh-values": "recomputed_values", "fresh-log-probs": "proximal_log_probs"}
+"""Names of two requirements while `needs` was a set of strings -> their names now."""
+
+
+@frozen(kw_only=True)
+class WrongDeclaration:
+    """An attribute of an algorithm with a value that the contract does not allow."""
+
+    attribute: str
+    expected: str
+    got: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.attribute}: expected {self.expected}, got {self.got}; {self.remedy}"
+
+
+def check_declarations(algorithm: Algorithm, name: str) -> None:
+    """Raise PluginError with every wrong declaration of this plugin's algorithm."""
+    wrong = wrong_declarations(algorithm)
+    if wrong:
+        raise PluginError(f"algorithm {name!r}{_place(type(algorithm))}: " + "\n  ".join(map(str, wrong)))
+
+
+def wrong_declarations(algorithm: Algorithm) -> list[WrongDeclaration]:
+    """Return what is wrong with `needs` and `advantage_scope`."""
+    return [*_of_needs(algorithm.needs), *_of_scope(algorithm.advantage_scope)]
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _of_needs(needs: Any) -> Iterator[WrongDeclaration]:
+    if not isinstance(needs, Requirements):
+        names = _names(needs)
+        if names is None:
+            got = f"the class {needs.__name__}" if isinstance(needs, type) else f"a {type(needs).__name__}"
+            remedy = f"{_line(Requirements(groups=True))}, for instance"
+        else:
+            got = f"{type(needs).__name__} of {', '.join(map(repr, names)) or 'nothing'}"
+            remedy = _as_requirements(names)
+        yield WrongDeclaration(attribute="needs", expected="a Requirements", got=got, remedy=remedy)
+    elif needs.recomputed_values and not needs.values:
+        yield WrongDeclaration(
+            attribute="needs",
+            expected="values beside recomputed_values",
+            got="no values",
+            remedy=_line(needs | Requirements(values=True)),
+        )
+
+
+def _of_scope(scope: Any) -> Iterator[WrongDeclaration]:
+    if not isinstance(scope, AdvantageScope):
+        chosen = "GROUP" if str(scope).lower() == "group" else "STEP"
+        yield WrongDeclaration(
+            attribute="advantage_scope",
+            expected="AdvantageScope.GROUP or AdvantageScope.STEP",
+            got=repr(scope),
+            remedy=f"write `advantage_scope = AdvantageScope.{chosen}` (from vla_rl import AdvantageScope)",
+        )
+
+
+def _names(needs: Any) -> list[str] | None:
+    """The strings in an author's `needs`, sorted; None where it holds anything else."""
+    if isinstance(needs, str):
+        return [needs]
+    if isinstance(needs, type) or not isinstance(needs, Iterable):
+        return None
+    names = list(needs)
+    return sorted(names) if all(isinstance(name, str) for name in names) else None
+
+
+def _as_requirements(names: Iterable[str]) -> str:
+    """The line that says the same as these strings, and what became of names that are not in it."""
+    fields = {name: RENAMED.get(name, name.replace("-", "_")) for name in names}
+    chosen = {field: True for field in fields.values() if field in REQUIREMENTS}
+    parts = [_line(Requirements(**chosen))]
+    parts += [f"{name!r} is called {RENAMED[name]} now" for name in fields if name in RENAMED]
+    for name, field in fields.items():
+        if field not in REQUIREMENTS:
+            near = did_you_mean(field, REQUIREMENTS)
+            parts.append(f"there is no requirement {name!r}{near}; there are: {', '.join(REQUIREMENTS)}")
+    return "; ".join(parts)
+
+
+def _line(requirements: Requirements) -> str:
+    chosen = ", ".join(f"{name}=True" for name in REQUIREMENTS if getattr(requirements, name))
+    return f"write `needs = Requirements({chosen})` (from vla_rl import Requirements)"
+
+
+def _place(kind: type) -> str:
+    """The file and line of a class, " (FILE:LINE)"; nothing where that is not known."""
+    try:
+        return f" ({inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]})"
+    except (OSError, TypeError):
+        return ""
